@@ -1,0 +1,110 @@
+# Everything that a contributor or CI types. `make` alone lists it.
+#
+# Nothing has to be installed but Python >= 3.11 (with venv): each target builds what it needs in .venv, once, and
+# again only when pyproject.toml or constraints.txt change.
+#
+#   PYTHON=python3.12     another interpreter for .venv
+#   PIP_ARGS='...'        more arguments for `pip install` (an index, a wheel folder)
+#   PYTEST_ARGS='...'     more arguments for pytest
+#   OUT=folder            where `make demo` writes
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= demo-output
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# One thread for each test process: two processes of one thread finish sooner than two of many.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt $(PIP_ARGS)
+
+.PHONY: help
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real text; writes ./demo-output
+	@$(BIN)/attlas demo --out "$(OUT)"
+
+.PHONY: test
+test: $(VENV)/.dev-ready ## Run every test and every documented example
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" tests/test_house.py
+
+.PHONY: format
+format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: bench
+bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; use an idle one)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+.PHONY: docs
+docs: $(VENV)/.dev-ready ## Run the code in every Markdown page and docstring; check that links lead somewhere
+	$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_house.py -k markdown
+	$(ONE_THREAD) $(BIN)/python -m pytest -q src
+
+.PHONY: setup
+setup: $(VENV)/.dev-ready ## Create .venv with everything that development needs
+
+.PHONY: browser
+browser: $(VENV)/.dev-ready ## Install what the browser tests need: Chromium and Playwright
+	$(INSTALL) playwright
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then \
+	  echo "Chromium is here already."; \
+	elif command -v apt-get >/dev/null; then \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium; \
+	else \
+	  $(BIN)/python -m playwright install chromium; \
+	fi
+
+.PHONY: clean
+clean: ## Remove .venv, caches and what the demo wrote
+	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------------------------------------------------- setup
+
+# The first interpreter that is new enough and can make a virtual environment; evaluated only when .venv is missing.
+FIND_PYTHON = for python in $${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14 python}; do \
+    if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+      echo "$$python"; break; \
+    fi; \
+  done
+NO_PYTHON := attlas needs Python 3.11 or newer with the venv module, and found none. \
+  Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make PYTHON=/path/to/python3
+
+$(BIN)/python:
+	@python="$$($(FIND_PYTHON))"; \
+	if [ -z "$$python" ]; then echo "$(NO_PYTHON)" >&2; exit 1; fi; \
+	"$$python" -m venv $(VENV)
+
+# A full development setup can run the demo too: then the small one has nothing to add.
+$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@if [ -z "$$(find $(VENV)/.dev-ready -newer pyproject.toml -newer constraints.txt 2>/dev/null)" ]; then \
+	  echo "Installing attlas, PyTorch and transformers into $(VENV); once, a minute or two."; \
+	  $(INSTALL) -e '.[hf,plot]'; \
+	fi
+	@touch $@
+
+$(VENV)/.dev-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing attlas and the development tools into $(VENV); once, a minute or two."
+	@$(INSTALL) -e '.[all,dev]'
+	@touch $@

@@ -1,0 +1,106 @@
+"""What every test stands on: one thread, fixed seeds, no network, and fresh memory that is full of NaN."""
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports torch, transformers or matplotlib: they read these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED = 20240607
+
+# No deadline: the first example of a property pays for torch's warm-up. Derandomised: a red run can be repeated.
+hypothesis.settings.register_profile("attlas", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("attlas")
+
+
+def data_folder() -> Path | None:
+    """Return the folder with data from outside this repository, or None where there is none."""
+    folder = Path(os.environ.get("ATTLAS_DATA", ROOT.parent / "shared" / "data"))
+    return folder if folder.is_dir() else None
+
+
+def has_browser() -> bool:
+    """Tell whether Playwright can be imported; it brings or finds the browser itself."""
+    try:
+        import playwright  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def pytest_configure() -> None:
+    """Set what holds for the whole process, doctests of src included."""
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason and the way out, the tests that need what this machine does not have."""
+    missing = {}
+    if data_folder() is None:
+        missing["external"] = "no external data: set ATTLAS_DATA to its folder, or put it in ../shared/data"
+    if not torch.cuda.is_available():
+        missing["gpu"] = "no CUDA device"
+    if not has_browser():
+        missing["browser"] = "no Playwright: run `make browser`"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def external_data() -> Path:
+    """Folder of data from outside this repository; for tests marked `external`."""
+    folder = data_folder()
+    if folder is None:
+        pytest.skip("no external data: set ATTLAS_DATA to its folder, or put it in ../shared/data")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Start every test from the same random state, whatever ran before it."""
+    random.seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002 - libraries under test may use the global generator
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fill what `torch.empty` and its relatives return with NaN, so that a cell nobody wrote cannot pass for a zero.
+
+    torch does the filling itself in deterministic mode. Some CUDA kernels have no deterministic form and raise in that
+    mode, so tests on a GPU run without.
+    """
+    if request.node.get_closest_marker("gpu"):
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse connections to other machines: the tests must pass on a train."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        host = address[0] if isinstance(address, tuple) else "local socket"
+        if self.family in (socket.AF_INET, socket.AF_INET6) and host not in ("127.0.0.1", "::1", "localhost"):
+            raise OSError(f"the tests may not use the network, and this one asked for {host}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)

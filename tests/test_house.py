@@ -1,0 +1,482 @@
+"""The house tests itself: sizes, names, what an import loads, what the documents say, what the wheel holds.
+
+Each rule is a small function from source text to a list of complaints. The tests ask that the list is empty for the
+package, and `test_rules_can_fail` asks that it is not for a wrong text.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tokenize
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "attlas"
+FILES = sorted(PACKAGE.rglob("*.py"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+VERSION = PYPROJECT["project"]["version"]
+
+CORE = ("errors.py", "tiles.py", "inputs.py", "scores/", "masks/", "engine/", "matrix.py", "stats/")
+CORE_CODE_LINES = 3000
+FILE_CODE_LINES = 400
+FUNCTION_STATEMENTS = 40
+VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
+# What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
+HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
+         "pandas", "anywidget"]  # fmt: skip
+# Rooms whose public names must be documented; those of an extra that is not installed are left out.
+PUBLIC_ROOMS = ["attlas", "attlas.errors", "attlas.estimators", "attlas.huggingface", "attlas.masks", "attlas.nn",
+                "attlas.pictures", "attlas.scaling", "attlas.scores", "attlas.stats", "attlas.testing",
+                "attlas.view"]  # fmt: skip
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+
+
+def code_lines(source: str) -> int:
+    """Count the lines that hold code: no blank lines, no comments, no docstrings."""
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and docstring_of(node):
+            docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in idle:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def docstring_of(node: ast.AST) -> ast.stmt | None:
+    """Return the statement that is the docstring of a module, class or function."""
+    first = node.body[0] if node.body else None
+    is_text = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
+    return first if is_text else None
+
+
+def long_functions(source: str) -> list[str]:
+    """Name the functions of 40 statements or more, docstrings not counted."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            statements = sum(isinstance(child, ast.stmt) for child in ast.walk(node)) - 1 - bool(docstring_of(node))
+            if statements >= FUNCTION_STATEMENTS:
+                found.append(f"line {node.lineno}: {node.name}() has {statements} statements")
+    return found
+
+
+@each_file
+def test_files_are_short(path: Path) -> None:
+    lines = code_lines(path.read_text(encoding="utf-8"))
+    assert lines < FILE_CODE_LINES, f"{path.name} has {lines} code lines; split it by what it does"
+
+
+@each_file
+def test_functions_are_short(path: Path) -> None:
+    assert not long_functions(path.read_text(encoding="utf-8"))
+
+
+def test_core_keeps_its_budget() -> None:
+    sizes = {}
+    for path in FILES:
+        name = path.relative_to(PACKAGE).as_posix()
+        if name.startswith(CORE):
+            sizes[name] = code_lines(path.read_text(encoding="utf-8"))
+    table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
+    assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"
+
+
+# ------------------------------------------------------------------------------------------------------ names, words
+
+
+def forbidden_words(source: str, *, may_print: bool = False) -> list[str]:
+    """List what no file of the package may contain."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assert():
+                found.append(f"line {node.lineno}: assert (raise an error of attlas.errors)")
+            case ast.ImportFrom(level=level) if level > 0:
+                found.append(f"line {node.lineno}: relative import")
+            case ast.Call(func=ast.Name(id="print")) if not may_print:
+                found.append(f"line {node.lineno}: print outside the command line")
+            case ast.Call(func=ast.Name(id="eval" | "exec")):
+                found.append(f"line {node.lineno}: {node.func.id}()")
+            case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
+                found.append(f"line {node.lineno}: torch.load (it runs pickled code; use safetensors)")
+            case ast.Import(names=names) if any(name.name.split(".")[0] in PICKLES for name in names):
+                found.append(f"line {node.lineno}: pickle")
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PICKLES:
+                found.append(f"line {node.lineno}: pickle")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX|HACK)\b", token.string):
+            found.append(f"line {token.start[0]}: {token.string}")
+    return found
+
+
+PICKLES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve"}
+
+
+@each_file
+def test_no_forbidden_words(path: Path) -> None:
+    in_cli = (PACKAGE / "cli") in path.parents
+    assert not forbidden_words(path.read_text(encoding="utf-8"), may_print=in_cli)
+
+
+def vague_names(names: list[str]) -> list[str]:
+    """Pick the module names that say nothing about what is inside."""
+    return [name for name in names if set(re.split(r"[/._]", name.lower())) & VAGUE_NAMES]
+
+
+def test_no_vague_module_names() -> None:
+    names = [path.relative_to(PACKAGE).as_posix() for path in FILES]
+    assert not vague_names(names), "name a module by what it does"
+
+
+def private_reaches(source: str, file: Path, *, root: Path = PACKAGE) -> list[str]:
+    """List imports of another room's private names; a room's own are its own business."""
+    room = file.relative_to(root).parts[0].removesuffix(".py")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attlas":
+            parts = (node.module or "").split(".")[1:]
+            for name in node.names:
+                full = [*parts, name.name]
+                if full[0] != room and any(part.startswith("_") and not part.endswith("__") for part in full):
+                    found.append(f"line {node.lineno}: attlas.{'.'.join(full)}")
+    return found
+
+
+@each_file
+def test_rooms_use_only_public_names_of_other_rooms(path: Path) -> None:
+    assert not private_reaches(path.read_text(encoding="utf-8"), path)
+
+
+def test_rules_can_fail() -> None:
+    wrong = {
+        "assert": "assert x",
+        "relative import": "from . import errors",
+        "print": "print(1)",
+        "eval()": "eval('1')",
+        "torch.load": "torch.load('x')",
+        "pickle": "import pickle",
+        "TODO": "x = 1  # TODO: later",
+    }
+    for word, source in wrong.items():
+        assert any(word in complaint for complaint in forbidden_words(source)), word
+    assert not forbidden_words("print(1)", may_print=True)
+    assert long_functions("def f():\n" + "    x = 1\n" * FUNCTION_STATEMENTS)
+    assert not long_functions('def f():\n    """Text."""\n' + "    x = 1\n" * (FUNCTION_STATEMENTS - 1))
+    assert code_lines('"""One\ntwo."""\n\n# three\nx = """\n\n"""\n') == 3
+    assert vague_names(["nn/utils.py", "_helpers.py", "nn/gpt2.py"]) == ["nn/utils.py", "_helpers.py"]
+    assert private_reaches("from attlas.engine.tiled import _row", PACKAGE / "matrix.py")
+    assert not private_reaches("from attlas.engine.tiled import _row", PACKAGE / "engine" / "sdpa.py")
+    assert loose_code("import os\n__all__ = ['os']\nx = 3\n") == ["line 3: x = 3"]
+    assert docstring_complaints(wrong_function) == [
+        "wrong_function: Parameters documents ['b'], the signature has ['a']",
+        "wrong_function: no Returns section",
+        "wrong_function: no Raises section",
+        "wrong_function: no Examples section",
+    ]
+
+
+def wrong_function(a: int) -> int:
+    """Be documented wrongly.
+
+    Parameters
+    ----------
+    b : int
+        Not there.
+    """
+    if a < 0:
+        raise ValueError("a")
+    return a
+
+
+# ------------------------------------------------------------------------------------------------- import attlas
+
+
+def loose_code(source: str) -> list[str]:
+    """List the statements of an `__init__` that are neither imports nor plain names."""
+    found = []
+    tree = ast.parse(source)
+    for node in tree.body:
+        if node is docstring_of(tree) or isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        targets = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        if targets in (["__all__"], ["__version__"]) and isinstance(node.value, ast.List | ast.Constant):
+            continue
+        found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_init_holds_only_public_names() -> None:
+    source = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    assert not loose_code(source), "attlas/__init__.py holds imports and __all__, no code"
+    attlas = importlib.import_module("attlas")
+    assert len(set(attlas.__all__)) == len(attlas.__all__), "a name is listed twice"
+    absent = [name for name in attlas.__all__ if not hasattr(attlas, name)]
+    assert not absent, "listed in __all__ and not there"
+    imported = {
+        alias.asname or alias.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not imported - set(attlas.__all__), "imported and not listed in __all__"
+
+
+def test_import_loads_torch_and_nothing_heavy() -> None:
+    code = "import sys, json, attlas; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    loaded = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    assert "torch" in loaded
+    assert not loaded & set(HEAVY), "import attlas must load these only when someone asks for them"
+
+
+def test_version_is_the_same_everywhere() -> None:
+    attlas = importlib.import_module("attlas")
+    assert getattr(attlas, "__version__", VERSION) == VERSION
+    assert re.search(rf"^## \[{re.escape(VERSION)}\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert re.search(rf"^version: {re.escape(VERSION)}$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+
+
+# --------------------------------------------------------------------------------------------------------- docstrings
+
+
+def public_objects() -> Iterator[tuple[str, object]]:
+    """Walk over each public class and function once, under the shortest name that it is known by."""
+    seen = set()
+    for name in PUBLIC_ROOMS:
+        room = room_if_there(name)
+        for public in getattr(room, "__all__", []):
+            item = getattr(room, public)
+            is_ours = getattr(item, "__module__", "").startswith("attlas")
+            if (inspect.isclass(item) or inspect.isfunction(item)) and is_ours and id(item) not in seen:
+                seen.add(id(item))
+                yield f"{name}.{public}", item
+
+
+def room_if_there(name: str) -> ModuleType | None:
+    """Import a room, or return None when it is not built or its extra is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        extra = {"sklearn", "matplotlib", "starlette", "uvicorn", "transformers", "anywidget"}
+        if error.name == name or error.name in extra:
+            return None
+        raise
+
+
+def sections(text: str) -> dict[str, str]:
+    """Split a numpydoc text into its underlined sections."""
+    found = {}
+    pieces = re.split(r"^([A-Z][A-Za-z ]+)\n-{3,}\n", text, flags=re.M)
+    for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        found[title] = body
+    return found
+
+
+def docstring_complaints(item: object) -> list[str]:
+    """List what is missing in the documentation of a public class or function."""
+    name = item.__qualname__
+    text = inspect.getdoc(item) if "__doc__" in vars(item) or inspect.isfunction(item) else None
+    if not text or not text.splitlines()[0].strip():
+        return [f"{name}: no docstring"]
+    parts = sections(text)
+    found = []
+    expected = parameter_names(item)
+    documented = re.findall(r"^(\S[^:\n]*?)\s*(?::.*)?$", parts.get("Parameters", ""), flags=re.M)
+    documented = [single.lstrip("*") for names in documented for single in re.split(r",\s*", names)]
+    if expected != documented:
+        found.append(f"{name}: Parameters documents {documented}, the signature has {expected}")
+    if inspect.isfunction(item):
+        tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(item)))
+        returns = inspect.signature(item).return_annotation
+        if returns not in (None, "None", inspect.Signature.empty) and not parts.keys() & {"Returns", "Yields"}:
+            found.append(f"{name}: no Returns section")
+        if any(isinstance(node, ast.Raise) for node in ast.walk(tree)) and "Raises" not in parts:
+            found.append(f"{name}: no Raises section")
+    if not is_exception(item) and ">>> " not in parts.get("Examples", ""):
+        found.append(f"{name}: no Examples section")
+    return found
+
+
+def is_exception(item: object) -> bool:
+    """Tell whether a public name is an error class; those are documented by their text alone."""
+    return inspect.isclass(item) and issubclass(item, BaseException)
+
+
+def parameter_names(item: object) -> list[str]:
+    """List the parameters that a caller sees."""
+    if is_exception(item) or (inspect.isclass(item) and "__init__" not in all_names(item)):
+        return []
+    return [name for name in inspect.signature(item).parameters if not name.startswith("_")]
+
+
+def all_names(item: type) -> set[str]:
+    """Collect the names that a class and its bases within this package define."""
+    return {name for base in item.__mro__ if base.__module__.startswith("attlas") for name in vars(base)}
+
+
+def test_public_names_are_documented() -> None:
+    complaints = [complaint for _, item in public_objects() for complaint in docstring_complaints(item)]
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+def test_public_methods_are_documented() -> None:
+    complaints = []
+    for name, item in public_objects():
+        for method, value in vars(item).items() if inspect.isclass(item) else ():
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if (
+                not method.startswith("_")
+                and inspect.isfunction(function)
+                and not inspect.getdoc(getattr(item, method))
+            ):
+                complaints.append(f"{name}.{method}")
+    assert not complaints, "public methods without a docstring:\n" + "\n".join(complaints)
+
+
+# ----------------------------------------------------------------------------------------------------------- documents
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), *PACKAGE.rglob("*.md")]
+)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def code_blocks(text: str) -> list[tuple[int, str]]:
+    """Return line number and text of each ```python block that is meant to run."""
+    found = []
+    for match in re.finditer(r"^(<!-- not run: .+ -->\n+)?```python\n(.*?)^```", text, flags=re.M | re.S):
+        if match[1] is None:
+            found.append((text[: match.start(2)].count("\n"), match[2]))
+    return found
+
+
+@each_page
+def test_markdown_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page one after another, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, block in code_blocks(page.read_text(encoding="utf-8")):
+        # Empty lines in front give tracebacks the line numbers of the page.
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile("\n" * line + block, str(page), "exec"), namespace)
+
+
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    """List the links of a page that lead nowhere in this repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text):
+        link = "".join(target)
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        file = (page.parent / path) if path else page
+        if not file.exists():
+            found.append(link)
+            continue
+        if anchor and file.suffix == ".md" and anchor not in headings(file.read_text(encoding="utf-8")):
+            found.append(link)
+    return found
+
+
+@each_page
+def test_markdown_links_lead_somewhere(page: Path) -> None:
+    assert not broken_links(page)
+
+
+def test_markdown_rules_can_fail(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `two`\n[a](#one-two) [b](#three) [c](none.md) [d](https://example.org) ![e](none.png)\n")
+    assert broken_links(page) == ["#three", "none.md", "none.png"]
+    text = "```python\nx = 1\n```\n<!-- not run: it downloads a model -->\n```python\ny = 1\n```\n```text\nz\n```\n"
+    assert code_blocks(text) == [(1, "x = 1\n")]
+
+
+@each_page
+def test_markdown_names_only_targets_that_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    named = set(re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8")))
+    assert not named - targets
+
+
+def test_markdown_guide_lists_every_room() -> None:
+    rooms = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    rooms |= {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0].isalpha() and any(path.iterdir())
+    }
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `([a-z_]+)(?:\.py|/)` ", guide, flags=re.M))
+    assert listed == rooms, "the table of rooms in CONTRIBUTING.md and src/attlas differ"
+
+
+# ------------------------------------------------------------------------------------------------------------- builds
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network, CMake or a compiler."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core builds the package; it is in the extra `dev`")
+    code = f"import sys; from scikit_build_core import build; print(build.build_{kind}(sys.argv[1]))"
+    environment = os.environ | {"PATH": str(folder / "nothing")}
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+def source_files() -> set[str]:
+    """List the files of the package that users must get."""
+    kinds = {".py", ".typed", ".safetensors", ".json", ".md", ".txt", ".html", ".js", ".css", ".svg"}
+    return {path.relative_to(ROOT / "src").as_posix() for path in PACKAGE.rglob("*") if path.suffix in kinds
+            and "__pycache__" not in path.parts} | {"attlas/py.typed"}  # fmt: skip
+
+
+def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+    info = f"attlas-{VERSION}.dist-info/"
+    assert wheel.name == f"attlas-{VERSION}-py3-none-any.whl"
+    assert not source_files() - names, "missing in the wheel"
+    assert not {name for name in names if not name.startswith(("attlas/", info))}, "does not belong in the wheel"
+    assert not {name for name in names if name.endswith((".pyc", ".so"))}
+    assert f"{info}licenses/LICENSE" in names
+    if (PACKAGE / "models").is_dir():
+        assert any(name.startswith("attlas/models/") and name.endswith(".safetensors") for name in names)
+
+
+def test_sdist_can_build_the_wheel(tmp_path: Path) -> None:
+    archive = build("sdist", tmp_path)
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/test_house.py"}
+    needed |= {f"src/{name}" for name in source_files()}
+    assert not needed - names, "missing in the sdist"
+    assert not {name for name in names if name.startswith((".venv", "demo-output", "dist"))}
