@@ -1,7 +1,9 @@
 """What every test stands on: one thread, fixed seeds, no network, and fresh memory that is full of NaN."""
 
+import importlib.util
 import os
 import random
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,12 +33,11 @@ def data_folder() -> Path | None:
 
 
 def has_browser() -> bool:
-    """Tell whether Playwright can be imported; it brings or finds the browser itself."""
-    try:
-        import playwright  # noqa: F401
-    except ImportError:
+    """Tell whether Playwright and a Chromium that it can drive are here."""
+    if importlib.util.find_spec("playwright") is None:
         return False
-    return True
+    own = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright"))
+    return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))) or any(own.glob("chromium*"))
 
 
 def pytest_configure() -> None:
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         missing["gpu"] = "no CUDA device"
     if not has_browser():
-        missing["browser"] = "no Playwright: run `make browser`"
+        missing["browser"] = "no Playwright or no Chromium: run `make browser`"
     for item in items:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):

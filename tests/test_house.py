@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import textwrap
 import tokenize
 import tomllib
 import zipfile
@@ -39,7 +40,7 @@ VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
          "pandas", "anywidget"]  # fmt: skip
 # Rooms whose public names must be documented; those of an extra that is not installed are left out.
-PUBLIC_ROOMS = ["attlas", "attlas.errors", "attlas.estimators", "attlas.huggingface", "attlas.masks", "attlas.nn",
+PUBLIC_ROOMS = ["attlas", "attlas.estimators", "attlas.huggingface", "attlas.masks", "attlas.nn",
                 "attlas.pictures", "attlas.scaling", "attlas.scores", "attlas.stats", "attlas.testing",
                 "attlas.view"]  # fmt: skip
 
@@ -308,7 +309,7 @@ def docstring_complaints(item: object) -> list[str]:
     if expected != documented:
         found.append(f"{name}: Parameters documents {documented}, the signature has {expected}")
     if inspect.isfunction(item):
-        tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(item)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(item)))
         returns = inspect.signature(item).return_annotation
         if returns not in (None, "None", inspect.Signature.empty) and not parts.keys() & {"Returns", "Yields"}:
             found.append(f"{name}: no Returns section")
