@@ -1,0 +1,93 @@
+"""Exact attention whose weights you can look at, at any length.
+
+``A = attlas.attend(q, k)`` is softmax(score(q, k)) as a lazy matrix that is never stored: ``A @ v`` runs at
+the speed of a fused kernel, and any cell, row, tile, statistic or picture of A is computed on demand.
+"""
+
+from attlas import stats
+from attlas.engine.plan import Plan
+from attlas.errors import (
+    AttlasError,
+    BackendError,
+    DeviceError,
+    DtypeError,
+    OutOfRangeError,
+    RecordingError,
+    ShapeError,
+    TooLargeError,
+)
+from attlas.masks import (
+    Causal,
+    Coverage,
+    Dilated,
+    Documents,
+    Mask,
+    Padding,
+    Prefix,
+    Window,
+    from_function,
+    from_tensor,
+)
+from attlas.matrix import AttentionMatrix, attend, attention
+from attlas.matrix import explain_choice as explain
+from attlas.scores import (
+    Additive,
+    Alibi,
+    Bilinear,
+    Boxcar,
+    Cosine,
+    Epanechnikov,
+    Gaussian,
+    Laplace,
+    RelativeBias,
+    ScaledDot,
+    Score,
+    SoftCap,
+    TensorBias,
+    Triangular,
+)
+from attlas.tiles import Tile
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Additive",
+    "Alibi",
+    "AttentionMatrix",
+    "AttlasError",
+    "BackendError",
+    "Bilinear",
+    "Boxcar",
+    "Causal",
+    "Cosine",
+    "Coverage",
+    "DeviceError",
+    "Dilated",
+    "Documents",
+    "DtypeError",
+    "Epanechnikov",
+    "Gaussian",
+    "Laplace",
+    "Mask",
+    "OutOfRangeError",
+    "Padding",
+    "Plan",
+    "Prefix",
+    "RecordingError",
+    "RelativeBias",
+    "ScaledDot",
+    "Score",
+    "ShapeError",
+    "SoftCap",
+    "TensorBias",
+    "Tile",
+    "TooLargeError",
+    "Triangular",
+    "Window",
+    "attend",
+    "attention",
+    "explain",
+    "from_function",
+    "from_tensor",
+    "stats",
+]

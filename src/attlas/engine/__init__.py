@@ -1,0 +1,1 @@
+"""The only place where softmax(score) is computed."""

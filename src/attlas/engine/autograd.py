@@ -1,0 +1,164 @@
+"""The bridge to torch.autograd: one backward by recomputation serves every score and both products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attlas.engine import sdpa, tiled
+from attlas.engine.dropout import Dropout
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, flatten, rebuild
+from attlas.scores.base import Dot, Tokens
+
+__all__ = ["Job", "pool", "pool_transposed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What one product needs besides the tensors that it is differentiated in.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix; where `dot` is given, with a score that is that dot product.
+    tokens : tuple of Tokens
+        Projected queries and keys, with their graph.
+    plan : Plan
+        How to compute.
+    dot : Dot, optional
+        The score as a dot product, for torch's kernels; None runs the tiled backend.
+    dropout : Dropout, optional
+        Factors of the weights.
+    """
+
+    problem: Problem
+    tokens: tuple[Tokens, Tokens]
+    plan: Plan
+    dot: Dot | None = None
+    dropout: Dropout | None = None
+
+    def inputs(self) -> list[Tensor]:
+        """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
+        return [*flatten(self.tokens[0]), *flatten(self.tokens[1]), *self.parameters()]
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of the score that its forward may use."""
+        own = [p for p in self.problem.score.parameters() if p.requires_grad]
+        return own + [t for t in _loose_tensors(self.problem.score) if t.requires_grad]
+
+    def from_inputs(self, tensors: list[Tensor]) -> tuple[Tokens, Tokens]:
+        """Put the tensors of `inputs` back into the form of the tokens."""
+        rest = list(tensors)
+        return rebuild(self.tokens[0], rest), rebuild(self.tokens[1], rest)
+
+
+def pool(job: Job, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``A @ v`` and the log-sum-exp (without a graph)."""
+    sink = job.problem.sink
+    if not torch.is_grad_enabled():
+        return _forward(job, job.tokens, v)
+    out, lse = _Pool.apply(job, v, sink, *job.inputs())
+    return out, lse
+
+
+def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
+    if not torch.is_grad_enabled():
+        return tiled.transposed(job.problem, job.tokens, lse, x, job.plan).to(x.dtype)
+    out: Tensor = _PoolTransposed.apply(job, lse, x, job.problem.sink, *job.inputs())
+    return out
+
+
+def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor]:
+    if job.dot is not None:
+        return sdpa.forward(job.problem, job.dot, v, job.plan)
+    return tiled.forward(job.problem, tokens, v, job.plan, job.dropout)
+
+
+def _loose_tensors(score: torch.nn.Module) -> list[Tensor]:
+    """Return tensors that a score holds without owning them as parameters: a bias that the user differentiates."""
+    return [t for part in score.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+
+
+class _Pool(torch.autograd.Function):
+    """Attention pooling: ``A @ v``."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, v: Tensor, sink: Tensor | None, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(job, job.from_inputs(list(inputs)), v)
+        ctx.job = job
+        ctx.save_for_backward(v, out, lse, sink, *inputs)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves this decorator untyped
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        job: Job = ctx.job
+        v, out, lse, sink, *inputs = ctx.saved_tensors
+        problem, dtype = job.problem, job.problem.dtype
+        delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
+        d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[2] else None
+        if job.dot is not None and not job.parameters():
+            dot = replace(job.dot, q=inputs[0], k=inputs[1])
+            d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
+            d_v = _to_heads(d_v, v.shape[1])
+            return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
+        found = tiled.backward(
+            problem,
+            job.from_inputs(inputs),
+            job.parameters(),
+            lse,
+            grad,
+            v,
+            delta,
+            job.plan,
+            job.dropout,
+        )
+        d_v = _to_heads(found.pooled, v.shape[1]).to(v.dtype)
+        return None, d_v, d_sink, *_cast(found, inputs)
+
+
+class _PoolTransposed(torch.autograd.Function):
+    """The transposed product: ``A.mT @ x``."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, lse: Tensor, x: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
+        out = tiled.transposed(job.problem, job.from_inputs(list(inputs)), lse, x, job.plan)
+        ctx.job = job
+        ctx.save_for_backward(lse, x, sink, *inputs)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves this decorator untyped
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        job: Job = ctx.job
+        lse, x, sink, *inputs = ctx.saved_tensors
+        tokens = job.from_inputs(inputs)
+        d_x, _ = tiled.forward(job.problem, tokens, grad.to(job.problem.dtype), job.plan)
+        delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
+        found = tiled.backward(job.problem, tokens, job.parameters(), lse, x, grad, delta, job.plan)
+        d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
+        return None, None, d_x.to(x.dtype), d_sink, *_cast(found, inputs)
+
+
+def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """A sink has a weight and no value: what it takes, the other weights lose."""
+    share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
+    share = torch.where(lse == -torch.inf, torch.zeros_like(share), share)
+    return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
+
+
+def _to_heads(t: Tensor, heads: int) -> Tensor:
+    """Sum the gradients of query heads that share a value head."""
+    return t if t.shape[1] == heads else t.unflatten(1, (heads, -1)).sum(dim=2)
+
+
+def _cast(found: tiled.Gradients, inputs: list[Tensor]) -> list[Tensor | None]:
+    grads: list[Tensor | None] = [*found.q, *found.k, *found.parameters]
+    return [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]

@@ -1,0 +1,143 @@
+"""Which rectangles of a matrix are computed: panels of rows, and in each the columns that a mask leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.masks.base import Coverage, Mask
+from attlas.tiles import Tile, cut
+
+__all__ = ["Panel", "Sizes", "Strip", "panels", "sizes", "strips"]
+
+_FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
+_ROOMY_ROWS = 32  # fewest rows for which a panel as wide as the matrix still feeds the matrix product
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Size of a tile: batches and heads taken together, rows, columns."""
+
+    batches: int
+    heads: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Columns that are computed together, and how much of each segment of them is allowed."""
+
+    columns: range
+    segments: tuple[tuple[range, Coverage], ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every cell of the strip is allowed."""
+        return all(coverage is Coverage.ALL for _, coverage in self.segments)
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Some rows of some heads, and the strips of columns in which they may attend."""
+
+    at: Tile
+    strips: tuple[Strip, ...]
+
+
+def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Sizes:
+    """Choose the size of a tile.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    plan : Plan
+        Its `rows` and `columns` are kept where given.
+    whole_rows : bool
+        Whether the caller needs every column of a row in one tile.
+    wide : bool
+        Whether tiles as wide as a row save the caller a pass over the matrix.
+    """
+    batch, heads, m, n = problem.shape
+    most = max(plan.budget(problem.device.type) // problem.score.scratch, 1)
+    usual = max(most // 4, 1)
+    rows, columns = plan.rows, plan.columns
+    if whole_rows or (columns is None and wide and n * (rows or _ROOMY_ROWS) <= most):
+        columns = max(n, 1)
+        rows = rows or max(usual // columns, min(most // columns, 64), 1)
+    if columns is None:
+        columns = max(usual // rows, 64) if rows else min(2048, max(int(usual**0.5), 16) * 2)
+    rows = min(rows or max(usual // columns, 16), max(m, 1))
+    columns = min(columns, max(n, 1))
+    together = max(usual // (rows * columns), 1)
+    if together >= heads:
+        return Sizes(min(together // max(heads, 1), max(batch, 1)), max(heads, 1), rows, columns)
+    # Query heads of one key head stay together, or divide its group evenly.
+    group = problem.group
+    if together >= group:
+        return Sizes(1, together // group * group, rows, columns)
+    return Sizes(1, max(c for c in range(1, together + 1) if group % c == 0), rows, columns)
+
+
+def panels(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[Panel]:
+    """Yield the panels that cover a matrix; columns where nothing may attend are left out."""
+    size = sizes(problem, plan, whole_rows=whole_rows, wide=wide)
+    batch, heads, m, n = problem.shape
+    for batches in cut(batch, size.batches):
+        for head_range in cut(heads, size.heads):
+            for rows in cut(m, size.rows):
+                at = problem.tile(batches, head_range, rows, range(n))
+                yield Panel(at, strips(at, problem.mask, size.columns, whole_rows=whole_rows))
+
+
+def strips(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool = False) -> tuple[Strip, ...]:
+    """Return the strips of a panel, each at most `width` columns wide."""
+    if not len(at.columns):
+        return ()
+    segments = [(at.columns, Coverage.ALL)] if mask is None else _segments(at, mask)
+    runs = _runs(segments)
+    if not runs:
+        return (Strip(at.columns, ((at.columns, Coverage.NONE),)),) if whole_rows else ()
+    hull = range(runs[0].start, runs[-1].stop)
+    if whole_rows or (len(hull) <= width and sum(map(len, runs)) * 2 >= len(hull)):
+        return (Strip(hull, _clip(segments, hull)),)
+    columns = [range(run.start + c.start, run.start + c.stop) for run in runs for c in cut(len(run), width)]
+    return tuple(Strip(c, _clip(segments, c)) for c in columns)
+
+
+def _segments(at: Tile, mask: Mask) -> list[tuple[range, Coverage]]:
+    """Divide the columns of a panel into segments of one coverage each, by bisection."""
+    out: list[tuple[range, Coverage]] = []
+    waiting = [at.columns]
+    while waiting:
+        columns = waiting.pop()
+        coverage = mask.coverage(at.narrow(columns))
+        if coverage is Coverage.SOME and len(columns) > _FINEST:
+            middle = (columns.start + columns.stop) // 2
+            waiting += [range(middle, columns.stop), range(columns.start, middle)]
+        elif out and out[-1][1] is coverage:
+            out[-1] = (range(out[-1][0].start, columns.stop), coverage)
+        else:
+            out.append((columns, coverage))
+    return out
+
+
+def _runs(segments: list[tuple[range, Coverage]]) -> list[range]:
+    """Return the unbroken runs of columns in which something may attend."""
+    runs: list[range] = []
+    for columns, coverage in segments:
+        if coverage is Coverage.NONE:
+            continue
+        if runs and runs[-1].stop == columns.start:
+            runs[-1] = range(runs[-1].start, columns.stop)
+        else:
+            runs.append(columns)
+    return runs
+
+
+def _clip(segments: list[tuple[range, Coverage]], hull: range) -> tuple[tuple[range, Coverage], ...]:
+    clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), coverage) for c, coverage in segments)
+    return tuple((c, coverage) for c, coverage in clipped if len(c))

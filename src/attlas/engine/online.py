@@ -1,0 +1,87 @@
+"""Softmax that is fed tile by tile: empty, absorb, merge, finish.
+
+Of each row it keeps the largest logit so far, the sum of ``exp(logit - largest)`` and, where values are
+pooled, the sum of ``exp(logit - largest) * value``. `merge` is associative, so that parts of a row computed
+anywhere can be joined in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Running", "absorb", "empty", "finish", "finite_shift", "merge"]
+
+
+class Running(NamedTuple):
+    """State of the rows: `largest` and `total` (..., r), `pooled` (..., r, e) or None."""
+
+    largest: Tensor
+    total: Tensor
+    pooled: Tensor | None
+
+
+def finite_shift(largest: Tensor) -> Tensor:
+    """Return what is subtracted before exp: the largest logit, or 0 for a row that has seen no key."""
+    return torch.where(largest == -math.inf, torch.zeros_like(largest), largest)
+
+
+def empty(shape: tuple[int, ...], e: int | None, *, like: Tensor, sink: Tensor | None = None) -> Running:
+    """Return rows that have seen no key yet; a sink is a key without a value, seen first."""
+    if sink is None:
+        largest = like.new_full(shape, -math.inf)
+        total = like.new_zeros(shape)
+    else:
+        largest = sink.to(like.dtype).view(1, -1, 1).expand(shape).contiguous()
+        total = torch.exp(largest - finite_shift(largest))
+    return Running(largest, total, None if e is None else like.new_zeros(*shape, e))
+
+
+def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor | None = None) -> Running:
+    """Feed one tile of logits, shape (..., r, c); `logits` is overwritten.
+
+    Parameters
+    ----------
+    state : Running
+        What the rows have seen so far.
+    logits : Tensor, shape (..., r, c)
+        Log-weights of the tile, -inf where masked.
+    values : Tensor, optional, shape (..., c, e)
+        Values to be pooled.
+    keep : Tensor, optional, shape (..., r, c)
+        Factor of each weight in the pooled sum alone: dropout.
+    """
+    largest = torch.maximum(state.largest, logits.amax(dim=-1))
+    shift = finite_shift(largest)
+    weights = logits.sub_(shift.unsqueeze(-1)).exp_()
+    before = torch.exp(state.largest - shift)
+    total = state.total * before + weights.sum(dim=-1)
+    pooled = state.pooled
+    if pooled is not None and values is not None:
+        kept = weights if keep is None else weights.mul_(keep)
+        pooled = pooled * before.unsqueeze(-1) + torch.matmul(kept, values)
+    return Running(largest, total, pooled)
+
+
+def merge(left: Running, right: Running) -> Running:
+    """Join what two disjoint sets of keys gave to the same rows."""
+    largest = torch.maximum(left.largest, right.largest)
+    shift = finite_shift(largest)
+    a, b = torch.exp(left.largest - shift), torch.exp(right.largest - shift)
+    pooled = None
+    if left.pooled is not None and right.pooled is not None:
+        pooled = left.pooled * a.unsqueeze(-1) + right.pooled * b.unsqueeze(-1)
+    return Running(largest, left.total * a + right.total * b, pooled)
+
+
+def finish(state: Running) -> tuple[Tensor | None, Tensor]:
+    """Return the output (..., r, e), if values were pooled, and the log-sum-exp (..., r)."""
+    lse = state.largest + torch.log(state.total)
+    lse = torch.where(state.total == 0, torch.full_like(lse, -math.inf), lse)
+    if state.pooled is None:
+        return None, lse
+    # A row that has seen no key has total 0 and pooled 0: its output is 0.
+    return state.pooled / torch.where(state.total == 0, torch.ones_like(state.total), state.total).unsqueeze(-1), lse

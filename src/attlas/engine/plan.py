@@ -1,0 +1,79 @@
+"""How a problem is computed: never what. A plan changes speed and memory, not the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attlas.errors import ShapeError, explain
+
+__all__ = ["Plan"]
+
+BACKENDS = ("auto", "reference", "sdpa", "tiled")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to compute: backend and tile size. The result does not depend on it.
+
+    Parameters
+    ----------
+    backend : {"auto", "sdpa", "tiled", "reference"}, default "auto"
+        ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
+    rows, columns : int, optional
+        Size of a tile in queries and keys. The default fits tile and scratch memory to `cells`.
+    cells : int, optional
+        Numbers of scratch memory that one step may hold. The default is 4 Mi on a CPU (16 MiB in
+        float32), 64 Mi elsewhere.
+
+    Raises
+    ------
+    ShapeError
+        If `backend` is unknown or a size is not above 0.
+
+    See Also
+    --------
+    attlas.explain : says which backend runs and why the others do not.
+
+    Notes
+    -----
+    Tiles as wide as a row are fastest on a CPU: one product gives log-sum-exp and weights at once.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.randn(100, 8), torch.randn(300, 8)
+    >>> small = attlas.attend(q, k, plan=attlas.Plan(backend="tiled", rows=7, columns=11))
+    >>> bool(torch.allclose(small.lse, attlas.attend(q, k).lse, atol=1e-5))
+    True
+    """
+
+    backend: str = "auto"
+    rows: int | None = None
+    columns: int | None = None
+    cells: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ShapeError(
+                explain(
+                    "Plan()",
+                    "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + ".",
+                    found=f"backend = {self.backend!r}",
+                    fix="leave backend out; attlas.explain(A) tells what runs.",
+                )
+            )
+        for name in ("rows", "columns", "cells"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise ShapeError(
+                    explain(
+                        "Plan()",
+                        f"{name} must be a whole number above 0.",
+                        found=f"{name} = {size!r}",
+                        fix=f"leave {name} out for the size that suits this device.",
+                    )
+                )
+
+    def budget(self, device_type: str) -> int:
+        """Return how many numbers one step may hold on this kind of device."""
+        return self.cells or (4 << 20 if device_type == "cpu" else 64 << 20)

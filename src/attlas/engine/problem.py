@@ -1,0 +1,142 @@
+"""What is computed: tokens, score, mask and sink. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.inputs import accumulation_dtype
+from attlas.masks.base import Mask
+from attlas.scores.base import Score, Tokens
+from attlas.tiles import Tile
+
+__all__ = ["Problem", "flatten", "rebuild", "through"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One softmax(score(Q, K)): everything that fixes the result, and nothing about how to compute it.
+
+    Parameters
+    ----------
+    q : Tensor, shape (batch, heads, m, d)
+        Queries.
+    k : Tensor, shape (batch, key heads, n, dk)
+        Keys.
+    score : Score
+        How alike they are.
+    mask : Mask, optional
+        Which pairs may attend; None allows all.
+    sink : Tensor, optional, shape (heads,)
+        One more logit a head in the denominator, without a value.
+    batch_ids, head_ids : Tensor, shape (batch,) and (heads,)
+        Batch and head as the user counts them, on the CPU.
+    """
+
+    q: Tensor
+    k: Tensor
+    score: Score
+    mask: Mask | None
+    sink: Tensor | None
+    batch_ids: Tensor
+    head_ids: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Sizes of the matrix: batch, heads, m, n."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.q.shape[1] // max(self.k.shape[1], 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype that scores and sums are computed in."""
+        return accumulation_dtype(self.q.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tokens."""
+        return self.q.device
+
+    def project(self) -> tuple[Tokens, Tokens]:
+        """Run the score's work of each token, with a graph where autograd records one."""
+        if type(self.score).project is Score.project:
+            return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
+        return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
+
+    @cached_property
+    def tokens(self) -> tuple[Tokens, Tokens]:
+        """Projected tokens without a graph, kept for all reads."""
+        with torch.no_grad():
+            return through(self.project(), Tensor.detach)
+
+    @cached_property
+    def stays_finite(self) -> bool:
+        """Whether no logit can be infinite: known from the score and one look at the tokens."""
+        if not self.score.finite:
+            return False
+        return all(bool(torch.isfinite(t).all()) for part in self.tokens for t in flatten(part))
+
+    def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
+        """Return the place of one rectangle of this matrix."""
+        return Tile(
+            batches,
+            heads,
+            rows,
+            columns,
+            self.shape[2],
+            self.shape[3],
+            self.batch_ids[batches.start : batches.stop],
+            self.head_ids[heads.start : heads.stop],
+            self.device,
+            self.dtype,
+            **index,
+        )
+
+    def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
+        """Return the problem of some batches and heads; slices of whole key groups are views."""
+        head_list = torch.arange(self.shape[1])[heads]
+        key_heads = head_list // self.group
+        first, last = (int(key_heads[0]), int(key_heads[-1]) + 1) if len(key_heads) else (0, 0)
+        owned = torch.arange(first, last).repeat_interleave(max(len(key_heads) // max(last - first, 1), 1))
+        if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
+            k = self.k[batches, first:last]
+        else:
+            k = self.k[batches][:, key_heads.to(self.device)]
+        return replace(
+            self,
+            q=self.q[batches][:, heads if isinstance(heads, slice) else heads.to(self.device)],
+            k=k,
+            sink=None if self.sink is None else self.sink[heads],
+            batch_ids=self.batch_ids[batches],
+            head_ids=self.head_ids[heads],
+        )
+
+
+def through(tokens: Any, f: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `f` to each tensor of tokens and keep their form."""
+    if isinstance(tokens, Tensor):
+        return f(tokens)
+    return tuple(through(part, f) for part in tokens)
+
+
+def flatten(tokens: Tokens) -> list[Tensor]:
+    """Return the tensors of tokens in order."""
+    if isinstance(tokens, Tensor):
+        return [tokens]
+    return [t for part in tokens for t in flatten(part)]
+
+
+def rebuild(form: Tokens, tensors: list[Tensor]) -> Tokens:
+    """Put tensors back into the form of `form`; consumes the list from its front."""
+    if isinstance(form, Tensor):
+        return tensors.pop(0)
+    return tuple(rebuild(part, tensors) for part in form)

@@ -1,0 +1,70 @@
+"""The definition, dense and in float64: the oracle that every other backend is held against."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.engine.problem import Problem, through
+
+__all__ = ["Dense", "dense"]
+
+
+class Dense(NamedTuple):
+    """The whole matrix: logits (-inf where masked), log-sum-exp and weights."""
+
+    logits: Tensor
+    lse: Tensor
+    weights: Tensor
+
+
+def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
+    """Compute softmax(score(Q, K)) from its definition, whole, with autograd's own gradients.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    rows : Tensor, optional
+        Queries that are computed; the default is all.
+
+    Notes
+    -----
+    Memory: m · n numbers a head, several times. For tests and small matrices.
+    """
+    batch, heads, m, n = problem.shape
+    at = problem.tile(range(batch), range(heads), range(m), range(n))
+    q, k = problem.project()
+    if rows is not None:
+        m = len(rows)
+        at = replace(at, rows=range(m), row_index=rows)
+        q = through(q, lambda t: t[:, :, rows])
+    k = through(k, lambda t: t.repeat_interleave(problem.group, dim=1))
+    q, k = through(q, lambda t: t.to(problem.dtype)), through(k, lambda t: t.to(problem.dtype))
+    logits = problem.score(q, k, at).expand(batch, heads, m, n)
+    if problem.mask is not None:
+        logits = logits.masked_fill(~problem.mask.allows(at), -math.inf)
+    sink = torch.full((heads,), -math.inf, dtype=problem.dtype, device=problem.device)
+    if problem.sink is not None:
+        sink = problem.sink.to(problem.dtype)
+    with_sink = torch.cat([logits, sink.view(1, -1, 1, 1).expand(batch, heads, m, 1)], dim=-1)
+    # A row with no key at all would be 0 / 0: its weights are 0 and nothing flows back through it.
+    empty = (with_sink == -math.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(with_sink.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    return Dense(logits, torch.logsumexp(with_sink, dim=-1), weights[..., :n])
+
+
+def in_float64(problem: Problem) -> Problem:
+    """Return the same problem with tokens, sink and score parameters in float64."""
+    return replace(
+        problem,
+        q=problem.q.double(),
+        k=problem.k.double(),
+        score=copy.deepcopy(problem.score).double(),
+        sink=None if problem.sink is None else problem.sink.double(),
+    )

@@ -1,0 +1,259 @@
+"""torch's own fused kernels, for every score that is a dot product.
+
+On a CPU the flash kernel also returns the log-sum-exp, so the matrix keeps it and nothing is computed
+twice. A causal mask of any alignment is cut into rectangles and one square; other masks, and scores of
+places, are handed to the kernel one panel of rows at a time, so memory stays linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.engine.cover import strips
+from attlas.engine.fold import allowed_cells
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.masks.local import Causal
+from attlas.scores.base import Dot
+from attlas.tiles import Tile, cut
+
+__all__ = ["backward", "forward", "fused", "refusal"]
+
+
+class Piece(NamedTuple):
+    """A rectangle that one call of the kernel computes."""
+
+    rows: range
+    columns: range
+    causal: bool
+    added: Tensor | None
+    unseen: Tensor | None
+
+
+def refusal(problem: Problem, dot: Dot | None, *, dropout: bool) -> str | None:
+    """Return why these kernels do not compute this problem, or None where they do."""
+    if dot is None:
+        return "the score is not a dot product, or not accurate as one here"
+    if dropout:
+        return "dropout has to be the same when it is recomputed"
+    if 0 in (*problem.shape, problem.q.shape[-1]):
+        return "there is nothing to compute"
+    if problem.sink is not None and dot.row is not None:
+        return "the sink needs the constant of each row"
+    if problem.device.type != "cpu" and not _plain(problem, dot):
+        return "off the CPU only whole matrices and square causal masks without a sink are handed on"
+    return None
+
+
+def _plain(problem: Problem, dot: Dot) -> bool:
+    square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset
+    return (problem.mask is None or square) and dot.bias is None and problem.sink is None
+
+
+def fused(problem: Problem, dot: Dot, v: Tensor) -> Tensor:
+    """Return the output from torch's public function, which differentiates itself; off the CPU."""
+    return functional.scaled_dot_product_attention(
+        dot.q,
+        dot.k,
+        v,
+        is_causal=problem.mask is not None,
+        scale=dot.scale,
+        enable_gqa=dot.k.shape[1] != dot.q.shape[1],
+    )
+
+
+def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Return the output, shape (batch, heads, m, e), and the log-sum-exp without the constant of each row.
+
+    The sink, if there is one, is counted in both.
+    """
+    q, k, values, fold = _aligned(dot, v)
+    batch, heads, m, _ = problem.shape
+    e = v.shape[-1]
+    pieces = list(_pieces(problem, dot, plan)) if _in_one_call(problem, dot) else _pieces(problem, dot, plan)
+    if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == m:
+        out, lse = _call(problem, q, k, values, dot.scale, pieces[0], fold)
+        out = out.reshape(batch, heads, m, -1)[..., :e]
+        lse = lse.reshape(batch, heads, m)
+    else:
+        out, lse = _merged(problem, q, k, values, dot.scale, pieces, fold, e)
+        out = out.to(v.dtype)
+    if problem.sink is not None:
+        total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+        share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))
+        out, lse = (out * share.unsqueeze(-1)).to(v.dtype), total
+    return out, lse
+
+
+def backward(
+    problem: Problem, dot: Dot, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the dot product's q and k and of v, from the kernel's own backward."""
+    q, k, values, fold = _aligned(dot, v)
+    width = q.shape[-1]
+    batch, heads, m, n = problem.shape
+    shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
+    out, grad = _padded(out, width), _padded(grad, width)
+    safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse)
+    d_q = torch.zeros(shape_q, dtype=lse.dtype, device=q.device)
+    d_k, d_v = (torch.zeros(shape_k, dtype=lse.dtype, device=q.device) for _ in range(2))
+    for piece in _pieces(problem, dot, plan):
+        rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            _folded(grad[:, :, rows], fold),
+            q[:, :, rows],
+            k[:, :, columns],
+            values[:, :, columns],
+            _folded(out[:, :, rows], fold),
+            _folded(safe[:, :, rows], fold),
+            0.0,
+            piece.causal,
+            attn_mask=_added(piece, problem, fold),
+            scale=dot.scale,
+        )
+        d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
+        for total, part in ((d_k, grads[1]), (d_v, grads[2])):
+            total[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
+    return d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]], d_v[..., : v.shape[-1]]
+
+
+def _in_one_call(problem: Problem, dot: Dot) -> bool:
+    return dot.bias is None and (problem.mask is None or isinstance(problem.mask, Causal))
+
+
+def _aligned(dot: Dot, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
+    width = max(dot.q.shape[-1], v.shape[-1])
+    q, k, values = (_padded(t, width) for t in (dot.q, dot.k.to(dot.q.dtype), v.to(dot.q.dtype)))
+    if values.shape[1] != k.shape[1]:
+        heads = max(values.shape[1], k.shape[1])
+        if q.shape[1] % heads or heads % values.shape[1] or heads % k.shape[1]:
+            heads = q.shape[1]
+        k, values = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, values))
+    fold = q.shape[1] // k.shape[1]
+    if fold > 1:
+        k, values = (t.flatten(0, 1).unsqueeze(1).expand(-1, fold, -1, -1) for t in (k, values))
+    return _folded(q, fold), k, values, fold
+
+
+def _padded(t: Tensor, width: int) -> Tensor:
+    t = t if t.shape[-1] == width else functional.pad(t, (0, width - t.shape[-1]))
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _folded(t: Tensor, fold: int) -> Tensor:
+    """Fold groups of query heads into the batch: (b, g·fold, ...) to (b·g, fold, ...)."""
+    return t if fold == 1 else t.unflatten(1, (-1, fold)).flatten(0, 1)
+
+
+def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
+    """Yield the rectangles that the kernel is called on; together they cover what the mask allows."""
+    batch, heads, m, n = problem.shape
+    if dot.bias is None and problem.mask is None:
+        yield Piece(range(m), range(n), False, None, None)
+        return
+    if dot.bias is None and isinstance(problem.mask, Causal):
+        yield from _causal(m, n, n - m if problem.mask.offset is None else problem.mask.offset)
+        return
+    rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), 2048), 16)
+    for span in cut(m, rows):
+        at = problem.tile(range(batch), range(heads), span, range(n))
+        for strip in strips(at, problem.mask, plan.columns or n):
+            part = at.narrow(strip.columns)
+            allowed = allowed_cells(problem, at, strip)
+            added, unseen = _bias(problem, dot, part), None
+            if allowed is not None:
+                unseen = ~allowed.any(dim=-1)
+                if added is None:
+                    added = torch.zeros(allowed.shape, dtype=problem.dtype)
+                added = added.expand(torch.broadcast_shapes(added.shape, allowed.shape)).masked_fill(
+                    ~allowed, -math.inf
+                )
+            yield Piece(span, strip.columns, False, added, unseen)
+
+
+def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
+    if dot.bias is None:
+        return None
+    with torch.no_grad():
+        none = torch.empty(0, dtype=problem.dtype)
+        return dot.bias(none, none, at).to(problem.dtype)
+
+
+def _causal(m: int, n: int, offset: int) -> Iterator[Piece]:
+    """Cut key j <= query i + offset into rectangles without a mask and one square with the kernel's own."""
+    first = max(-offset, 0)  # rows above see nothing
+    seen = min(max(offset, 0), n)  # columns that all remaining rows see
+    if first >= m:
+        return
+    side = min(m - first, n - seen)
+    if side == 0:
+        yield Piece(range(first, m), range(n), False, None, None)
+        return
+    if seen:
+        yield Piece(range(first, first + side), range(seen), False, None, None)
+    yield Piece(range(first, first + side), range(seen, seen + side), True, None, None)
+    if first + side < m:  # rows below the square see every key
+        yield Piece(range(first + side, m), range(n), False, None, None)
+
+
+def _added(piece: Piece, problem: Problem, fold: int) -> Tensor | None:
+    """Return what is added to the logits with four axes, grouped heads folded into the batch like q."""
+    if piece.added is None:
+        return None
+    added = piece.added[(None,) * (4 - piece.added.ndim)]
+    if fold == 1 or added.shape[:2] == (1, 1):
+        return added
+    return _folded(added.expand(*problem.shape[:2], -1, -1), fold)
+
+
+def _call(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, piece: Piece, fold: int
+) -> tuple[Tensor, Tensor]:
+    rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q[:, :, rows],
+        k[:, :, columns],
+        v[:, :, columns],
+        0.0,
+        piece.causal,
+        attn_mask=_added(piece, problem, fold),
+        scale=scale,
+    )
+    return out, lse
+
+
+def _merged(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    pieces: Iterator[Piece] | list[Piece],
+    fold: int,
+    e: int,
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp."""
+    batch, heads, m, _ = problem.shape
+    out = torch.zeros(batch, heads, m, e, dtype=problem.dtype, device=q.device)
+    lse = torch.full((batch, heads, m), -math.inf, dtype=problem.dtype, device=q.device)
+    for piece in pieces:
+        part, part_lse = _call(problem, q, k, v, scale, piece, fold)
+        part = part.reshape(batch, heads, len(piece.rows), -1)[..., :e]
+        part_lse = part_lse.reshape(batch, heads, len(piece.rows))
+        if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
+            part_lse = part_lse.masked_fill(piece.unseen, -math.inf)
+        rows = slice(piece.rows.start, piece.rows.stop)
+        before = lse[:, :, rows]
+        total = torch.logaddexp(before, part_lse)
+        shift = torch.where(total == -math.inf, torch.zeros_like(total), total)
+        old, new = torch.exp(before - shift).unsqueeze(-1), torch.exp(part_lse - shift).unsqueeze(-1)
+        out[:, :, rows] = out[:, :, rows] * old + part * new
+        lse[:, :, rows] = total
+    return out, lse

@@ -1,0 +1,339 @@
+"""The tiled backend: any device, any score, any mask, in linear memory.
+
+One tile of logits exists at a time. The backward recomputes each tile and asks autograd for the gradient of
+the score alone; softmax is differentiated here, from the log-sum-exp that the forward kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.engine import online
+from attlas.engine.cover import Panel, Strip, panels, sizes, strips
+from attlas.engine.dropout import Dropout
+from attlas.engine.fold import Part, Statistic, allowed_cells, lowest
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, flatten, rebuild, through
+from attlas.scores.base import Tokens
+from attlas.tiles import Tile, cut
+
+__all__ = ["Gradients", "backward", "fold", "forward", "read", "transposed"]
+
+
+def forward(
+    problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan, dropout: Dropout | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m)."""
+    batch, heads, m, _ = problem.shape
+    out = v.new_empty(batch, heads, m, v.shape[-1])
+    lse = torch.empty(batch, heads, m, dtype=problem.dtype, device=problem.device)
+    for panel in panels(problem, plan, wide=False):
+        state = _start(problem, panel.at, v.shape[-1])
+        for strip in panel.strips:
+            at = panel.at.narrow(strip.columns)
+            values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
+            keep = None if dropout is None else dropout.keep(at)
+            state = online.absorb(state, _logits(problem, tokens, at, strip), values, keep)
+        pooled, total = online.finish(state)
+        out[panel.at.place] = pooled  # cast back to the dtype of v
+        lse[panel.at.place] = total
+    return out, lse
+
+
+def transposed(
+    problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan, dropout: Dropout | None = None
+) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e), for x of shape (batch, heads, m, e)."""
+    batch, heads, _, n = problem.shape
+    out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
+    for panel, strip, at in _tiles(problem, plan):
+        weights = _weights(_logits(problem, tokens, at, strip), lse[at.place])
+        if dropout is not None:
+            weights.mul_(dropout.keep(at))
+        b, h, rows = panel.at.place
+        out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
+    return out
+
+
+class Gradients(NamedTuple):
+    """Gradients of one product: tokens of q and of k, parameters of the score, and ``A.mT @ left``."""
+
+    q: list[Tensor]
+    k: list[Tensor]
+    parameters: list[Tensor | None]
+    pooled: Tensor
+
+
+def backward(
+    problem: Problem,
+    tokens: tuple[Tokens, Tokens],
+    parameters: Sequence[Tensor],
+    lse: Tensor,
+    left: Tensor,
+    right: Tensor,
+    delta: Tensor,
+    plan: Plan,
+    dropout: Dropout | None = None,
+) -> Gradients:
+    """Return the gradients of ``sum_ij A_ij (left_i · right_j)`` by recomputation, tile by tile.
+
+    Both products of the matrix have this form: for ``A @ v`` left is the gradient of the output and right
+    is v; for ``A.mT @ x`` left is x and right is the gradient of the output.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    tokens : tuple of Tokens
+        Projected queries and keys.
+    parameters : sequence of Tensor
+        Parameters of the score that want a gradient.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp of each row.
+    left : Tensor, shape (batch, heads, m, e)
+        Vectors of the rows.
+    right : Tensor, shape (batch, value heads, n, e)
+        Vectors of the columns.
+    delta : Tensor, shape (batch, heads, m)
+        ``sum_j A_ij (left_i · right_j)``, known from the output without a pass.
+    plan : Plan
+        Sizes of tiles.
+    dropout : Dropout, optional
+        Factors of the weights, computed again.
+    """
+    dtype, (batch, heads, _, n) = problem.dtype, problem.shape
+    q_flat, k_flat = flatten(tokens[0]), flatten(tokens[1])
+    grads_q = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in q_flat]
+    grads_k = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in k_flat]
+    grads_p: list[Tensor | None] = [None] * len(parameters)
+    pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
+    for panel, strip, at in _tiles(problem, plan):
+        b, h, rows = panel.at.place
+        columns, kv = slice(at.columns.start, at.columns.stop), _key_heads(problem, at, problem.k.shape[1])
+        q_tile = [t[b, h, rows].to(dtype).detach().requires_grad_() for t in q_flat]
+        k_tile = [t[b, kv, columns].to(dtype).detach().requires_grad_() for t in k_flat]
+        with torch.enable_grad():
+            logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
+        weights = _weights(_masked(problem, logits.detach().clone(), at, strip), lse[b, h, rows])
+        u, w = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
+        slope = torch.matmul(u, w.mT)
+        kept = weights
+        if dropout is not None:
+            keep = dropout.keep(at)
+            kept, slope = weights * keep, slope.mul_(keep)
+        pooled[b, h, columns] += torch.matmul(kept.mT, u)
+        slope.sub_(delta[b, h, rows].unsqueeze(-1)).mul_(weights)
+        wanted = [*q_tile, *k_tile, *parameters]
+        if not (wanted and logits.requires_grad):
+            continue
+        found = torch.autograd.grad(logits, wanted, slope, allow_unused=True)
+        for i, g in enumerate(found):
+            if g is None:
+                continue
+            if i < len(q_tile):
+                grads_q[i][b, h, rows] += g
+            elif i < len(q_tile) + len(k_tile):
+                grads_k[i - len(q_tile)][b, kv, columns] += g
+            else:
+                p = i - len(q_tile) - len(k_tile)
+                grads_p[p] = g if grads_p[p] is None else grads_p[p] + g
+    return Gradients(grads_q, grads_k, grads_p, pooled)
+
+
+def fold(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
+) -> tuple[list[Any], Tensor]:
+    """Run statistics over the matrix in one pass; return their results and the log-sum-exp.
+
+    Where a row fits into one tile, its log-sum-exp and its weights come from one product of queries and
+    keys; longer rows are computed twice, unless their log-sum-exp is known already.
+    """
+    carries = [statistic.start(problem) for statistic in statistics]
+    known, tokens = lse, problem.tokens
+    if lse is None:
+        lse = _start(problem, problem.tile(*map(range, problem.shape)), None).largest
+    whole_rows = any(statistic.whole_rows for statistic in statistics)
+    for panel in panels(problem, plan, whole_rows=whole_rows, wide=known is None):
+        place = panel.at.place
+        single = len(panel.strips) == 1
+        if known is None and not single and panel.strips:
+            lse[place] = _row_lse(problem, tokens, panel)
+        for index, strip in enumerate(panel.strips):
+            at = panel.at.narrow(strip.columns)
+            logits = _logits(problem, tokens, at, strip, fill=lowest(problem.dtype))
+            if known is None and single:
+                part = _whole_part(problem, at, strip, logits)
+                lse[place] = part.lse
+            else:
+                shift = online.finite_shift(lse[place])
+                part = Part(problem, at, strip, logits.sub_(shift.unsqueeze(-1)), shift, lse[place])
+            part.first, part.last = index == 0, index == len(panel.strips) - 1
+            carries = [s.step(c, part, at) for s, c in zip(statistics, carries, strict=True)]
+    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], lse
+
+
+def read(
+    problem: Problem,
+    plan: Plan,
+    rows: range | Tensor,
+    columns: range | Tensor,
+    *,
+    lse: Tensor | None = None,
+    before_softmax: bool = False,
+) -> Tensor:
+    """Return a part of the matrix, shape (batch, heads, len(rows), len(columns)).
+
+    Only the rows asked for are computed: a row that is asked for costs n scores, whatever m is.
+    """
+    batch, heads, m, n = problem.shape
+    out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
+    index = torch.arange(m)[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
+    size = sizes(problem, plan, whole_rows=False, wide=True)
+    for batches, head_range, span in product(cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)):
+        some = index[span.start : span.stop]
+        first, last = int(some[0]), int(some[-1])
+        if last - first + 1 == len(some) and bool((some.diff() == 1).all()):
+            at = problem.tile(batches, head_range, range(first, last + 1), range(n))
+        else:
+            at = problem.tile(batches, head_range, span, range(n), row_index=some)
+        total = None
+        b, h, _ = at.place
+        if not before_softmax:
+            total = lse[b, h, some.to(lse.device)] if lse is not None else _lse_of(problem, at, plan)
+        out[b, h, span.start : span.stop] = _block(problem, at, columns, total)
+    return out
+
+
+def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
+    """Return weights (or logits, without `lse`) of some rows and some columns."""
+    scattered = isinstance(columns, Tensor)
+    tile = replace(
+        at, columns=range(len(columns)) if scattered else columns, column_index=columns if scattered else None
+    )
+    logits = _score(problem, *_tokens_of(problem, problem.tokens, tile), tile)
+    logits = logits.clone() if logits._is_view() or problem.score.positional else logits
+    if problem.mask is not None:
+        logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
+    return logits if lse is None else _weights(logits, lse)
+
+
+def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of the rows of `at`."""
+    width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
+    return _row_lse(problem, problem.tokens, Panel(at, strips(at, problem.mask, width)))
+
+
+def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel) -> Tensor:
+    state = _start(problem, panel.at, None)
+    for strip in panel.strips:
+        at = panel.at.narrow(strip.columns)
+        state = online.absorb(state, _logits(problem, tokens, at, strip), None)
+    return online.finish(state)[1]
+
+
+def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor) -> Part:
+    """Return a part that holds whole rows: its own sums give the log-sum-exp."""
+    sink = problem.sink
+    largest = logits.amax(dim=-1)
+    unseen = largest <= lowest(logits.dtype) / 2
+    top = torch.where(unseen, torch.full_like(largest, -math.inf), largest)
+    if sink is not None:
+        extra = sink[at.heads.start : at.heads.stop].to(logits.dtype).view(1, -1, 1)
+        top = torch.maximum(top, extra)
+    shift = online.finite_shift(top)
+    shifted = logits.sub_(shift.unsqueeze(-1))
+    raw = torch.exp(shifted)
+    total = raw.sum(dim=-1)
+    if sink is not None:
+        total = total + torch.exp(extra - shift)
+    nothing = total == 0
+    lse = torch.where(nothing, torch.full_like(total, -math.inf), shift + torch.log(total))
+    inverse = torch.where(nothing, torch.zeros_like(total), 1 / total)
+    part = Part(problem, at, strip, shifted, shift, lse, raw, inverse)
+    part.__dict__["largest"] = largest - shift
+    return part
+
+
+def _start(problem: Problem, at: Tile, e: int | None) -> online.Running:
+    sink = None if problem.sink is None else problem.sink[at.heads.start : at.heads.stop]
+    like = torch.empty(0, dtype=problem.dtype, device=problem.device)
+    return online.empty(at.shape[:3], e, like=like, sink=sink)
+
+
+def _tiles(problem: Problem, plan: Plan) -> Iterator[tuple[Panel, Strip, Tile]]:
+    for panel in panels(problem, plan, wide=False):
+        for strip in panel.strips:
+            yield panel, strip, panel.at.narrow(strip.columns)
+
+
+def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
+    """Return the key (or value) heads that serve the query heads of a tile."""
+    group = max(problem.shape[1] // max(heads, 1), 1)
+    return slice(at.heads.start // group, -(-at.heads.stop // group))
+
+
+def _keys(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
+    """Return the tokens of a tile's columns, one head for each query head of the tile."""
+    kv = _key_heads(problem, at, heads)
+    columns = at.column_index
+    index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
+    part = t[at.batches.start : at.batches.stop, kv, index]
+    return _repeat(part, len(at.heads))
+
+
+def _repeat(t: Tensor, heads: int) -> Tensor:
+    own = t.shape[1]
+    if own == heads:
+        return t
+    return t.expand(-1, heads, -1, -1) if own == 1 else t.repeat_interleave(heads // own, dim=1)
+
+
+def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
+    b, h, rows = at.place
+    row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
+    q = through(tokens[0], lambda t: t[b, h, row_index].to(problem.dtype))
+    k = through(tokens[1], lambda t: _keys(t, problem, at, problem.k.shape[1]).to(problem.dtype))
+    return q, k
+
+
+def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
+    """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
+    heads = len(at.heads)
+    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at)
+    logits = logits.to(problem.dtype)
+    return logits if logits.shape == at.shape else logits.expand(at.shape)
+
+
+def _logits(
+    problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile, strip: Strip, fill: float = -math.inf
+) -> Tensor:
+    """Return the masked logits of a tile in memory of their own."""
+    logits = _score(problem, *_tokens_of(problem, tokens, at), at)
+    if logits._is_view() or problem.score.positional:
+        logits = logits.clone()  # a slice of the user's own tensor must not be written to
+    if fill != -math.inf and not problem.stays_finite:
+        logits.clamp_(min=fill)
+    return _masked(problem, logits, at, strip, fill)
+
+
+def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: float = -math.inf) -> Tensor:
+    if problem.mask is None or strip.whole:
+        return logits
+    for columns, _ in (s for s in strip.segments if s[1].name == "NONE"):
+        logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start] = fill
+    for columns, _ in (s for s in strip.segments if s[1].name == "SOME"):
+        span = logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
+        span.masked_fill_(~problem.mask.allows(at.narrow(columns)), fill)
+    return logits
+
+
+def _weights(logits: Tensor, lse: Tensor) -> Tensor:
+    """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
+    return logits.sub_(online.finite_shift(lse).unsqueeze(-1)).exp_()

@@ -1,0 +1,107 @@
+"""Every error class of attlas, and the one function that words their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+__all__ = [
+    "AttlasError",
+    "BackendError",
+    "DeviceError",
+    "DtypeError",
+    "MissingExtraError",
+    "RecordingError",
+    "ShapeError",
+    "TooLargeError",
+    "describe",
+    "explain",
+]
+
+
+class AttlasError(Exception):
+    """Base class of every error that attlas raises on purpose."""
+
+
+class ShapeError(AttlasError, ValueError):
+    """Sizes, indices or settings that do not fit together."""
+
+
+class OutOfRangeError(ShapeError, IndexError):
+    """An index that lies outside the matrix."""
+
+
+class DtypeError(AttlasError, TypeError):
+    """A dtype or a type of argument that cannot be used here."""
+
+
+class DeviceError(AttlasError, ValueError):
+    """Tensors that live on different devices."""
+
+
+class BackendError(AttlasError, RuntimeError):
+    """The backend asked for by a plan cannot run this problem."""
+
+
+class TooLargeError(AttlasError, MemoryError):
+    """A result that would take more memory than the stated limit."""
+
+
+class RecordingError(AttlasError, RuntimeError):
+    """A model, or the folder of a recording, that cannot be recorded or read."""
+
+
+class MissingExtraError(AttlasError, ImportError):
+    """An optional package that is needed here and not installed."""
+
+
+def describe(value: object) -> str:
+    """Word one argument: shape, dtype and device for a tensor, else its value."""
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} {value.device}"
+    if isinstance(value, str):
+        return value
+    return repr(value)
+
+
+def explain(
+    where: str,
+    rule: str,
+    given: Mapping[str, object] | None = None,
+    *,
+    found: str,
+    fix: str,
+) -> str:
+    """Word an error: the rule, the arguments, what disagrees, one thing to type now.
+
+    Parameters
+    ----------
+    where : str
+        The public door, as the user typed it: ``"attend()"``.
+    rule : str
+        What must hold, one sentence that ends in a full stop.
+    given : Mapping[str, object], optional
+        Label of each argument concerned and its value; tensors are shown by shape, dtype and device.
+    found : str
+        The two numbers, or the value, that break the rule.
+    fix : str
+        One thing that the user can type to go on.
+
+    Returns
+    -------
+    str
+        The text of the error, one fact a line.
+
+    Examples
+    --------
+    >>> print(explain("attend()", "m must be even.", {"m": 3}, found="m = 3", fix="use m = 4."))
+    attend(): m must be even.
+      m: 3
+      found: m = 3
+      fix: use m = 4.
+    """
+    lines = [f"{where}: {rule}"]
+    lines += [f"  {label}: {describe(value)}" for label, value in (given or {}).items()]
+    lines += [f"  found: {found}", f"  fix: {fix}"]
+    return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""What ``A[...]`` means: a part as a Tensor, or a smaller lazy matrix."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain
+
+__all__ = ["Axes", "Where", "parse"]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The leading axes that the user sees, over the (batch, heads) of the engine.
+
+    Parameters
+    ----------
+    layout : tuple of int
+        Sizes of the leading axes: none, ``(batch,)`` or ``(..., heads)``; an axis taken away by an integer
+        index stays here with size 1.
+    kept : tuple of bool
+        Which of them the user still sees.
+    """
+
+    layout: tuple[int, ...]
+    kept: tuple[bool, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading axes that the user sees."""
+        return tuple(size for size, kept in zip(self.layout, self.kept, strict=True) if kept)
+
+    def restore(self, t: Tensor) -> Tensor:
+        """Give a result of shape (batch, heads, ...) the leading axes that the user sees."""
+        if t.shape[:2] == self.shape:
+            return t
+        return t.reshape(*self.shape, *t.shape[2:])
+
+    def spread(self, t: Tensor) -> Tensor:
+        """Give a tensor that the user multiplies with an axis of size 1 for each that he no longer sees."""
+        if all(self.kept):
+            return t
+        lead = (1,) * (sum(self.kept) - (t.ndim - 2)) + tuple(t.shape[:-2])
+        sizes = iter(lead)
+        return t.reshape(*(next(sizes) if kept else 1 for kept in self.kept), *t.shape[-2:])
+
+
+class Where(NamedTuple):
+    """A parsed index: which batches and heads, and which rows and columns if they are asked for."""
+
+    leading: tuple[Any, Any, Axes] | None
+    rows: Any
+    columns: Any
+    pairs: bool
+
+
+def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
+    """Parse an index of a lazy matrix.
+
+    Parameters
+    ----------
+    key : Any
+        What stands in the square brackets.
+    axes : Axes
+        Leading axes of the matrix.
+    m, n : int
+        Sizes of its last two axes.
+
+    Returns
+    -------
+    Where
+        `leading` is None where all batches and heads are meant; `rows` is None where only leading axes were
+        indexed. Rows and columns are an int, a range or an index tensor.
+
+    Raises
+    ------
+    OutOfRangeError
+        If an index lies outside its axis.
+    ShapeError
+        If there are more indices than axes, or index lists that do not fit.
+    DtypeError
+        If an index is of a kind that a lazy matrix does not know.
+    """
+    shape = (*axes.shape, m, n)
+    entries = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
+    if len(entries) - len(dots) > len(shape) or len(dots) > 1:
+        raise ShapeError(
+            explain(
+                "A[...]",
+                "there are more indices than axes.",
+                {"A": f"shape {shape}"},
+                found=f"{len(entries) - len(dots)} indices, {len(shape)} axes",
+                fix="A[0, 3, 17, :] for one row of one head.",
+            )
+        )
+    missing = [None] * (len(shape) - (len(entries) - len(dots)))
+    split = dots[0] if dots else len(entries)
+    # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
+    named = [*map(_checked, entries[:split]), *missing, *map(_checked, entries[split + 1 :])]
+    resolved = [
+        None if entry is None else _resolve(entry, size, axis, shape)
+        for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
+    ]
+    leading = _leading(resolved[:-2], axes)
+    rows, columns = resolved[-2:]
+    if rows is None and columns is None:
+        return Where(leading, None, None, False)
+    rows = range(m) if rows is None else rows
+    columns = range(n) if columns is None else columns
+    pairs = isinstance(rows, Tensor) and isinstance(columns, Tensor)
+    if pairs and len(rows) != len(columns):
+        raise ShapeError(
+            explain(
+                "A[..., rows, columns]",
+                "two lists of indices name cells in pairs and must have the same length.",
+                {"A": f"shape {shape}"},
+                found=f"{len(rows)} rows, {len(columns)} columns",
+                fix="A[..., rows, :][..., columns] for every row with every column.",
+            )
+        )
+    return Where(leading, rows, columns, pairs)
+
+
+def _checked(entry: Any) -> Any:
+    """Return an index of a kind that is known, or say which kinds are."""
+    if isinstance(entry, slice | range):
+        return entry
+    if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
+        return int(entry)
+    if isinstance(entry, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in entry):
+        return torch.tensor(entry, dtype=torch.int64)
+    if isinstance(entry, Tensor) and entry.ndim == 1 and entry.dtype in (torch.int64, torch.int32):
+        return entry.to("cpu", torch.int64)
+    if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
+        return operator.index(entry)
+    raise DtypeError(
+        explain(
+            "A[...]",
+            "an index is an integer, a slice, or a list of integers.",
+            {"index": entry if isinstance(entry, Tensor) else type(entry).__name__},
+            found=f"a {type(entry).__name__}",
+            fix="A[0, 3, 5:9, :]; turn a bool mask into a list with mask.nonzero().flatten().",
+        )
+    )
+
+
+def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
+    """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
+    if isinstance(entry, range):
+        entry = torch.tensor(entry, dtype=torch.int64)
+    if isinstance(entry, slice):
+        span = range(*entry.indices(size))
+        return range(span.start, max(span.stop, span.start)) if span.step == 1 else torch.tensor(span)
+    places = entry if isinstance(entry, Tensor) else torch.tensor([entry])
+    outside = places[(places < -size) | (places >= size)]
+    if len(outside):
+        raise OutOfRangeError(
+            explain(
+                "A[...]",
+                "an index lies outside its axis.",
+                {"A": f"shape {shape}"},
+                found=f"index {int(outside[0])} on axis {axis} of size {size}",
+                fix=f"use an index from {-size} to {size - 1}." if size else "this axis is empty.",
+            )
+        )
+    places = places % size if size else places
+    return places if isinstance(entry, Tensor) else int(places[0])
+
+
+def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
+    """Return the batches and heads that are meant, as slices where they can be, and the axes left."""
+    if all(entry is None for entry in entries):
+        return None
+    rest = iter(entries)
+    chosen: list[Any] = [next(rest) if kept else None for kept in axes.kept]
+    kept = tuple(k and not isinstance(entry, int) for k, entry in zip(axes.kept, chosen, strict=True))
+    picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
+    layout = tuple(map(len, picks))
+    batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
+    batches = torch.arange(_product(axes.layout[:batch_axes])).reshape(axes.layout[:batch_axes])
+    for axis, pick in enumerate(picks[:batch_axes]):
+        batches = batches.index_select(axis, pick)
+    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64)
+    return _as_slice(batches.flatten()), _as_slice(heads), Axes(layout, kept)
+
+
+def _pick(entry: Any, size: int) -> Tensor:
+    if entry is None:
+        return torch.arange(size)
+    if isinstance(entry, range):
+        return torch.arange(entry.start, entry.stop)
+    return entry if isinstance(entry, Tensor) else torch.tensor([entry])
+
+
+def _as_slice(index: Tensor) -> Tensor | slice:
+    """Return a run of consecutive places as a slice, so that what it selects is a view."""
+    if len(index) == 0:
+        return slice(0, 0)
+    first, last = int(index[0]), int(index[-1])
+    consecutive = last - first + 1 == len(index) and bool((index.diff() == 1).all())
+    return slice(first, last + 1) if consecutive else index
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

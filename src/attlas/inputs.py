@@ -1,0 +1,263 @@
+"""The door: q, k, v and the sink are checked once, and brought to one layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DeviceError, DtypeError, ShapeError, explain
+from attlas.indexing import Axes
+
+__all__ = ["Inputs", "accumulation_dtype", "check_inputs", "check_sink", "check_values"]
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Queries and keys in one layout.
+
+    Parameters
+    ----------
+    q : Tensor, shape (batch, heads, m, d)
+        Queries.
+    k : Tensor, shape (batch, key heads, n, dk)
+        Keys; key heads divide heads.
+    leading : tuple of int
+        Leading axes of the matrix as the user sees them: ``()``, ``(batch,)`` or ``(..., heads)``.
+    """
+
+    q: Tensor
+    k: Tensor
+    leading: tuple[int, ...]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that scores and sums are computed in: float64 for float64, else float32."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
+    """Check queries and keys against each other and bring them to four axes, without a copy.
+
+    Raises
+    ------
+    DtypeError
+        If one is no tensor, not floating point, or the dtypes differ.
+    DeviceError
+        If they live on different devices.
+    ShapeError
+        If an axis is missing or the leading axes do not fit.
+    """
+    labels = {"q (..., m, d)": q, "k (..., n, d)": k}
+    check_tensors(where, labels)
+    rank = max(q.ndim, k.ndim) - 2
+    q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
+    batch = _broadcast(where, q4.shape[:-3], k4.shape[:-3], labels, "k")
+    query_heads, key_heads = q4.shape[-3], k4.shape[-3]
+    if query_heads == 1:
+        query_heads = key_heads
+    if key_heads == 0 or query_heads % key_heads != 0:
+        raise ShapeError(
+            explain(
+                where,
+                "the heads of k must divide the heads of q (grouped heads).",
+                labels,
+                found=f"{query_heads} query heads, {key_heads} key heads",
+                fix="pass q and k as (batch, heads, tokens, size).",
+            )
+        )
+    leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
+    return Inputs(_flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading)
+
+
+def check_values(
+    where: str,
+    v: Tensor,
+    tokens: Tensor,
+    axes: Axes,
+    heads: int,
+    names: tuple[str, str, str] = ("v", "n", "key"),
+) -> Tensor:
+    """Check what a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
+
+    Parameters
+    ----------
+    where : str
+        The public door, for the error text.
+    v : Tensor, shape (..., tokens, e)
+        Values; their heads divide the query heads.
+    tokens : Tensor, shape (batch, heads of its own, tokens, d)
+        Keys of the matrix (queries, for the transposed product).
+    axes : Axes
+        Leading axes of the matrix.
+    heads : int
+        Number of query heads.
+    names : tuple of str
+        What the argument, the size and the token are called in an error.
+
+    Raises
+    ------
+    DtypeError, DeviceError, ShapeError
+        If it does not fit the matrix.
+    """
+    name, size, token = names
+    labels = {f"{name} (..., {size}, e)": v, f"{token} tokens (batch, heads, {size}, d)": tokens}
+    check_tensors(where, labels)
+    if v.shape[-2] != tokens.shape[-2]:
+        raise ShapeError(
+            explain(
+                where,
+                f"there must be one row of {name} for each {token}.",
+                labels,
+                found=f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}",
+                fix=f"pass {name} as (..., {tokens.shape[-2]}, e).",
+            )
+        )
+    layout = axes.layout
+    fits = v.ndim - 2 <= len(axes.shape)
+    if fits:
+        v4 = _with_heads(axes.spread(v), len(layout))
+        batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
+        own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])
+        fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
+        fits = fits and v4.shape[-3] != 0 and heads % v4.shape[-3] == 0
+    if not fits:
+        raise ShapeError(
+            explain(
+                where,
+                f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
+                {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
+                found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
+                fix=f"give {name} the leading axes {axes.shape}, or none.",
+            )
+        )
+    return _flat(v4, batch, v4.shape[-3])
+
+
+def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
+    """Check a sink, one logit for each query head, and bring it to shape (heads,)."""
+    heads = q.shape[1]
+    if not isinstance(sink, Tensor) or not sink.is_floating_point():
+        raise DtypeError(
+            explain(
+                where,
+                "sink must be a floating point tensor with one logit for each head.",
+                {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
+                found="integers" if isinstance(sink, Tensor) else f"a {type(sink).__name__}",
+                fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
+            )
+        )
+    if sink.device != q.device:
+        raise DeviceError(
+            explain(
+                where,
+                "sink must be on the device of q.",
+                {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
+                found=f"{sink.device} and {q.device}",
+                fix="sink.to(q.device)",
+            )
+        )
+    if sink.ndim > 1 or sink.numel() not in (1, heads):
+        raise ShapeError(
+            explain(
+                where,
+                "sink must hold one logit for each query head.",
+                {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
+                found=f"shape {tuple(sink.shape)}, {heads} heads",
+                fix=f"pass a tensor of shape ({heads},).",
+            )
+        )
+    return sink.reshape(-1).expand(heads)
+
+
+def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
+    """Check that arguments are floating point tensors of one dtype and device, with two axes or more."""
+    first_label, first = next(iter(labels.items()))
+    for label, t in labels.items():
+        name = label.split(" ")[0]
+        if not isinstance(t, Tensor):
+            raise DtypeError(
+                explain(
+                    where,
+                    f"{name} must be a torch.Tensor.",
+                    {label: type(t).__name__},
+                    found=f"a {type(t).__name__}",
+                    fix=f"torch.as_tensor({name})",
+                )
+            )
+        if t.dtype not in _FLOATS:
+            raise DtypeError(
+                explain(
+                    where,
+                    f"{name} must be float64, float32, float16 or bfloat16.",
+                    labels,
+                    found=f"{name} is {str(t.dtype).removeprefix('torch.')}",
+                    fix=f"{name}.float()",
+                )
+            )
+        if t.ndim < 2:
+            raise ShapeError(
+                explain(
+                    where,
+                    f"{name} needs at least two axes, tokens and size.",
+                    labels,
+                    found=f"{t.ndim} axes in {name}",
+                    fix=f"{name}.unsqueeze(-1) for tokens of size 1.",
+                )
+            )
+        if t.dtype is not first.dtype:
+            raise DtypeError(
+                explain(
+                    where,
+                    f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
+                    labels,
+                    found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
+                    fix=f"{name}.to({first_label.split(' ')[0]}.dtype)",
+                )
+            )
+        if t.device != first.device:
+            raise DeviceError(
+                explain(
+                    where,
+                    f"{first_label.split(' ')[0]} and {name} must be on the same device.",
+                    labels,
+                    found=f"{first.device} and {t.device}",
+                    fix=f"{name}.to({first_label.split(' ')[0]}.device)",
+                )
+            )
+
+
+def _with_heads(t: Tensor, rank: int) -> Tensor:
+    """Give a tensor its head axis: with one leading axis, that axis is the batch and there is one head."""
+    if rank <= 1:
+        t = t.unsqueeze(-3)
+    while t.ndim < max(rank, 2) + 2:
+        t = t.unsqueeze(0)
+    return t
+
+
+def _broadcast(
+    where: str, first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
+) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(first, second))
+    except RuntimeError:
+        raise ShapeError(
+            explain(
+                where,
+                f"the batch axes of {name} must fit those of the queries: equal, or 1.",
+                labels,
+                found=f"batch axes {tuple(first)} and {tuple(second)}",
+                fix="pass tensors as (batch, heads, tokens, size) of one batch.",
+            )
+        ) from None
+
+
+def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
+    """Flatten batch axes to one; a view wherever strides allow it."""
+    if t.ndim == 4 and t.shape[0] == batch[0] and t.shape[1] == heads:
+        return t
+    return t.expand(*batch, heads, *t.shape[-2:]).flatten(0, len(batch) - 1)

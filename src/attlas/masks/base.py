@@ -1,0 +1,338 @@
+"""What a mask is: which pairs of query and key may attend."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from attlas.errors import DtypeError, ShapeError, explain
+from attlas.masks.picture import picture
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.scores.base import Score
+
+__all__ = ["And", "Coverage", "Mask", "Not", "Or", "edges"]
+
+
+class Coverage(enum.Enum):
+    """How much of a tile a mask allows; ``SOME`` is always a safe answer.
+
+    Attributes
+    ----------
+    NONE
+        No pair of the tile may attend: the engine skips it.
+    SOME
+        Some pairs may, or the mask cannot tell without asking for every cell.
+    ALL
+        Every pair may attend: the engine does not ask for the cells.
+
+    See Also
+    --------
+    Mask.coverage : the method that answers with one of these.
+
+    Examples
+    --------
+    >>> [amount.name for amount in Coverage]
+    ['NONE', 'SOME', 'ALL']
+    """
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+class Mask(ABC):
+    """Which pairs may attend: asked one tile at a time, never stored whole.
+
+    A subclass writes `allows`, and `coverage` where it can tell cheaply that a tile is wholly allowed or
+    wholly forbidden, so that the engine skips it. Masks combine with ``&``, ``|`` and ``~``.
+
+    See Also
+    --------
+    attlas.from_function : a mask from one function, without a class.
+    attlas.testing.check_mask : the contract that every mask keeps.
+
+    Notes
+    -----
+    A mask is asked in tiles, so it costs the memory of one tile. `coverage` must not wait for a GPU: it
+    is called for every tile of the matrix, and answers from Python numbers or from the CPU.
+
+    Examples
+    --------
+    >>> from attlas.masks import Causal, Mask
+    >>> class Even(Mask):
+    ...     def allows(self, at):
+    ...         return at.j % 2 == 0
+    >>> print(Causal() & Even())
+    Causal() & Even()
+      ■ · · · · · · ·
+      ■ · · · · · · ·
+      ■ · ■ · · · · ·
+      ■ · ■ · · · · ·
+      ■ · ■ · ■ · · ·
+      ■ · ■ · ■ · · ·
+      ■ · ■ · ■ · ■ ·
+      ■ · ■ · ■ · ■ ·
+      8 queries × 8 keys
+    """
+
+    @abstractmethod
+    def allows(self, at: Tile) -> Tensor:
+        """Return True where the pair may attend.
+
+        Parameters
+        ----------
+        at : Tile
+            The tile asked about; ``at.b``, ``at.h``, ``at.i`` and ``at.j`` broadcast to its cells.
+
+        Returns
+        -------
+        Tensor of bool, broadcastable to (batches, heads, rows, columns)
+        """
+
+    def coverage(self, at: Tile) -> Coverage:
+        """Return how much of the tile is allowed; without a better rule, ``SOME``.
+
+        Parameters
+        ----------
+        at : Tile
+            The tile asked about; its index tensors may live on a GPU, and reading them here would wait
+            for it.
+
+        Returns
+        -------
+        Coverage
+            ``NONE`` only if `allows` is False everywhere, ``ALL`` only if it is True everywhere.
+        """
+        return Coverage.SOME
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
+
+    def log_weights(self) -> tuple[Score, ...]:
+        """Return the scores that an additive mask carries besides what it allows."""
+        return ()
+
+    def size(self) -> tuple[int | None, int | None]:
+        """Return the number of queries and of keys that this mask is made for, None where it fits any."""
+        return None, None
+
+    def reach(self) -> int:
+        """Return the length of this mask's pattern in tokens, from which its picture takes its size."""
+        return 0
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, _mask(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(_boolean(self, "|"), _boolean(_mask(other, "|"), "|"))
+
+    def __invert__(self) -> Mask:
+        return Not(_boolean(self, "~"))
+
+    def __repr__(self) -> str:
+        return f"{self.name()}\n{picture(self)}"
+
+    def name(self) -> str:
+        """Return the expression that makes this mask, without the picture."""
+        return type(self).__name__ + "()"
+
+
+def _mask(value: object, operator: str) -> Mask:
+    if isinstance(value, Mask):
+        return value
+    raise DtypeError(
+        explain(
+            f"mask {operator} other",
+            "both sides must be masks of attlas.",
+            {"other": f"{type(value).__name__}"},
+            found=f"a {type(value).__name__} on one side",
+            fix="wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod).",
+        )
+    )
+
+
+def _boolean(mask: Mask, operator: str) -> Mask:
+    if not mask.log_weights():
+        return mask
+    raise ShapeError(
+        explain(
+            f"{operator} of masks",
+            "an additive mask can be combined with & only, since its numbers are added to the scores.",
+            {"mask": mask.name()},
+            found=f"an additive mask beside {operator}",
+            fix=f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}.",
+        )
+    )
+
+
+class _Pair(Mask):
+    """What two masks that are combined share."""
+
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left = left
+        self.right = right
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        self.left.check(batch, heads, m, n)
+        self.right.check(batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        (m, n), (other_m, other_n) = self.left.size(), self.right.size()
+        return other_m if m is None else m, other_n if n is None else n
+
+    def reach(self) -> int:
+        return max(self.left.reach(), self.right.reach())
+
+
+class And(_Pair):
+    """Pairs that both masks allow; made by ``left & right``.
+
+    Parameters
+    ----------
+    left, right : Mask
+        The masks that are combined; either may be additive.
+
+    See Also
+    --------
+    Or, Not
+
+    Notes
+    -----
+    A tile is skipped where either mask allows nothing, and only one mask is asked where the other allows
+    everything. The numbers of additive masks add up.
+
+    Examples
+    --------
+    >>> from attlas.masks import Causal, Window
+    >>> (Causal() & Window(2, 2)).name()
+    'Causal() & Window(2, 2)'
+    """
+
+    def allows(self, at: Tile) -> Tensor:
+        if self.left.coverage(at) is Coverage.ALL:
+            return self.right.allows(at)
+        if self.right.coverage(at) is Coverage.ALL:
+            return self.left.allows(at)
+        return self.left.allows(at) & self.right.allows(at)
+
+    def coverage(self, at: Tile) -> Coverage:
+        left = self.left.coverage(at)
+        return left if left is Coverage.NONE else min(left, self.right.coverage(at), key=_amount)
+
+    def log_weights(self) -> tuple[Score, ...]:
+        return self.left.log_weights() + self.right.log_weights()
+
+    def name(self) -> str:
+        return f"{self.left.name()} & {self.right.name()}"
+
+
+class Or(_Pair):
+    """Pairs that one mask or the other allows; made by ``left | right``.
+
+    Parameters
+    ----------
+    left, right : Mask
+        The masks that are combined; neither may be additive.
+
+    See Also
+    --------
+    And, Not
+
+    Notes
+    -----
+    Only one mask is asked in tiles where the other allows nothing.
+
+    Examples
+    --------
+    >>> from attlas.masks import Causal, Prefix
+    >>> (Causal() | Prefix(2)).name()
+    '(Causal() | Prefix(2))'
+    """
+
+    def allows(self, at: Tile) -> Tensor:
+        if self.left.coverage(at) is Coverage.NONE:
+            return self.right.allows(at)
+        if self.right.coverage(at) is Coverage.NONE:
+            return self.left.allows(at)
+        return self.left.allows(at) | self.right.allows(at)
+
+    def coverage(self, at: Tile) -> Coverage:
+        left = self.left.coverage(at)
+        return left if left is Coverage.ALL else max(left, self.right.coverage(at), key=_amount)
+
+    def name(self) -> str:
+        return f"({self.left.name()} | {self.right.name()})"
+
+
+class Not(Mask):
+    """Pairs that a mask forbids; made by ``~mask``.
+
+    Parameters
+    ----------
+    inner : Mask
+        The mask that is turned around; it may not be additive.
+
+    See Also
+    --------
+    And, Or
+
+    Examples
+    --------
+    >>> from attlas.masks import Causal
+    >>> (~Causal()).name()
+    '~Causal()'
+    """
+
+    def __init__(self, inner: Mask) -> None:
+        self.inner = inner
+
+    def allows(self, at: Tile) -> Tensor:
+        return ~self.inner.allows(at)
+
+    def coverage(self, at: Tile) -> Coverage:
+        return _OPPOSITE[self.inner.coverage(at)]
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        self.inner.check(batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        return self.inner.size()
+
+    def reach(self) -> int:
+        return self.inner.reach()
+
+    def name(self) -> str:
+        inner = self.inner.name()
+        return f"~({inner})" if isinstance(self.inner, And) else f"~{inner}"
+
+
+def edges(at: Tile) -> tuple[int, int, int, int] | None:
+    """Return the first and last row, then the first and last column of a tile.
+
+    Returns
+    -------
+    tuple of int, or None
+        None where the tile is empty, or where an index lies on a GPU and reading it would wait.
+    """
+    rows, columns = _ends(at.rows, at.row_index), _ends(at.columns, at.column_index)
+    return None if rows is None or columns is None else rows + columns
+
+
+def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
+    if index is None:
+        return (span.start, span.stop - 1) if len(span) else None
+    if index.device.type != "cpu" or not index.numel():
+        return None
+    return int(index.min()), int(index.max())
+
+
+_OPPOSITE = {Coverage.NONE: Coverage.ALL, Coverage.SOME: Coverage.SOME, Coverage.ALL: Coverage.NONE}
+
+
+def _amount(coverage: Coverage) -> int:
+    return coverage.value

@@ -1,0 +1,214 @@
+"""What a score is: how alike a query and a key are, as a log-weight before softmax."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from attlas.errors import DtypeError, explain
+from attlas.tiles import Tile
+
+__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens"]
+
+# What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
+# scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
+Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """A score written as ``scale * q · k + row + bias``, the form that fused kernels compute.
+
+    Parameters
+    ----------
+    q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
+        Tokens of the dot product, with a graph to the score's parameters where they have one.
+    scale : float
+        Factor of the dot product.
+    row : Tensor, optional, shape (batch, heads, m)
+        A constant of each query. Softmax does not see it; the log-sum-exp does.
+    bias : Score, optional
+        A score of positions alone that is added.
+    """
+
+    q: Tensor
+    k: Tensor
+    scale: float
+    row: Tensor | None = None
+    bias: Score | None = None
+
+
+class Score(nn.Module):
+    """How alike queries and keys are: a tile of each in, a tile of log-weights (nats) out.
+
+    A score of your own is one class with one method, `forward`. Everything else has a default.
+
+    Attributes
+    ----------
+    scratch : int
+        Numbers that `forward` holds for each cell of a tile. A score that broadcasts over hidden units
+        says how many, so that the engine takes smaller tiles. The default is 1.
+    finite : bool
+        Whether finite tokens always give finite log-weights. A kernel of bounded support says False.
+    positional : bool
+        Whether the score looks at places alone (``at``) and never at the tokens.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> class Cauchy(attlas.Score):
+    ...     scratch = 4
+    ...
+    ...     def forward(self, q, k, at):
+    ...         return -torch.log1p((q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1))
+    >>> q, k = torch.randn(5, 4), torch.randn(7, 4)
+    >>> attlas.attend(q, k, score=Cauchy()).shape
+    torch.Size([5, 7])
+    """
+
+    scratch: int = 1
+    finite: bool = False
+    positional: bool = False
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        """Return the log-weights of one tile.
+
+        Parameters
+        ----------
+        q : Tensor, shape (batches, heads, rows, d)
+            Queries of the tile, as `project` returned them.
+        k : Tensor, shape (batches, heads, columns, d)
+            Keys of the tile; key heads are already repeated to match the query heads.
+        at : Tile
+            The place of the tile, for scores that depend on position, batch or head.
+
+        Returns
+        -------
+        Tensor, broadcastable to (batches, heads, rows, columns)
+        """
+        raise TypeError(f"{type(self).__name__} must define forward(self, q, k, at).")
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        """Do once for each token what need not be done for each pair; the default is nothing."""
+        return q, k
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        """Return this score as a dot product of the projected tokens, or None where it is none."""
+        return None
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        """Raise a ShapeError if tokens of these sizes cannot be scored; called once, at the door.
+
+        Parameters
+        ----------
+        q, k : Tensor, shape (..., m, d) and (..., n, dk)
+            Queries and keys as the user gave them.
+        heads : int
+            Number of query heads.
+        """
+
+    def __add__(self, other: Score) -> Score:
+        if not isinstance(other, Score):
+            raise DtypeError(
+                explain(
+                    "score + other",
+                    "both sides must be scores.",
+                    {"other": type(other).__name__},
+                    found=f"a {type(other).__name__} on the right",
+                    fix="add a Score; a constant shift of all log-weights changes no weight.",
+                )
+            )
+        return Sum(self, other)
+
+    def __mul__(self, factor: float) -> Score:
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+            raise DtypeError(
+                explain(
+                    "score * factor",
+                    "a score is multiplied by one finite number.",
+                    {"factor": type(factor).__name__},
+                    found=f"factor = {factor!r}",
+                    fix="multiply by a Python float: 0.5 * score.",
+                )
+            )
+        return Scaled(self, float(factor))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Score:
+        return self * -1.0
+
+
+class Sum(Score):
+    """The sum of two scores; made by ``score + score``."""
+
+    def __init__(self, left: Score, right: Score) -> None:
+        super().__init__()
+        self.left = left
+        self.right = right
+        self.scratch = max(left.scratch, right.scratch) + 1
+        self.finite = left.finite and right.finite
+        self.positional = left.positional and right.positional
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        # A score of places has no tokens, and the other part may then keep its own tensor.
+        left_q, left_k = ((), ()) if self.left.positional else self.left.project(q, k)
+        right_q, right_k = ((), ()) if self.right.positional else self.right.project(q, k)
+        return (left_q, right_q), (left_k, right_k)
+
+    def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:  # type: ignore[override]  # a sum has a tuple of tokens
+        return self.left(q[0], k[0], at) + self.right(q[1], k[1], at)
+
+    def as_dot(self, q: Tokens, k: Tokens) -> Dot | None:  # type: ignore[override]  # a sum has a tuple of tokens
+        if self.left.positional == self.right.positional:
+            return None
+        part, place = (1, self.left) if self.left.positional else (0, self.right)
+        dot = (self.right if part else self.left).as_dot(q[part], k[part])  # type: ignore[arg-type]
+        if dot is None:
+            return None
+        return Dot(dot.q, dot.k, dot.scale, dot.row, place if dot.bias is None else dot.bias + place)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.left.check(q, k, heads)
+        self.right.check(q, k, heads)
+
+
+class Scaled(Score):
+    """A score times a number; made by ``factor * score``."""
+
+    def __init__(self, inner: Score, factor: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.factor = factor
+        self.scratch = inner.scratch + 1
+        self.finite = inner.finite
+        self.positional = inner.positional
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return self.inner.project(q, k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        if self.factor == 0.0:  # 0 * -inf would be NaN: a key outside a bounded kernel stays outside
+            logits = self.inner(q, k, at)
+            return torch.where(logits == -math.inf, logits, torch.zeros_like(logits))
+        return self.inner(q, k, at) * self.factor
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        dot = self.inner.as_dot(q, k)
+        if dot is None or self.factor == 0.0:
+            return None
+        row = None if dot.row is None else dot.row * self.factor
+        bias = None if dot.bias is None else dot.bias * self.factor
+        return Dot(dot.q, dot.k, dot.scale * self.factor, row, bias)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.inner.check(q, k, heads)
+
+    def extra_repr(self) -> str:
+        return f"factor={self.factor}"

@@ -1,0 +1,220 @@
+"""Scores made of dot products: scaled, capped, cosine."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.errors import ShapeError, explain
+from attlas.scores.base import Dot, Score, Tokens
+from attlas.tiles import Tile
+
+__all__ = ["Cosine", "ScaledDot", "SoftCap"]
+
+
+class ScaledDot(Score):
+    """Scaled dot product, ``s_ij = scale * q_i · k_j``.
+
+    Parameters
+    ----------
+    scale : float, optional
+        Factor of the dot product; the default is ``1 / sqrt(d)``. ``scale=1.0`` is the plain dot product.
+
+    Raises
+    ------
+    ShapeError
+        If `scale` is not finite.
+
+    See Also
+    --------
+    SoftCap : keeps large scores within bounds.
+    Bilinear : queries and keys of different sizes.
+
+    Notes
+    -----
+    For tokens of independent coordinates with mean 0 and variance 1, the variance of ``q · k`` is d, so
+    dividing by ``sqrt(d)`` keeps softmax away from saturation [1]_. Cost: ``2 d`` operations a pair, no
+    memory beyond the tile.
+
+    References
+    ----------
+    .. [1] Vaswani et al., "Attention is all you need", 2017, section 3.2.1.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.ones(1, 4), torch.ones(2, 4)
+    >>> attlas.attend(q, k, score=attlas.ScaledDot()).logits[:, :]
+    tensor([[2., 2.]])
+    """
+
+    finite = True
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        if scale is not None and not math.isfinite(scale):
+            raise ShapeError(
+                explain(
+                    "ScaledDot()",
+                    "scale must be a finite number.",
+                    found=f"scale = {scale!r}",
+                    fix="leave scale out for 1 / sqrt(d).",
+                )
+            )
+        self.scale = None if scale is None else float(scale)
+
+    def factor(self, d: int) -> float:
+        """Return the factor of the dot product for tokens of size `d`."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(max(d, 1))
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The scale goes onto the queries: a tile has many more cells than its queries have numbers.
+        return torch.matmul(q * self.factor(q.shape[-1]), k.mT)
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        return Dot(q, k, self.factor(q.shape[-1]))
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        check_same_size("ScaledDot()", q, k)
+
+    def extra_repr(self) -> str:
+        return "" if self.scale is None else f"scale={self.scale}"
+
+
+class SoftCap(Score):
+    """A score kept within ``±cap`` by a tanh, ``s = cap * tanh(score / cap)``.
+
+    Parameters
+    ----------
+    score : Score
+        The score that is capped.
+    cap : float
+        Bound of the result, above 0.
+
+    Raises
+    ------
+    ShapeError
+        If `cap` is not a finite number above 0.
+
+    Notes
+    -----
+    Gemma 2 caps its attention scores at 50 [1]_. Cost: one tanh a pair.
+
+    References
+    ----------
+    .. [1] Gemma team, "Gemma 2: improving open language models at a practical size", 2024, section 2.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = 100 * torch.ones(1, 4), torch.ones(2, 4)
+    >>> attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 50.0)).logits[:, :]
+    tensor([[49.9664, 49.9664]])
+    """
+
+    def __init__(self, score: Score, cap: float) -> None:
+        super().__init__()
+        if not (math.isfinite(cap) and cap > 0):
+            raise ShapeError(
+                explain(
+                    "SoftCap()",
+                    "cap must be a finite number above 0.",
+                    found=f"cap = {cap!r}",
+                    fix="leave SoftCap out if the scores need no bound.",
+                )
+            )
+        self.score = score
+        self.cap = float(cap)
+        self.scratch = score.scratch + 1
+        self.finite = score.finite
+        self.positional = score.positional
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return self.score.project(q, k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        logits = self.score(q, k, at)
+        capped = torch.tanh(logits / self.cap) * self.cap
+        if self.finite:
+            return capped
+        return torch.where(logits == -math.inf, logits, capped)  # a pair that the score forbids stays forbidden
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.score.check(q, k, heads)
+
+    def extra_repr(self) -> str:
+        return f"cap={self.cap}"
+
+
+class Cosine(Score):
+    """Cosine of the angle between query and key, ``s_ij = scale * q_i · k_j / (‖q_i‖ ‖k_j‖)``.
+
+    Parameters
+    ----------
+    scale : float, optional
+        Factor of the cosine, an inverse temperature. The default is 1.
+
+    Raises
+    ------
+    ShapeError
+        If `scale` is not finite.
+
+    Notes
+    -----
+    A token of length 0 has cosine 0 with every other. Cost: that of ScaledDot.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.tensor([[3.0, 4.0]]), torch.tensor([[6.0, 8.0], [-3.0, -4.0]])
+    >>> attlas.attend(q, k, score=attlas.Cosine()).logits[:, :]
+    tensor([[ 1., -1.]])
+    """
+
+    finite = True
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        if not math.isfinite(scale):
+            raise ShapeError(
+                explain(
+                    "Cosine()",
+                    "scale must be a finite number.",
+                    found=f"scale = {scale!r}",
+                    fix="leave scale out for the plain cosine.",
+                )
+            )
+        self.scale = float(scale)
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        return torch.matmul(q * self.scale, k.mT)
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        return Dot(q, k, self.scale)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        check_same_size("Cosine()", q, k)
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
+
+def check_same_size(name: str, q: Tensor, k: Tensor) -> None:
+    """Raise a ShapeError unless queries and keys have the same last axis."""
+    if q.shape[-1] == k.shape[-1]:
+        return
+    raise ShapeError(
+        explain(
+            "attend()",
+            f"q and k must have the same last axis when score is {name}.",
+            {"q (..., m, d)": q, "k (..., n, d)": k},
+            found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
+            fix=f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size).",
+        )
+    )

@@ -1,0 +1,114 @@
+"""A tile: one rectangle of the attention matrix, and how a matrix is cut into tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tile", "cut"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """The place of one rectangle of the attention matrix.
+
+    Scores, masks and statistics are asked about one tile at a time. They see the place of its cells in
+    the whole matrix through four index tensors that broadcast to ``(batches, heads, rows, columns)``:
+    `b`, `h`, `i` and `j`, the arguments of a FlexAttention ``mask_mod``.
+
+    Parameters
+    ----------
+    batches, heads, rows, columns : range
+        Where the tile lies in the tensors of its problem.
+    m, n : int
+        Number of queries and of keys of the whole matrix.
+    batch_ids, head_ids : Tensor, shape (len(batches),) and (len(heads),)
+        Batch and head that the user counts, on the CPU. They differ from `batches` and `heads` after
+        ``A[0, 3]``, which is a problem of one head, and that head is head 3.
+    device : torch.device
+        Where the index tensors are made.
+    dtype : torch.dtype
+        The dtype that scores are computed in.
+    row_index : Tensor, optional, shape (len(rows),)
+        Rows that are not a range (a sample, or a list that the user gave).
+    column_index : Tensor, optional, shape (len(columns),)
+        Columns that are not a range.
+    """
+
+    batches: range
+    heads: range
+    rows: range
+    columns: range
+    m: int
+    n: int
+    batch_ids: Tensor
+    head_ids: Tensor
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    row_index: Tensor | None = None
+    column_index: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Sizes of the tile: batches, heads, rows, columns."""
+        return len(self.batches), len(self.heads), len(self.rows), len(self.columns)
+
+    @property
+    def place(self) -> tuple[slice, slice, slice]:
+        """Where the rows of this tile lie in a tensor of shape (batch, heads, m)."""
+        return _slice(self.batches), _slice(self.heads), _slice(self.rows)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether rows or columns are a list of places, and not a range."""
+        return self.row_index is not None or self.column_index is not None
+
+    @cached_property
+    def b(self) -> Tensor:
+        """Batch of each cell, shape (batches, 1, 1, 1)."""
+        return self.batch_ids.to(self.device).view(-1, 1, 1, 1)
+
+    @cached_property
+    def h(self) -> Tensor:
+        """Head of each cell, shape (1, heads, 1, 1)."""
+        return self.head_ids.to(self.device).view(1, -1, 1, 1)
+
+    @cached_property
+    def i(self) -> Tensor:
+        """Query of each cell, shape (rows, 1)."""
+        return _places(self.rows, self.row_index, self.device).view(-1, 1)
+
+    @cached_property
+    def j(self) -> Tensor:
+        """Key of each cell, shape (1, columns)."""
+        return _places(self.columns, self.column_index, self.device).view(1, -1)
+
+    def narrow(self, columns: range) -> Tile:
+        """Return the part of this tile that lies in `columns` (a range of the whole matrix)."""
+        return replace(self, columns=columns, column_index=None)
+
+
+def _slice(span: range) -> slice:
+    return slice(span.start, span.stop)
+
+
+def _places(span: range, index: Tensor | None, device: torch.device) -> Tensor:
+    if index is not None:
+        return index.to(device)
+    return torch.arange(span.start, span.stop, device=device)
+
+
+def cut(size: int, step: int) -> Iterator[range]:
+    """Yield consecutive ranges of at most `step` that cover ``range(size)``.
+
+    Examples
+    --------
+    >>> list(cut(5, 2))
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    for start in range(0, size, step):
+        yield range(start, min(start + step, size))
