@@ -1,0 +1,388 @@
+"""Masks of sequences: what each sequence of a batch says about its tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, ShapeError, describe, explain
+from attlas.masks.base import Coverage, Mask, edges
+from attlas.tiles import Tile
+
+__all__ = ["Documents", "Padding", "Prefix"]
+
+Lengths: TypeAlias = "int | Sequence[int] | Tensor"
+
+
+class _Counted(Mask):
+    """Masks of one length for each sequence, or one for all."""
+
+    def __init__(self, label: str, lengths: Lengths) -> None:
+        where = f"{type(self).__name__}()"
+        # Lengths stay on the CPU: `coverage` reads them for every tile, and must not wait for a GPU.
+        given = _integers(where, label, lengths, "give one whole number for each sequence: [7, 5].")
+        self.label = label
+        self.axes = tuple(given.shape)
+        self.lengths = given.flatten()
+        if self.lengths.numel() and int(self.lengths.min()) < 0:
+            raise ShapeError(
+                explain(
+                    where,
+                    f"{label} must be 0 or more.",
+                    {label: lengths},
+                    found=f"{label} = {int(self.lengths.min())}",
+                    fix=f"use {label} = 0 for a sequence without such keys.",
+                )
+            )
+
+    def of(self, at: Tile) -> Tensor:
+        """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
+        return self.lengths if self.lengths.numel() == 1 else self.lengths[at.batch_ids]
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        fix = f"give {math.prod(batch)} numbers, or one for all."
+        if len(self.axes) == 2 and self.axes[1] == n:
+            fix = f"{self.label} are counts; from a padding mask t of 0 and 1: {type(self).__name__}(t.sum(-1))."
+        _check_batch(type(self).__name__, self.label, self.axes, batch, fix)
+
+    def name(self) -> str:
+        numbers = self.lengths.tolist()
+        if len(numbers) == 1:
+            return f"{type(self).__name__}({numbers[0]})"
+        more = ", ..." if len(numbers) > 4 else ""
+        return f"{type(self).__name__}([{', '.join(map(str, numbers[:4]))}{more}])"
+
+
+class Prefix(_Counted):
+    """Every query sees the first keys of its sequence.
+
+    Parameters
+    ----------
+    length : int, sequence of int, or Tensor of int, shape (batch,)
+        Number of keys that all queries see, one for all sequences or one for each. A length above n
+        stands for all n keys, so that the same mask serves while a sequence is still being fed.
+
+    Raises
+    ------
+    DtypeError
+        If `length` is not whole numbers.
+    ShapeError
+        If a length is negative; at `attend`, if there is not one for each sequence.
+
+    See Also
+    --------
+    Causal : what the tokens after the prefix usually obey.
+    Padding : the same pairs, meant as the end of a sequence.
+
+    Notes
+    -----
+    Key j is allowed where ``j < length``, wherever the query stands. Alone it hides all later keys; the mask
+    of a prefix language model [1]_, which reads its prefix in both directions and goes on causally, is
+    ``Prefix(length) | Causal()``. Coverage takes constant time for each sequence and is exact.
+
+    References
+    ----------
+    .. [1] Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+       transformer", 2020, section 3.2.1.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Prefix(3) | attlas.Causal())
+    (Prefix(3) | Causal())
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ ■ · · · ·
+      ■ ■ ■ ■ ■ · · ·
+      ■ ■ ■ ■ ■ ■ · ·
+      ■ ■ ■ ■ ■ ■ ■ ·
+      ■ ■ ■ ■ ■ ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, length: Lengths) -> None:
+        super().__init__("length", length)
+
+    def allows(self, at: Tile) -> Tensor:
+        return at.j < self.of(at).to(at.device).view(-1, 1, 1, 1)
+
+    def coverage(self, at: Tile) -> Coverage:
+        ends, lengths = edges(at), self.of(at)
+        if ends is None or not lengths.numel():
+            return Coverage.SOME
+        _, _, first, last = ends
+        if first >= int(lengths.max()):
+            return Coverage.NONE
+        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
+
+    def reach(self) -> int:
+        return int(self.lengths[0]) if self.lengths.numel() else 0
+
+
+class Padding(_Counted):
+    """Keys that are tokens, and not the filling that makes sequences of a batch equally long.
+
+    Parameters
+    ----------
+    lengths : int, sequence of int, or Tensor of int, shape (batch,)
+        Number of real keys, one for all sequences or one for each.
+    side : {"right", "left"}, optional
+        Where the filling stands. The default is "right": the first keys are real.
+
+    Raises
+    ------
+    DtypeError
+        If `lengths` are not whole numbers, as when a mask is given in their place.
+    ShapeError
+        If a length is negative, or `side` is neither word; at `attend`, if there is not one length for
+        each sequence or one is longer than n.
+
+    See Also
+    --------
+    Documents : several sequences packed one after the other, without filling.
+
+    Notes
+    -----
+    Key j is allowed where ``j < length``, on the left side where ``j >= n - length``. Only keys are
+    masked: a query that is filling still gets weights, which nothing reads; with ``side="left"`` and
+    `Causal` it sees no key, and its weights and output are 0. Coverage takes constant time for each
+    sequence and is exact, so tiles of filling are skipped.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Padding([6, 8], side="left") & attlas.Causal())
+    Padding([6, 8], side='left') & Causal()
+      · · · · · · · ·
+      · · · · · · · ·
+      · · ■ · · · · ·
+      · · ■ ■ · · · ·
+      · · ■ ■ ■ · · ·
+      · · ■ ■ ■ ■ · ·
+      · · ■ ■ ■ ■ ■ ·
+      · · ■ ■ ■ ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, lengths: Lengths, side: str = "right") -> None:
+        super().__init__("lengths", lengths)
+        if side not in ("right", "left"):
+            raise ShapeError(
+                explain(
+                    "Padding()",
+                    'side must be "right" or "left".',
+                    found=f"side = {side!r}",
+                    fix='use side="left" where the filling stands before the tokens.',
+                )
+            )
+        self.side = side
+
+    def allows(self, at: Tile) -> Tensor:
+        lengths = self.of(at).to(at.device).view(-1, 1, 1, 1)
+        return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
+
+    def coverage(self, at: Tile) -> Coverage:
+        ends, lengths = edges(at), self.of(at)
+        if ends is None or not lengths.numel():
+            return Coverage.SOME
+        _, _, first, last = ends
+        if self.side == "left":  # the same rule, seen from the other end
+            first, last = at.n - 1 - last, at.n - 1 - first
+        if first >= int(lengths.max()):
+            return Coverage.NONE
+        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        super().check(batch, heads, m, n)
+        longest = int(self.lengths.max()) if self.lengths.numel() else 0
+        if longest > n:
+            raise ShapeError(
+                explain(
+                    "attend()",
+                    "the lengths of Padding() must be at most the number of keys.",
+                    {"mask": self.name(), "keys": f"n = {n}"},
+                    found=f"a length of {longest}, n = {n}",
+                    fix=f"count the real keys only: Padding(lengths.clamp(max={n})).",
+                )
+            )
+
+    def size(self) -> tuple[int | None, int | None]:
+        # Padded sequences are as long as the longest of them.
+        return None, int(self.lengths.max()) if self.lengths.numel() else None
+
+    def name(self) -> str:
+        return super().name() if self.side == "right" else super().name()[:-1] + ", side='left')"
+
+
+class Documents(Mask):
+    """Queries see the keys of their own document, in a sequence of several.
+
+    Parameters
+    ----------
+    ids : Tensor of int, or sequence of int, shape (n,) or (batch, n)
+        Document of each key. Ids may stand in any order, and repeat.
+    query_ids : Tensor of int, or sequence of int, shape (m,) or (batch, m), optional
+        Document of each query. The default is that the queries are the last m of the n tokens.
+
+    Raises
+    ------
+    DtypeError
+        If ids are not whole numbers.
+    ShapeError
+        If ids are a single number; at `attend`, if there is not one for each key and query.
+
+    See Also
+    --------
+    Padding : one sequence in each row of the batch.
+
+    Notes
+    -----
+    Key j is allowed where ``ids[j] == query_ids[i]``. A causal model reads packed documents with
+    ``Documents(ids) & Causal()``. Filling with an id of its own sees itself only, and is harmless.
+    Cost: the ids are kept, with a copy on the CPU for `coverage` and one on each device that asks. Coverage
+    compares the smallest and largest ids of a tile's rows and columns: time rows + columns, and exact for
+    documents one after the other, where only tiles on the diagonal are computed.
+
+    References
+    ----------
+    .. [1] Krell et al., "Efficient sequence packing without cross-contamination", 2021.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Documents([0, 0, 0, 1, 1, 2, 2, 2]))
+    Documents((8,))
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ · · · · ·
+      · · · ■ ■ · · ·
+      · · · ■ ■ · · ·
+      · · · · · ■ ■ ■
+      · · · · · ■ ■ ■
+      · · · · · ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None = None) -> None:
+        self.keys = _Ids("ids", ids)
+        self.queries = self.keys if query_ids is None else _Ids("query_ids", query_ids)
+
+    def first(self, at: Tile) -> int:
+        """Return the place of query 0 among the ids of the queries."""
+        return at.n - at.m if self.queries is self.keys else 0
+
+    def allows(self, at: Tile) -> Tensor:
+        first = self.first(at)
+        rows = self.queries.tile(at, at.rows, at.row_index, first, at.device)
+        columns = self.keys.tile(at, at.columns, at.column_index, 0, at.device)
+        return rows[:, None, :, None] == columns[:, None, None, :]
+
+    def coverage(self, at: Tile) -> Coverage:
+        # An index on a GPU cannot be read without waiting for it.
+        if edges(at) is None or not len(at.batch_ids):
+            return Coverage.SOME
+        cpu = torch.device("cpu")
+        low, high = torch.aminmax(self.queries.tile(at, at.rows, at.row_index, self.first(at), cpu), dim=1)
+        key_low, key_high = torch.aminmax(self.keys.tile(at, at.columns, at.column_index, 0, cpu), dim=1)
+        if bool(((high < key_low) | (key_high < low)).all()):
+            return Coverage.NONE
+        one = (low == high) & (key_low == key_high) & (low == key_low)
+        return Coverage.ALL if bool(one.all()) else Coverage.SOME
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        for ids in (self.keys, self.queries):
+            _check_batch("Documents", ids.label, ids.axes[:-1], batch, f"give {ids.label} for {math.prod(batch)}.")
+        if self.queries is self.keys:
+            wrong = self.keys.count != n or m > n
+        else:
+            wrong = self.keys.count != n or self.queries.count != m
+        if wrong:
+            given = {"ids": f"{self.keys.axes}"}
+            if self.queries is not self.keys:
+                given["query_ids"] = f"{self.queries.axes}"
+            raise ShapeError(
+                explain(
+                    "attend()",
+                    "Documents() must have one id for each key, and one for each query.",
+                    given,
+                    found=f"{self.keys.count} ids for n = {n} keys and m = {m} queries",
+                    fix="use Documents(ids, query_ids) with shapes (n,) and (m,).",
+                )
+            )
+
+    def size(self) -> tuple[int | None, int | None]:
+        return self.queries.count, self.keys.count
+
+    def name(self) -> str:
+        queries = "" if self.queries is self.keys else f", query_ids={self.queries.axes}"
+        return f"Documents({self.keys.axes}{queries})"
+
+
+class _Ids:
+    """Ids of tokens: one copy on the CPU for coverage, one on each device that asks for tiles."""
+
+    def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
+        given = _integers("Documents()", label, ids, "number the documents: [0, 0, 1, 1, 1].")
+        if given.ndim == 0:
+            raise ShapeError(
+                explain(
+                    "Documents()",
+                    f"{label} must have one id for each token.",
+                    {label: ids},
+                    found="a single number",
+                    fix="number the documents: [0, 0, 1, 1, 1].",
+                )
+            )
+        self.label = label
+        self.axes = tuple(given.shape)
+        self.count = self.axes[-1]
+        self._on = {torch.device("cpu"): given.reshape(math.prod(self.axes[:-1]), self.count)}
+
+    def tile(self, at: Tile, span: range, index: Tensor | None, first: int, device: torch.device) -> Tensor:
+        """Return the ids of a tile's rows or columns, shape (batches, places) or (1, places)."""
+        if device not in self._on:
+            self._on[device] = self._on[torch.device("cpu")].to(device)
+        ids = self._on[device]
+        if index is None:
+            ids = ids[:, span.start + first : span.stop + first]
+        else:
+            ids = ids[:, index.to(device) + first]
+        return ids if ids.shape[0] == 1 else ids[at.batch_ids.to(device)]
+
+
+def _integers(where: str, label: str, value: Lengths, fix: str) -> Tensor:
+    """Return whole numbers as a tensor of int64 on the CPU, or raise."""
+    try:
+        given = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        empty_list = not isinstance(value, Tensor) and not given.numel()  # torch reads [] as float
+    except (TypeError, ValueError, RuntimeError):
+        kind, shown = type(value).__name__, type(value).__name__
+    else:
+        if empty_list or not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
+            return given.detach().to("cpu", torch.int64, copy=True)
+        kind, shown = str(given.dtype).removeprefix("torch."), describe(value)
+        if given.dtype == torch.bool and given.ndim > 1:
+            fix = f"{where[:-2]} takes counts; for a mask use from_tensor(t[:, None, None, :])."
+    raise DtypeError(explain(where, f"{label} must be whole numbers.", {label: shown}, found=kind, fix=fix))
+
+
+def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int, ...], fix: str) -> None:
+    """Raise a ShapeError unless there is one entry for each sequence of the batch, or one for all."""
+    count, wanted = math.prod(axes), math.prod(batch)
+    # (6,) may stand for a batch of (2, 3), (3, 2) may not: its numbers would land on other sequences.
+    if count == 1 or (count == wanted and (len(axes) == 1 or axes == batch)):
+        return
+    raise ShapeError(
+        explain(
+            "attend()",
+            f"{mask}() must have one entry for each sequence of the batch, or one for all.",
+            {label: f"{axes}", "batch": f"{batch}"},
+            found=f"{count} entries, {wanted} sequences",
+            fix=fix,
+        )
+    )

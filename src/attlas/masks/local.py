@@ -1,0 +1,320 @@
+"""Masks of distance: what a query may see depends on how far away the key is."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, ShapeError, explain
+from attlas.masks.base import Coverage, Mask, edges
+from attlas.tiles import Tile
+
+__all__ = ["Causal", "Dilated", "Window"]
+
+
+class _Local(Mask):
+    """Masks of the distance between a key and the aligned place of a query."""
+
+    def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
+        where = f"{type(self).__name__}()"
+        self.left = None if left is None else _reach(where, "left", left)
+        self.right = None if right is None else _reach(where, "right", right)
+        self.offset = None if offset is None else _whole(where, "offset", offset)
+
+    def shift(self, at: Tile) -> int:
+        """Return how far query 0 stands to the right of key 0."""
+        return at.n - at.m if self.offset is None else self.offset
+
+    def allows(self, at: Tile) -> Tensor:
+        place = at.i + self.shift(at)
+        left, right = self.left, self.right
+        distances = self.distances(at)
+        if distances is not None:  # a limit that no pair of the tile comes near need not be compared
+            left = None if left is None or distances[0] >= -left else left
+            right = None if right is None or distances[1] <= right else right
+        if right is None:
+            if left is None:
+                return torch.ones(1, 1, dtype=torch.bool, device=at.device)
+            return at.j >= place - left
+        if left is None:
+            return at.j <= place + right
+        return (at.j >= place - left) & (at.j <= place + right)
+
+    def distances(self, at: Tile) -> tuple[int, int] | None:
+        """Return the least and the largest distance in a tile; a whole tile has all between them, too."""
+        ends = edges(at)
+        if ends is None:
+            return None
+        first_row, last_row, first_column, last_column = ends
+        shift = self.shift(at)
+        return first_column - last_row - shift, last_column - first_row - shift
+
+    def coverage(self, at: Tile) -> Coverage:
+        distances = self.distances(at)
+        if distances is None:
+            return Coverage.SOME
+        low, high = distances
+        if (self.left is not None and high < -self.left) or (self.right is not None and low > self.right):
+            return Coverage.NONE
+        if (self.left is None or low >= -self.left) and (self.right is None or high <= self.right):
+            return Coverage.ALL
+        return Coverage.SOME
+
+    def reach(self) -> int:
+        return max(self.left or 0, self.right or 0)
+
+    def name(self) -> str:
+        offset = "" if self.offset is None else f", offset={self.offset}"
+        return f"{type(self).__name__}({self.left}, {self.right}{offset})"
+
+
+class Causal(_Local):
+    """Each query sees the keys up to its own place, and no later one.
+
+    Parameters
+    ----------
+    offset : int, optional
+        How far query 0 stands to the right of key 0. The default aligns the last query with the last key,
+        which is ``n - m``: queries that follow a cache of keys. 0 aligns the first with the first.
+
+    Raises
+    ------
+    DtypeError
+        If `offset` is not a whole number.
+
+    See Also
+    --------
+    Window : a bounded look back.
+    Prefix : ``Prefix(length) | Causal()`` is the mask of a prefix language model.
+
+    Notes
+    -----
+    Key j is allowed where ``j <= i + offset``. With fewer queries than keys::
+
+        Causal()     m = 3, n = 6         Causal(offset=0)     m = 3, n = 6
+          ■ ■ ■ ■ · ·                       ■ · · · · ·
+          ■ ■ ■ ■ ■ ·                       ■ ■ · · · ·
+          ■ ■ ■ ■ ■ ■                       ■ ■ ■ · · ·
+
+    The second is what ``is_causal=True`` of torch's `scaled_dot_product_attention` means; the two agree
+    for m = n. With more queries than keys (m > n), the first m - n queries of ``Causal()`` see no key:
+    their weights and their output are 0. Coverage of a tile takes constant time and is exact, so the upper half of the
+    matrix costs nothing.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Causal())
+    Causal()
+      ■ · · · · · · ·
+      ■ ■ · · · · · ·
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ ■ · · · ·
+      ■ ■ ■ ■ ■ · · ·
+      ■ ■ ■ ■ ■ ■ · ·
+      ■ ■ ■ ■ ■ ■ ■ ·
+      ■ ■ ■ ■ ■ ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, offset: int | None = None) -> None:
+        super().__init__(None, 0, offset)
+
+    def name(self) -> str:
+        return "Causal()" if self.offset is None else f"Causal(offset={self.offset})"
+
+
+class Window(_Local):
+    """Each query sees the keys near its own place.
+
+    Parameters
+    ----------
+    left : int or None
+        How many keys before its own place a query sees; None for no limit.
+    right : int or None
+        How many keys after its own place a query sees; None for no limit.
+    offset : int, optional
+        How far query 0 stands to the right of key 0. The default aligns the last query with the last key,
+        0 the first with the first, as in `Causal`.
+
+    Raises
+    ------
+    DtypeError
+        If an argument is not a whole number.
+    ShapeError
+        If `left` or `right` is negative.
+
+    See Also
+    --------
+    Dilated : every step-th key of a window.
+
+    Notes
+    -----
+    Key j is allowed where ``p - left <= j <= p + right`` with ``p = i + offset``, the query's own key
+    included: the sliding window of size W of Mistral or Gemma [1]_ is ``Window(W - 1, 0)``. With fewer
+    queries than keys::
+
+        Window(2, 1)     m = 3, n = 6
+          · ■ ■ ■ ■ ·
+          · · ■ ■ ■ ■
+          · · · ■ ■ ■
+
+    Coverage of a tile takes constant time and is exact: m queries cost m times the window, not m · n.
+
+    References
+    ----------
+    .. [1] Beltagy, Peters and Cohan, "Longformer: the long-document transformer", 2020, section 3.1.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Window(2, 0))
+    Window(2, 0)
+      ■ · · · · · · ·
+      ■ ■ · · · · · ·
+      ■ ■ ■ · · · · ·
+      · ■ ■ ■ · · · ·
+      · · ■ ■ ■ · · ·
+      · · · ■ ■ ■ · ·
+      · · · · ■ ■ ■ ·
+      · · · · · ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, left: int | None, right: int | None, offset: int | None = None) -> None:
+        super().__init__(left, right, offset)
+
+
+class Dilated(_Local):
+    """Each query sees every step-th key of a window, counted from its own place.
+
+    Parameters
+    ----------
+    left : int or None
+        How far before its own place a query sees, in keys and not in steps; None for no limit.
+    right : int or None
+        How far after its own place a query sees; None for no limit.
+    step : int
+        Distance between the keys that are seen, at least 1; 1 gives `Window`.
+    offset : int, optional
+        How far query 0 stands to the right of key 0. The default aligns the last query with the last key,
+        0 the first with the first, as in `Causal`.
+
+    Raises
+    ------
+    DtypeError
+        If an argument is not a whole number.
+    ShapeError
+        If `left` or `right` is negative, or `step` is below 1.
+
+    See Also
+    --------
+    Window : every key of the window.
+
+    Notes
+    -----
+    Key j is allowed where ``p - left <= j <= p + right`` and ``j - p`` is a multiple of `step`, with
+    ``p = i + offset``. A dilated window of w keys on each side [1]_ is ``Dilated(w * step, w * step, step)``;
+    ``Dilated(None, 0, step)`` is the strided pattern of sparse transformers [2]_. With fewer queries than
+    keys::
+
+        Dilated(4, 0, 2)     m = 3, n = 6
+          · ■ · ■ · ·
+          ■ · ■ · ■ ·
+          · ■ · ■ · ■
+
+    Coverage takes constant time and is exact. Tiles inside the window are computed whole, so a step saves
+    no time.
+
+    References
+    ----------
+    .. [1] Beltagy, Peters and Cohan, "Longformer: the long-document transformer", 2020, section 3.1.
+    .. [2] Child et al., "Generating long sequences with sparse transformers", 2019, section 4.2.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> print(attlas.Dilated(None, 0, 3))
+    Dilated(None, 0, 3)
+      ■ · · · · · · ·
+      · ■ · · · · · ·
+      · · ■ · · · · ·
+      ■ · · ■ · · · ·
+      · ■ · · ■ · · ·
+      · · ■ · · ■ · ·
+      ■ · · ■ · · ■ ·
+      · ■ · · ■ · · ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, left: int | None, right: int | None, step: int, offset: int | None = None) -> None:
+        super().__init__(left, right, offset)
+        self.step = _whole("Dilated()", "step", step)
+        if self.step < 1:
+            raise ShapeError(
+                explain(
+                    "Dilated()",
+                    "step must be at least 1.",
+                    found=f"step = {self.step}",
+                    fix="use step=1 for every key of the window.",
+                )
+            )
+
+    def allows(self, at: Tile) -> Tensor:
+        # Remainders of places, not of pairs: a division for each row and column instead of each cell.
+        on_grid = at.j % self.step == (at.i + self.shift(at)) % self.step
+        return on_grid & super().allows(at)
+
+    def coverage(self, at: Tile) -> Coverage:
+        distances = self.distances(at)
+        if distances is None:
+            return Coverage.SOME
+        low, high = distances
+        inside = super().coverage(at)
+        if inside is Coverage.ALL and (self.step == 1 or (low == high and low % self.step == 0)):
+            return Coverage.ALL
+        low = low if self.left is None else max(low, -self.left)
+        high = high if self.right is None else min(high, self.right)
+        # The first multiple of step from low on is beyond high: no cell of the tile is on the grid.
+        return Coverage.NONE if low + -low % self.step > high else Coverage.SOME
+
+    def reach(self) -> int:
+        return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit
+
+    def name(self) -> str:
+        offset = "" if self.offset is None else f", offset={self.offset}"
+        return f"Dilated({self.left}, {self.right}, {self.step}{offset})"
+
+
+def _whole(where: str, label: str, value: int) -> int:
+    """Return a whole number as an int, or raise."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(
+            explain(
+                where,
+                f"{label} must be a whole number.",
+                found=f"{label} = {value!r} ({type(value).__name__})",
+                fix=f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4.",
+            )
+        ) from None
+
+
+def _reach(where: str, label: str, value: int) -> int:
+    """Return a whole number that is not negative, or raise."""
+    number = _whole(where, label, value)
+    if number >= 0:
+        return number
+    raise ShapeError(
+        explain(
+            where,
+            f"{label} must be 0 or more, or None for no limit.",
+            found=f"{label} = {number}",
+            fix=f"use {label}={-number}: distances to both sides are counted from the query, without a sign.",
+        )
+    )

@@ -1,0 +1,226 @@
+"""Masks that a tensor holds: booleans, or numbers that are added to the scores."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+from attlas.masks.base import Coverage, Mask
+from attlas.scores.base import Score
+from attlas.scores.position import TensorBias
+from attlas.tiles import Tile, cut
+
+__all__ = ["AdditiveMask", "TensorMask"]
+
+_BLOCK = 64  # rows and columns of the blocks whose coverage is kept
+
+
+class _Stored(Mask):
+    """What masks of booleans and of numbers share: the tensor, its tiles, its coverage."""
+
+    def __init__(self, t: Tensor) -> None:
+        if t.ndim < 2:
+            raise ShapeError(
+                explain(
+                    "from_tensor()",
+                    "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).",
+                    {"t": t},
+                    found=f"{t.ndim} axes",
+                    fix="t[None, :] for one row of keys that all queries share.",
+                )
+            )
+        self.tensor = t
+        self.axes = tuple(t.shape)
+        # (batch, heads, m, n), where a size of 1 stands for every place.
+        if t.ndim < 4:
+            self.cells = t[(None,) * (4 - t.ndim)] if t.ndim == 2 else t[:, None]
+        else:
+            self.cells = t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:]) if t.ndim > 4 else t
+        # Blocks of 64 x 64 cells by strip of rows: (any, all), each (batch, heads, blocks of columns), on the CPU.
+        self._strips: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @abstractmethod
+    def rule(self, t: Tensor) -> Tensor:
+        """Return True where the numbers of the tensor let a query see a key."""
+
+    def allows(self, at: Tile) -> Tensor:
+        cells = _along(self.cells, 2, at.rows, at.row_index)
+        cells = _along(cells, 3, at.columns, at.column_index)
+        cells = _some(_some(cells, 0, at.batch_ids), 1, at.head_ids)
+        return self.rule(cells).to(at.device)
+
+    def coverage(self, at: Tile) -> Coverage:
+        # Less than a block is as quickly computed as judged; a list of places has no block.
+        if at.scattered or len(at.rows) < _BLOCK or len(at.columns) < _BLOCK:
+            return Coverage.SOME
+        height, width = self.cells.shape[2:]
+        columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
+        strips = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
+        found = False
+        whole = True
+        for strip in strips:
+            some, every = (
+                _some(_some(table[..., columns], 0, at.batch_ids), 1, at.head_ids) for table in self._strip(strip)
+            )
+            found = found or bool(some.any())
+            whole = whole and bool(every.all())
+            if found and not whole:
+                return Coverage.SOME
+        return Coverage.ALL if whole else Coverage.NONE
+
+    def _strip(self, strip: int) -> tuple[Tensor, Tensor]:
+        if strip not in self._strips:
+            allowed = self.rule(_own(self.cells)[:, :, strip * _BLOCK : (strip + 1) * _BLOCK])
+            some, every = allowed.any(dim=2), allowed.all(dim=2)
+            edge = -some.shape[-1] % _BLOCK
+            some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
+            every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
+            self._strips[strip] = some.cpu(), every.cpu()
+        return self._strips[strip]
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        wanted = (math.prod(batch), heads, m, n)
+        sizes = tuple(self.cells.shape)
+        if all(size in (1, full) for size, full in zip(sizes, wanted, strict=True)):
+            return
+        found = [
+            f"{label} = {size} in mask, {full} in matrix"
+            for label, size, full in zip(("batch", "heads", "m", "n"), sizes, wanted, strict=True)
+            if size not in (1, full)
+        ]
+        fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
+        if len(self.axes) == 2 and self.axes == (wanted[0], n):
+            fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
+        elif len(self.axes) == 3 and self.axes[0] == heads:
+            fix = "for one mask a head: from_tensor(t[None])."
+        raise ShapeError(
+            explain(
+                "attend()",
+                "the mask tensor must have the sizes of the matrix, or 1.",
+                {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
+                found=", ".join(found),
+                fix=fix,
+            )
+        )
+
+    def size(self) -> tuple[int | None, int | None]:
+        m, n = self.cells.shape[2:]
+        return None if m == 1 else m, None if n == 1 else n
+
+    def name(self) -> str:
+        return f"from_tensor({str(self.tensor.dtype).removeprefix('torch.')} {self.axes})"
+
+
+class TensorMask(_Stored):
+    """Pairs where a tensor of bool is True; made by `from_tensor`.
+
+    Parameters
+    ----------
+    t : Tensor of bool, shape (m, n), (batch, m, n) or (batch, heads, m, n)
+        True where the query may see the key; axes of size 1 stand for every place.
+
+    Raises
+    ------
+    ShapeError
+        If it has fewer than two axes; at `attend`, if its sizes are not those of the matrix.
+
+    See Also
+    --------
+    from_tensor : the door, with the rules.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks import TensorMask
+    >>> TensorMask(torch.ones(2, 1, 4, 4, dtype=torch.bool)).name()
+    'from_tensor(bool (2, 1, 4, 4))'
+    """
+
+    def rule(self, t: Tensor) -> Tensor:
+        return t
+
+
+class AdditiveMask(_Stored):
+    """Log-weights that are added to the scores, and forbid where they are ``-inf``; made by `from_tensor`.
+
+    Parameters
+    ----------
+    t : Tensor of floating point, shape (m, n), (batch, m, n) or (batch, heads, m, n)
+        Numbers that are added; ``-inf``, or ``torch.finfo(t.dtype).min``, where the query may not see the
+        key. Axes of size 1 stand for every place.
+
+    Raises
+    ------
+    ShapeError
+        If it has fewer than two axes; at `attend`, if its sizes are not those of the matrix.
+
+    See Also
+    --------
+    from_tensor : the door, with the rules.
+
+    Notes
+    -----
+    A tensor that holds 0 for every allowed pair is found to be boolean when first used, in one pass: it
+    then adds nothing, and combines with ``|`` and ``~``. A tensor that requires a gradient always adds.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks import AdditiveMask
+    >>> AdditiveMask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).log_weights()
+    ()
+    """
+
+    def __init__(self, t: Tensor) -> None:
+        super().__init__(t)
+        self._weights: tuple[Score, ...] | None = None
+
+    def rule(self, t: Tensor) -> Tensor:
+        # NaN is not below: it is allowed, and reaches the scores, as in the formula.
+        return ~(t.detach() <= torch.finfo(t.dtype).min)
+
+    def log_weights(self) -> tuple[Score, ...]:
+        if self._weights is None:
+            self._weights = () if self._is_boolean() else (TensorBias(self.cells),)
+        return self._weights
+
+    def _is_boolean(self) -> bool:
+        if self.tensor.requires_grad:
+            return False
+        own = _own(self.cells)
+        for rows in cut(own.shape[2], _BLOCK):  # a strip at a time: no copy of the whole tensor
+            strip = own[:, :, rows.start : rows.stop]
+            if not bool(((strip == 0) | ~self.rule(strip)).all()):
+                return False
+        return True
+
+
+def _along(cells: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
+    """Return the rows, or the columns, of a tile."""
+    if cells.shape[axis] == 1:
+        return cells
+    if index is not None:
+        return cells.index_select(axis, index.to(cells.device))
+    return cells.narrow(axis, span.start, len(span))
+
+
+def _some(cells: Tensor, axis: int, ids: Tensor) -> Tensor:
+    """Return the batches, or the heads, of a tile: a view where they follow each other, else a copy."""
+    if cells.shape[axis] == 1:
+        return cells
+    numbers = ids.tolist()
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return cells.narrow(axis, numbers[0], len(numbers))
+    return cells.index_select(axis, ids.to(cells.device))
+
+
+def _own(cells: Tensor) -> Tensor:
+    """Return the cells without axes that were only expanded: what is stored, and no more."""
+    for axis in (0, 1):
+        if cells.stride(axis) == 0 and cells.shape[axis] > 1:
+            cells = cells.narrow(axis, 0, 1)
+    return cells

@@ -1,0 +1,66 @@
+"""Tiles made by hand, and whole masks put together from them: no engine is needed to test a mask."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from attlas.masks import Mask
+from attlas.tiles import Tile, cut
+
+
+def make_tile(
+    m: int,
+    n: int,
+    rows: range | Sequence[int] | None = None,
+    columns: range | Sequence[int] | None = None,
+    batch_ids: Sequence[int] = (0,),
+    head_ids: Sequence[int] = (0,),
+) -> Tile:
+    rows = range(m) if rows is None else rows
+    columns = range(n) if columns is None else columns
+    return Tile(
+        batches=range(len(batch_ids)),
+        heads=range(len(head_ids)),
+        rows=rows if isinstance(rows, range) else range(len(rows)),
+        columns=columns if isinstance(columns, range) else range(len(columns)),
+        m=m,
+        n=n,
+        batch_ids=torch.tensor(batch_ids, dtype=torch.int64),
+        head_ids=torch.tensor(head_ids, dtype=torch.int64),
+        device=torch.device("cpu"),
+        row_index=None if isinstance(rows, range) else torch.tensor(rows, dtype=torch.int64),
+        column_index=None if isinstance(columns, range) else torch.tensor(columns, dtype=torch.int64),
+    )
+
+
+def ask(mask: Mask, at: Tile) -> np.ndarray:
+    allowed = mask.allows(at)
+    assert allowed.dtype == torch.bool
+    return allowed.broadcast_to(at.shape).numpy()
+
+
+def make_dense(mask: Mask, m: int, n: int, batches: int = 1, heads: int = 1, step: int = 5) -> np.ndarray:
+    """Put the whole mask together from tiles of `step` x `step`."""
+    whole = np.zeros((batches, heads, m, n), dtype=bool)
+    for rows in cut(m, step):
+        for columns in cut(n, step):
+            at = make_tile(m, n, rows, columns, range(batches), range(heads))
+            whole[:, :, rows.start : rows.stop, columns.start : columns.stop] = ask(mask, at)
+    return whole
+
+
+@pytest.fixture
+def tile() -> Callable[..., Tile]:
+    return make_tile
+
+
+@pytest.fixture
+def dense() -> Callable[..., np.ndarray]:
+    return make_dense
+
+
+@pytest.fixture
+def cells() -> Callable[[Mask, Tile], np.ndarray]:
+    return ask

@@ -1,0 +1,141 @@
+"""Masks combined with & | ~, and a mask of the user's own."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attlas.errors import DtypeError, ShapeError
+from attlas.masks import Causal, Coverage, Dilated, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
+
+SIZE = 9
+
+leaves = st.sampled_from(
+    [
+        Causal(),
+        Causal(2),
+        Window(2, 1),
+        Window(None, 0),
+        Dilated(4, 4, 2),
+        Prefix([2, 5]),
+        Padding([4, 9]),
+        Padding([0, 3], side="left"),
+        Documents([0, 0, 0, 1, 1, 2, 2, 2, 2]),
+        from_function(lambda b, h, i, j: (i + j + h) % 3 > 0),
+        from_tensor(torch.arange(SIZE * SIZE).view(SIZE, SIZE) % 5 > 1),
+    ]
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.just("and"), inner, inner),
+        st.tuples(st.just("or"), inner, inner),
+        st.tuples(st.just("not"), inner),
+    ),
+    max_leaves=5,
+)
+
+
+def build(tree, dense) -> tuple[Mask, np.ndarray]:
+    """Make the mask with attlas, and its cells with numpy."""
+    if isinstance(tree, Mask):
+        return tree, dense(tree, SIZE, SIZE, 2, 2)
+    (mask, cells), *rest = [build(part, dense) for part in tree[1:]]
+    if tree[0] == "not":
+        return ~mask, ~cells
+    ((other, other_cells),) = rest
+    return (mask & other, cells & other_cells) if tree[0] == "and" else (mask | other, cells | other_cells)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees, data=st.data())
+def test_combinations(tree, data, tile, cells, dense):
+    mask, expected = build(tree, dense)
+    assert np.array_equal(dense(mask, SIZE, SIZE, 2, 2, step=4), expected)
+    top, first = data.draw(st.integers(0, SIZE - 1)), data.draw(st.integers(0, SIZE - 1))
+    bottom, last = data.draw(st.integers(top + 1, SIZE)), data.draw(st.integers(first + 1, SIZE))
+    allowed = expected[:, :, top:bottom, first:last]
+    coverage = mask.coverage(tile(SIZE, SIZE, range(top, bottom), range(first, last), range(2), range(2)))
+    assert coverage is not Coverage.NONE or not allowed.any()
+    assert coverage is not Coverage.ALL or allowed.all()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(left=leaves, right=leaves)
+def test_de_morgan(left, right, dense):
+    sizes = (SIZE, SIZE, 2, 2)
+    assert np.array_equal(dense(~(left & right), *sizes), dense(~left | ~right, *sizes))
+    assert np.array_equal(dense(~(left | right), *sizes), dense(~left & ~right, *sizes))
+    assert np.array_equal(dense(~~left, *sizes), dense(left, *sizes))
+
+
+def test_a_mask_is_not_asked_where_the_other_decides(tile):
+    class Untouched(Mask):
+        def allows(self, at):
+            raise AssertionError("this mask need not be asked")
+
+    above, below = tile(9, 9, range(3), range(5, 9)), tile(9, 9, range(5, 9), range(3))
+    everything = Window(None, None)
+    assert (Causal() & Untouched()).coverage(above) is Coverage.NONE
+    assert (Causal() | Untouched()).coverage(below) is Coverage.ALL
+    assert (~Causal()).coverage(above) is Coverage.ALL
+    with pytest.raises(AssertionError):
+        (everything & Untouched()).allows(below)
+    assert bool((Window(0, 0) & everything).allows(tile(9, 9)).sum() == 9)
+
+
+def test_names_have_the_brackets_of_python():
+    a, b, c = Causal(), Window(2, 0), Prefix(1)
+    assert (a & b & c).name() == "Causal() & Window(2, 0) & Prefix(1)"
+    assert ((a | b) & c).name() == "(Causal() | Window(2, 0)) & Prefix(1)"
+    assert (a & b | c).name() == "(Causal() & Window(2, 0) | Prefix(1))"
+    assert (~(a & b)).name() == "~(Causal() & Window(2, 0))"
+    assert (~(a | b)).name() == "~(Causal() | Window(2, 0))"
+    assert (~~a).name() == "~~Causal()"
+
+
+def test_sizes_and_checks_reach_every_part():
+    packed = Documents([0, 0, 1])
+    mask = Causal() & ~(Window(2, 0) | packed)
+    assert mask.size() == (3, 3)
+    assert mask.reach() == 2
+    mask.check((2,), 1, 3, 3)
+    with pytest.raises(ShapeError, match="found: 3 ids for n = 4 keys"):
+        mask.check((2,), 1, 4, 4)
+
+
+def test_numbers_of_additive_masks_add_up():
+    one, other = from_tensor(torch.randn(3, 3)), from_tensor(torch.randn(3, 3))
+    assert len((one & Causal() & other).log_weights()) == 2
+    assert (Causal() & Window(2, 0)).log_weights() == ()
+
+
+def test_a_mask_of_the_users_own_needs_one_method(dense):
+    class Even(Mask):
+        def allows(self, at):
+            return at.j % 2 == 0
+
+    mask = Even() & Causal()
+    assert mask.name() == "Even() & Causal()"
+    assert mask.size() == (None, None)
+    assert np.array_equal(dense(mask, 5, 5)[0, 0], np.tri(5, dtype=bool) & (np.arange(5) % 2 == 0))
+
+
+def test_only_masks_combine():
+    with pytest.raises(DtypeError) as error:
+        Causal() & torch.ones(3, 3)
+    assert str(error.value) == (
+        "mask & other: both sides must be masks of attlas.\n"
+        "  other: Tensor\n"
+        "  found: a Tensor on one side\n"
+        "  fix: wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod)."
+    )
+    with pytest.raises(ShapeError) as error:
+        Causal() | from_tensor(torch.randn(3, 3))
+    assert str(error.value) == (
+        "| of masks: an additive mask can be combined with & only, since its numbers are added to the scores.\n"
+        "  mask: from_tensor(float32 (3, 3))\n"
+        "  found: an additive mask beside |\n"
+        "  fix: make it boolean first: attlas.from_tensor(t > -float('inf')) before |."
+    )

@@ -1,0 +1,260 @@
+"""Padding, Prefix and Documents against their definitions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attlas.errors import DtypeError, ShapeError
+from attlas.masks import Coverage, Documents, Mask, Padding, Prefix
+
+SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4)]
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding(m, n, side, dense):
+    lengths = [n, 0, n // 2]
+    expected = np.zeros((3, 1, m, n), dtype=bool)
+    for b, length in enumerate(lengths):
+        expected[b, :, :, :length] = side == "right"
+        if side == "left":
+            expected[b, :, :, n - length :] = True
+    assert np.array_equal(dense(Padding(lengths, side=side), m, n, batches=3), expected)
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+@pytest.mark.parametrize("length", [0, 2, 100])
+def test_prefix(m, n, length, dense):
+    expected = np.broadcast_to(np.arange(n) < length, (2, 2, m, n))
+    assert np.array_equal(dense(Prefix(length), m, n, batches=2, heads=2), expected)
+    assert np.array_equal(dense(Prefix([length, length]), m, n, batches=2, heads=2), expected)
+
+
+def test_lengths_of_chosen_sequences(tile, cells):
+    mask = Padding(torch.tensor([[1, 2], [3, 4]]))  # two batch axes, flattened
+    mask.check((2, 2), 1, 5, 5)
+    at = tile(5, 5, batch_ids=[3, 1])
+    assert cells(mask, at).sum(-1)[:, 0, 0].tolist() == [4, 2]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_coverage_of_lengths_is_exact(data, tile, cells):
+    n = data.draw(st.integers(1, 20))
+    lengths = data.draw(st.lists(st.integers(0, n), min_size=1, max_size=3))
+    mask = data.draw(
+        st.sampled_from([Padding(lengths), Padding(lengths, side="left"), Prefix(lengths), Padding(lengths[0])])
+    )
+    first = data.draw(st.integers(0, n - 1))
+    last = data.draw(st.integers(first + 1, n))
+    at = tile(4, n, range(1, 3), range(first, last), batch_ids=range(len(lengths)))
+    allowed = cells(mask, at)
+    exact = Coverage.ALL if allowed.all() else Coverage.SOME if allowed.any() else Coverage.NONE
+    assert mask.coverage(at) is exact
+
+
+def documents(ids: np.ndarray, query_ids: np.ndarray) -> np.ndarray:
+    pairs = zip(query_ids, ids, strict=True)
+    return np.array([[[one == other for other in keys] for one in queries] for queries, keys in pairs], dtype=bool)
+
+
+@pytest.mark.parametrize(("m", "n"), [(8, 8), (3, 8), (1, 8), (1, 1), (0, 8)])
+def test_documents_take_the_last_tokens_as_queries(m, n, dense):
+    ids = np.random.default_rng(0).integers(0, 3, (2, n))
+    expected = documents(ids, ids[:, n - m :]).reshape(2, 1, m, n)
+    mask = Documents(torch.tensor(ids))
+    mask.check((2,), 3, m, n)
+    assert np.array_equal(dense(mask, m, n, batches=2), expected)
+
+
+def test_documents_with_ids_of_queries(dense):
+    rng = np.random.default_rng(1)
+    ids, query_ids = rng.integers(0, 3, (1, 4)), rng.integers(0, 3, (1, 9))
+    mask = Documents(ids[0].tolist(), query_ids=torch.tensor(query_ids[0], dtype=torch.uint8))
+    mask.check((5,), 3, 9, 4)
+    assert np.array_equal(dense(mask, 9, 4)[0, 0], documents(ids, query_ids)[0])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_coverage_of_documents_is_never_wrong(data, tile, cells):
+    n = data.draw(st.integers(1, 12))
+    m = data.draw(st.integers(1, n))
+    batches = data.draw(st.integers(1, 2))
+    ids = data.draw(st.lists(st.lists(st.integers(-1, 3), min_size=n, max_size=n), min_size=batches, max_size=batches))
+    packed = data.draw(st.booleans())
+    mask = Documents(torch.tensor([sorted(row) for row in ids] if packed else ids))
+    if data.draw(st.booleans()):
+        places = st.lists(st.integers(0, m - 1), min_size=1, max_size=4)
+        at = tile(m, n, data.draw(places), data.draw(places), batch_ids=range(batches))
+    else:
+        top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+        bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
+        at = tile(m, n, range(top, bottom), range(first, last), batch_ids=range(batches))
+    allowed, coverage = cells(mask, at), mask.coverage(at)
+    assert coverage is not Coverage.NONE or not allowed.any()
+    assert coverage is not Coverage.ALL or allowed.all()
+    assert coverage is Coverage.ALL or not allowed.all()
+
+
+def test_documents_one_after_the_other_are_computed_on_the_diagonal_only(tile):
+    mask = Documents(torch.arange(4).repeat_interleave(10))
+    found = [
+        [mask.coverage(tile(40, 40, range(i, i + 10), range(j, j + 10))).name for j in range(0, 40, 10)]
+        for i in range(0, 40, 10)
+    ]
+    assert found == [["ALL" if i == j else "NONE" for j in range(4)] for i in range(4)]
+
+
+def test_masks_do_not_follow_later_changes_of_what_they_were_made_from(dense):
+    lengths, ids = torch.tensor([2]), torch.tensor([0, 0, 1])
+    padding, packed = Padding(lengths), Documents(ids)
+    lengths[0], ids[0] = 3, 1
+    assert dense(padding, 1, 3)[0, 0, 0].tolist() == [True, True, False]
+    assert dense(packed, 3, 3)[0, 0, 0].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("mask", "name"),
+    [
+        (Padding([3, 4]), "Padding([3, 4])"),
+        (Padding(3, side="left"), "Padding(3, side='left')"),
+        (Padding(range(6)), "Padding([0, 1, 2, 3, ...])"),
+        (Prefix(torch.tensor(5)), "Prefix(5)"),
+        (Documents([0, 1]), "Documents((2,))"),
+        (Documents([0, 1], [1]), "Documents((2,), query_ids=(1,))"),
+    ],
+)
+def test_name(mask, name):
+    assert mask.name() == name
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (
+            lambda: Padding(torch.ones(2)),
+            DtypeError,
+            "Padding(): lengths must be whole numbers.\n"
+            "  lengths: (2,) float32 cpu\n"
+            "  found: float32\n"
+            "  fix: give one whole number for each sequence: [7, 5].",
+        ),
+        (
+            lambda: Padding(torch.ones(2, 5, dtype=torch.bool)),
+            DtypeError,
+            "Padding(): lengths must be whole numbers.\n"
+            "  lengths: (2, 5) bool cpu\n"
+            "  found: bool\n"
+            "  fix: Padding takes counts; for a mask use from_tensor(t[:, None, None, :]).",
+        ),
+        (
+            lambda: Padding([3, -2]),
+            ShapeError,
+            "Padding(): lengths must be 0 or more.\n"
+            "  lengths: [3, -2]\n"
+            "  found: lengths = -2\n"
+            "  fix: use lengths = 0 for a sequence without such keys.",
+        ),
+        (
+            lambda: Padding([3], side="top"),
+            ShapeError,
+            'Padding(): side must be "right" or "left".\n'
+            "  found: side = 'top'\n"
+            '  fix: use side="left" where the filling stands before the tokens.',
+        ),
+        (
+            lambda: Prefix("four"),
+            DtypeError,
+            "Prefix(): length must be whole numbers.\n"
+            "  length: str\n"
+            "  found: str\n"
+            "  fix: give one whole number for each sequence: [7, 5].",
+        ),
+        (
+            lambda: Documents(torch.zeros(4)),
+            DtypeError,
+            "Documents(): ids must be whole numbers.\n"
+            "  ids: (4,) float32 cpu\n"
+            "  found: float32\n"
+            "  fix: number the documents: [0, 0, 1, 1, 1].",
+        ),
+        (
+            lambda: Documents(3),
+            ShapeError,
+            "Documents(): ids must have one id for each token.\n"
+            "  ids: 3\n"
+            "  found: a single number\n"
+            "  fix: number the documents: [0, 0, 1, 1, 1].",
+        ),
+    ],
+)
+def test_bad_input(make, kind, text):
+    with pytest.raises(kind) as error:
+        make()
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("mask", "sizes", "text"),
+    [
+        (
+            Padding([3, 4]),
+            ((3,), 2, 8, 8),
+            "attend(): Padding() must have one entry for each sequence of the batch, or one for all.\n"
+            "  lengths: (2,)\n"
+            "  batch: (3,)\n"
+            "  found: 2 entries, 3 sequences\n"
+            "  fix: give 3 numbers, or one for all.",
+        ),
+        (
+            Padding(torch.ones(2, 8, dtype=torch.int64)),
+            ((2,), 2, 8, 8),
+            "attend(): Padding() must have one entry for each sequence of the batch, or one for all.\n"
+            "  lengths: (2, 8)\n"
+            "  batch: (2,)\n"
+            "  found: 16 entries, 2 sequences\n"
+            "  fix: lengths are counts; from a padding mask t of 0 and 1: Padding(t.sum(-1)).",
+        ),
+        (
+            Padding([3, 9]),
+            ((2,), 2, 8, 8),
+            "attend(): the lengths of Padding() must be at most the number of keys.\n"
+            "  mask: Padding([3, 9])\n"
+            "  keys: n = 8\n"
+            "  found: a length of 9, n = 8\n"
+            "  fix: count the real keys only: Padding(lengths.clamp(max=8)).",
+        ),
+        (
+            Documents([0, 0, 1]),
+            ((2,), 2, 4, 3),
+            "attend(): Documents() must have one id for each key, and one for each query.\n"
+            "  ids: (3,)\n"
+            "  found: 3 ids for n = 3 keys and m = 4 queries\n"
+            "  fix: use Documents(ids, query_ids) with shapes (n,) and (m,).",
+        ),
+        (
+            Documents(torch.zeros(3, 5, dtype=torch.int64)),
+            ((2,), 2, 5, 5),
+            "attend(): Documents() must have one entry for each sequence of the batch, or one for all.\n"
+            "  ids: (3,)\n"
+            "  batch: (2,)\n"
+            "  found: 3 entries, 2 sequences\n"
+            "  fix: give ids for 2.",
+        ),
+    ],
+)
+def test_wrong_size(mask: Mask, sizes, text):
+    with pytest.raises(ShapeError) as error:
+        mask.check(*sizes)
+    assert str(error.value) == text
+
+
+def test_right_sizes_pass():
+    Padding(3).check((2, 3), 2, 8, 8)
+    Padding([1, 2, 3, 4, 5, 6]).check((2, 3), 2, 8, 8)
+    Prefix(100).check((), 2, 8, 8)
+    with pytest.raises(ShapeError):
+        Padding(torch.ones(3, 2, dtype=torch.int64)).check((2, 3), 2, 8, 8)

@@ -1,0 +1,161 @@
+"""Causal, Window and Dilated against their definitions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attlas.errors import DtypeError, ShapeError
+from attlas.masks import Causal, Coverage, Dilated, Mask, Window
+
+SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4), (4, 0)]
+OFFSETS = [None, 0, 3, -2]
+
+
+def definition(m: int, n: int, left: int | None, right: int | None, offset: int | None, step: int = 1) -> np.ndarray:
+    allowed = np.zeros((m, n), dtype=bool)
+    for i in range(m):
+        own = i + (n - m if offset is None else offset)
+        for j in range(n):
+            near = (left is None or own - j <= left) and (right is None or j - own <= right)
+            allowed[i, j] = near and (j - own) % step == 0
+    return allowed
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_causal(m, n, offset, dense):
+    assert np.array_equal(dense(Causal(offset), m, n)[0, 0], definition(m, n, None, 0, offset))
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 1), (None, 2), (3, None), (None, None), (50, 50)])
+def test_window(m, n, offset, left, right, dense):
+    assert np.array_equal(dense(Window(left, right, offset), m, n)[0, 0], definition(m, n, left, right, offset))
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize(("left", "right", "step"), [(4, 0, 2), (5, 5, 3), (None, 0, 4), (None, None, 1)])
+def test_dilated(m, n, offset, left, right, step, dense):
+    expected = definition(m, n, left, right, offset, step)
+    assert np.array_equal(dense(Dilated(left, right, step, offset), m, n)[0, 0], expected)
+
+
+def test_causal_is_lower_triangle_and_aligns_last_with_last(dense):
+    assert np.array_equal(dense(Causal(), 6, 6)[0, 0], np.tri(6, dtype=bool))
+    assert np.array_equal(dense(Causal(), 3, 8)[0, 0], np.tri(8, dtype=bool)[-3:])
+    assert np.array_equal(dense(Causal(0), 3, 8)[0, 0], np.tri(3, 8, dtype=bool))
+    assert not dense(Causal(), 5, 2)[0, 0, :3].any()
+
+
+distance = st.none() | st.integers(0, 12)
+local_masks = st.one_of(
+    st.builds(Causal, st.none() | st.integers(-15, 15)),
+    st.builds(Window, distance, distance, st.none() | st.integers(-15, 15)),
+    st.builds(Dilated, distance, distance, st.integers(1, 9), st.none() | st.integers(-15, 15)),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mask=local_masks, data=st.data())
+def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile, cells):
+    m, n = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
+    top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
+    at = tile(m, n, range(top, bottom), range(first, last))
+    allowed = cells(mask, at)
+    exact = Coverage.ALL if allowed.all() else Coverage.SOME if allowed.any() else Coverage.NONE
+    assert mask.coverage(at) is exact
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mask=local_masks, data=st.data())
+def test_scattered_tile_is_part_of_the_whole(mask: Mask, data, tile, cells, dense):
+    m, n = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
+    rows = data.draw(st.lists(st.integers(0, m - 1), min_size=1, max_size=6))
+    columns = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6))
+    at = tile(m, n, rows, columns)
+    allowed = cells(mask, at)
+    assert np.array_equal(allowed[0, 0], dense(mask, m, n)[0, 0][np.ix_(rows, columns)])
+    coverage = mask.coverage(at)
+    assert coverage is not Coverage.NONE or not allowed.any()
+    assert coverage is not Coverage.ALL or allowed.all()
+
+
+def test_upper_half_of_a_causal_matrix_is_skipped_without_its_cells(tile):
+    n = 10**9
+    above = tile(n, n, range(10**6), range(10**6, 2 * 10**6))
+    below = tile(n, n, range(10**6, 2 * 10**6), range(10**6))
+    assert Causal().coverage(above) is Coverage.NONE
+    assert Causal().coverage(below) is Coverage.ALL
+
+
+def test_empty_tile_is_not_judged(tile):
+    assert Causal().coverage(tile(4, 4, range(2, 2), range(4))) is Coverage.SOME
+    assert Causal().coverage(tile(4, 4, [], [1])) is Coverage.SOME
+
+
+def test_numpy_and_tensor_integers_are_whole_numbers():
+    assert Causal(np.int64(2)).offset == 2
+    assert Window(torch.tensor(3), 0).left == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "name"),
+    [
+        (Causal(), "Causal()"),
+        (Causal(offset=-1), "Causal(offset=-1)"),
+        (Window(3, None), "Window(3, None)"),
+        (Window(3, 0, offset=0), "Window(3, 0, offset=0)"),
+        (Dilated(4, 0, 2), "Dilated(4, 0, 2)"),
+        (Dilated(4, 0, 2, offset=5), "Dilated(4, 0, 2, offset=5)"),
+    ],
+)
+def test_name_makes_the_mask_again(mask, name):
+    assert mask.name() == name
+    assert eval(name).name() == name
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (
+            lambda: Causal(offset=1.5),
+            DtypeError,
+            "Causal(): offset must be a whole number.\n"
+            "  found: offset = 1.5 (float)\n"
+            "  fix: leave offset out, or give an int.",
+        ),
+        (
+            lambda: Causal(offset=True),
+            DtypeError,
+            "Causal(): offset must be a whole number.\n"
+            "  found: offset = True (bool)\n"
+            "  fix: leave offset out, or give an int.",
+        ),
+        (
+            lambda: Window(-4, 0),
+            ShapeError,
+            "Window(): left must be 0 or more, or None for no limit.\n"
+            "  found: left = -4\n"
+            "  fix: use left=4: distances to both sides are counted from the query, without a sign.",
+        ),
+        (
+            lambda: Window(4, "0"),
+            DtypeError,
+            "Window(): right must be a whole number.\n  found: right = '0' (str)\n  fix: give an int: right=4.",
+        ),
+        (
+            lambda: Dilated(4, 0, 0),
+            ShapeError,
+            "Dilated(): step must be at least 1.\n  found: step = 0\n  fix: use step=1 for every key of the window.",
+        ),
+    ],
+)
+def test_bad_input(make, kind, text):
+    with pytest.raises(kind) as error:
+        make()
+    assert str(error.value) == text

@@ -1,0 +1,196 @@
+"""Masks of tensors: booleans, and numbers that are added to the scores."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attlas.errors import DtypeError, ShapeError
+from attlas.masks import AdditiveMask, Coverage, TensorMask, from_tensor
+from attlas.scores.position import TensorBias
+
+SHAPES = [(7, 9), (2, 7, 9), (2, 3, 7, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 7, 1), (1, 3, 7, 9), (1, 1), (1, 9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bool_tensor(shape, dense):
+    t = torch.rand(shape) > 0.5
+    mask = from_tensor(t)
+    assert isinstance(mask, TensorMask)
+    mask.check((2,), 3, 7, 9)
+    expected = np.broadcast_to(t[:, None] if t.ndim == 3 else t, (2, 3, 7, 9))
+    assert np.array_equal(dense(mask, 7, 9, 2, 3), expected)
+    assert mask.log_weights() == ()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lowest", ["inf", "finfo"])
+def test_float_tensor(shape, dtype, lowest, dense):
+    allowed = torch.rand(shape) > 0.5
+    bottom = -torch.inf if lowest == "inf" else torch.finfo(dtype).min
+    t = torch.where(allowed, torch.randn(shape, dtype=dtype), torch.tensor(bottom, dtype=dtype))
+    mask = from_tensor(t)
+    assert isinstance(mask, AdditiveMask)
+    mask.check((2,), 3, 7, 9)
+    expected = np.broadcast_to(allowed[:, None] if allowed.ndim == 3 else allowed, (2, 3, 7, 9))
+    assert np.array_equal(dense(mask, 7, 9, 2, 3), expected)
+
+
+def test_several_axes_of_the_batch(dense):
+    t = torch.rand(2, 3, 1, 4, 4) > 0.5
+    mask = from_tensor(t)
+    mask.check((2, 3), 5, 4, 4)
+    assert np.array_equal(dense(mask, 4, 4, 6, 5), np.broadcast_to(t.reshape(6, 1, 4, 4), (6, 5, 4, 4)))
+
+
+@pytest.mark.parametrize("t", [torch.rand(4, 3, 10, 12) > 0.5, torch.randn(4, 3, 10, 12).relu().log()])
+def test_part_of_a_tensor(t, tile, cells):
+    allowed = t if t.dtype == torch.bool else t > -torch.inf
+    for batch_ids, head_ids in [([1, 2], [2]), ([3, 0], [2, 0])]:
+        for rows, columns in [(range(2, 5), range(7, 12)), ([9, 0, 0], range(3)), (range(10), [5])]:
+            expected = allowed.numpy()[np.ix_(batch_ids, head_ids, list(rows), list(columns))]
+            at = tile(10, 12, rows, columns, batch_ids, head_ids)
+            assert np.array_equal(cells(from_tensor(t), at), expected)
+
+
+def test_numbers_go_to_the_scores():
+    t = torch.randn(7, 9)
+    (bias,) = from_tensor(t).log_weights()
+    assert isinstance(bias, TensorBias)
+    mask = from_tensor(t)
+    assert mask.log_weights()[0] is mask.log_weights()[0]
+
+
+@pytest.mark.parametrize("bottom", [-torch.inf, torch.finfo(torch.float32).min])
+def test_zeros_and_forbidden_pairs_alone_are_boolean(bottom):
+    t = torch.zeros(2, 1, 200, 9)
+    t[:, :, :, 5:] = bottom
+    assert from_tensor(t).log_weights() == ()
+    assert from_tensor(t.expand(2, 4, 200, 9)).log_weights() == ()
+    (~from_tensor(t)).name()
+    t[1, 0, 199, 0] = 0.5
+    assert len(from_tensor(t).log_weights()) == 1
+
+
+def test_a_tensor_that_learns_is_always_added():
+    t = torch.zeros(4, 4, requires_grad=True)
+    mask = from_tensor(t)
+    assert len(mask.log_weights()) == 1
+    with pytest.raises(ShapeError) as error:
+        _ = ~mask
+    assert str(error.value) == (
+        "~ of masks: an additive mask can be combined with & only, since its numbers are added to the scores.\n"
+        "  mask: from_tensor(float32 (4, 4))\n"
+        "  found: an additive mask beside ~\n"
+        "  fix: make it boolean first: attlas.from_tensor(t > -float('inf')) before ~."
+    )
+
+
+def test_nan_is_allowed_and_reaches_the_scores(dense):
+    assert dense(from_tensor(torch.tensor([[float("nan"), -torch.inf]])), 1, 2).tolist() == [[[[True, False]]]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_coverage_is_never_wrong(data, tile, cells):
+    m, n = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
+    batches, heads = data.draw(st.sampled_from([(1, 1), (2, 1), (2, 3)]))
+    t = torch.zeros(batches, heads, data.draw(st.sampled_from([1, m])), n, dtype=torch.bool)
+    for _ in range(data.draw(st.integers(0, 3))):
+        top, left = data.draw(st.integers(0, m)), data.draw(st.integers(0, n))
+        t[data.draw(st.integers(0, batches - 1)) :, :, top:, left:] ^= True
+    mask = from_tensor(t if data.draw(st.booleans()) else torch.where(t, 0.0, -torch.inf))
+    top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
+    at = tile(m, n, range(top, bottom), range(first, last), range(batches), range(heads))
+    allowed, coverage = cells(mask, at), mask.coverage(at)
+    assert coverage is not Coverage.NONE or not allowed.any()
+    assert coverage is not Coverage.ALL or allowed.all()
+
+
+def test_whole_blocks_are_known(tile):
+    mask = from_tensor(torch.ones(500, 500).tril().bool())
+    at = [range(128), range(128, 256), range(256, 384), range(384, 500)]
+    found = [[mask.coverage(tile(500, 500, rows, columns)).name for columns in at] for rows in at]
+    names = [["ALL" if j < i else "NONE" if j > i else "SOME" for j in range(4)] for i in range(4)]
+    assert found == names
+
+
+def test_one_row_is_read_without_reading_the_rest(tile):
+    class Counted(TensorMask):
+        def rule(self, t):
+            sizes.append(t.numel())
+            return t
+
+    sizes: list[int] = []
+    mask = Counted(torch.ones(1000, 1000, dtype=torch.bool))
+    assert mask.coverage(tile(1000, 1000, range(5, 6))) is Coverage.SOME
+    assert sizes == []
+    for columns in (range(500), range(500, 1000)):
+        assert mask.coverage(tile(1000, 1000, range(64, 128), columns)) is Coverage.ALL
+    assert sizes == [64 * 1000]
+
+
+@pytest.mark.parametrize(
+    ("t", "kind", "text"),
+    [
+        (
+            torch.ones(4, 4, dtype=torch.int64),
+            DtypeError,
+            "from_tensor(): a mask tensor must be bool (True = may attend) or floating point (added to the scores).\n"
+            "  t: (4, 4) int64 cpu\n"
+            "  found: int64\n"
+            "  fix: from_tensor(t.bool()), if 1 means that the query may attend.",
+        ),
+        (
+            [[True, False]],
+            DtypeError,
+            "from_tensor(): a mask tensor must be bool (True = may attend) or floating point (added to the scores).\n"
+            "  t: list\n"
+            "  found: list\n"
+            "  fix: from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function.",
+        ),
+        (
+            torch.ones(4, dtype=torch.bool),
+            ShapeError,
+            "from_tensor(): a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).\n"
+            "  t: (4,) bool cpu\n"
+            "  found: 1 axes\n"
+            "  fix: t[None, :] for one row of keys that all queries share.",
+        ),
+    ],
+)
+def test_bad_input(t, kind, text):
+    with pytest.raises(kind) as error:
+        from_tensor(t)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("shape", "found", "fix"),
+    [
+        (
+            (8, 10),
+            "m = 8 in mask, 7 in matrix, n = 10 in mask, 9 in matrix",
+            "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n).",
+        ),
+        (
+            (2, 9),
+            "m = 2 in mask, 7 in matrix",
+            "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :]).",
+        ),
+        ((3, 7, 9), "batch = 3 in mask, 2 in matrix", "for one mask a head: from_tensor(t[None])."),
+    ],
+)
+def test_wrong_size(shape, found, fix):
+    with pytest.raises(ShapeError) as error:
+        from_tensor(torch.zeros(shape)).check((2,), 3, 7, 9)
+    assert str(error.value) == (
+        "attend(): the mask tensor must have the sizes of the matrix, or 1.\n"
+        f"  mask: {shape} float32 cpu\n"
+        "  matrix (batch, heads, m, n): (2, 3, 7, 9)\n"
+        f"  found: {found}\n"
+        f"  fix: {fix}"
+    )
