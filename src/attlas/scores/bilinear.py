@@ -1,0 +1,117 @@
+"""The bilinear score: a dot product after a learned change of coordinates."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from attlas.errors import ShapeError, explain
+from attlas.scores.base import Dot, Score, Tokens
+from attlas.tiles import Tile
+
+__all__ = ["Bilinear"]
+
+
+class Bilinear(Score):
+    """Bilinear score, ``s_ij = scale * q_iᵀ W k_j``, Luong's "general" score.
+
+    Parameters
+    ----------
+    query_size, key_size : int
+        Sizes of the tokens.
+    scale : float, optional
+        Factor of the score; the default is 1.
+
+    Attributes
+    ----------
+    weight : nn.Parameter, shape (query_size, key_size)
+        W, normal at the start with variance ``1 / (query_size key_size)``: for tokens of independent
+        coordinates with variance 1, the scores then have variance 1 too (at `scale` 1).
+
+    Raises
+    ------
+    ShapeError
+        If a size is not a whole number above 0, or `scale` is not finite.
+
+    See Also
+    --------
+    Additive : two sizes as well, and not linear in the tokens.
+    ScaledDot : W is the identity.
+
+    Notes
+    -----
+    The longer tokens are projected to the size of the shorter ones, once for each; a pair then costs that of
+    a plain dot product, ``2 min(query_size, key_size)`` operations.
+
+    References
+    ----------
+    .. [1] Luong et al., "Effective approaches to attention-based neural machine translation", 2015,
+       section 3.1.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> score = attlas.Bilinear(2, 3)
+    >>> score.weight.data.fill_(1.0)
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
+    >>> attlas.attend(torch.ones(1, 2), torch.ones(2, 3), score=score).logits[:, :].detach()
+    tensor([[6., 6.]])
+    """
+
+    finite = True
+
+    def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:
+        super().__init__()
+        for name, size in (("query_size", query_size), ("key_size", key_size)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ShapeError(
+                    explain(
+                        "Bilinear()",
+                        "sizes must be whole numbers above 0.",
+                        found=f"{name} = {size!r}",
+                        fix="give Bilinear(q.shape[-1], k.shape[-1]).",
+                    )
+                )
+        if scale is not None and not math.isfinite(scale):
+            raise ShapeError(
+                explain(
+                    "Bilinear()",
+                    "scale must be a finite number.",
+                    found=f"scale = {scale!r}",
+                    fix="leave scale out for 1.",
+                )
+            )
+        self.query_size, self.key_size = query_size, key_size
+        self.scale = 1.0 if scale is None else float(scale)
+        self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        weight = self.weight.to(q)
+        return (q, k @ weight.mT) if self.query_size < self.key_size else (q @ weight, k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        return torch.matmul(q * self.scale, k.mT)
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        return Dot(q, k, self.scale)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
+            return
+        raise ShapeError(
+            explain(
+                "attend()",
+                f"the last axes of q and k must be {self.query_size} and {self.key_size} "
+                f"when score is Bilinear({self.query_size}, {self.key_size}).",
+                {"q (..., m, d)": q, "k (..., n, dk)": k},
+                found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
+                fix=f"use score=Bilinear({q.shape[-1]}, {k.shape[-1]}).",
+            )
+        )
+
+    def extra_repr(self) -> str:
+        scale = "" if self.scale == 1.0 else f", scale={self.scale}"
+        return f"query_size={self.query_size}, key_size={self.key_size}{scale}"

@@ -1,0 +1,396 @@
+"""Scores made of distances: the kernels of kernel regression, as log-weights."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attlas.errors import ShapeError, explain
+from attlas.scores.base import Dot, Score, Tokens
+from attlas.scores.distance import Distance, checked_bandwidth
+from attlas.tiles import Tile
+
+__all__ = ["Boxcar", "Epanechnikov", "Gaussian", "Laplace", "Triangular"]
+
+# From this size of token on, one matrix product beats a loop over coordinates by 5 times and more.
+_DOT_SIZE = 8
+# Largest error of a log-weight that the dot-product form may cause; see Gaussian, Notes.
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+class _Kernel(Score):
+    """A function of the distance between query and key, in units of the bandwidth."""
+
+    scratch = 4
+    power = 2
+
+    def __init__(self, bandwidth: float | Sequence[float] | Tensor = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        value = checked_bandwidth(f"{type(self).__name__}()", bandwidth)
+        self.size = value.shape[0] if value.ndim else None
+        self.log_bandwidth: Tensor | None
+        if not learn:
+            self.register_parameter("log_bandwidth", None)
+            # A tensor of the user's moves with the module; numbers stay exact, whatever the module is cast to.
+            if isinstance(bandwidth, Tensor) and not isinstance(bandwidth, nn.Parameter):
+                self.register_buffer("given", value, persistent=False)
+            else:
+                self.given = value
+            return
+        if value.requires_grad:
+            raise ShapeError(
+                explain(
+                    f"{type(self).__name__}()",
+                    "learn=True makes a parameter of its own, so bandwidth must not require a gradient.",
+                    {"bandwidth": bandwidth},
+                    found="requires_grad = True",
+                    fix="leave learn out; the tensor is learned as it is.",
+                )
+            )
+        start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
+        self.log_bandwidth = nn.Parameter(start.log())
+
+    @property
+    def bandwidth(self) -> Tensor:
+        """Bandwidth of every coordinate, shape () or (d,), above 0."""
+        if self.log_bandwidth is not None:
+            return self.log_bandwidth.exp()
+        return self.given
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        if not self._early():
+            return q, k
+        h = self._unit(q)
+        return q / h, k / h
+
+    def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
+        scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # a kernel's tokens are one tensor
+        if not self._early():
+            scale = scale / self._unit(scale)
+        distance: Tensor = Distance.apply(q, k, scale, self.power)  # type: ignore[no-untyped-call]
+        return self.log_weight(distance)
+
+    @abstractmethod
+    def log_weight(self, distance: Tensor) -> Tensor:
+        """Return the log of the kernel at a distance in bandwidths: the square of it where `power` is 2."""
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        name = f"{type(self).__name__}()"
+        given = {"q (..., m, d)": q, "k (..., n, d)": k}
+        if q.shape[-1] != k.shape[-1]:
+            raise ShapeError(
+                explain(
+                    "attend()",
+                    f"q and k must have the same last axis when score is {name}.",
+                    given,
+                    found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
+                    fix="give both the same coordinates, or project them to one size.",
+                )
+            )
+        if self.size is not None and self.size != q.shape[-1]:
+            raise ShapeError(
+                explain(
+                    "attend()",
+                    f"bandwidth of {name} must be one number, or one for each coordinate of q and k.",
+                    given,
+                    found=f"d = {q.shape[-1]} in q and k, {self.size} bandwidths",
+                    fix=f"give {q.shape[-1]} bandwidths, or one number for all coordinates.",
+                )
+            )
+
+    def extra_repr(self) -> str:
+        h = self.bandwidth.detach()
+        shown = f"{h.item():.6g}" if h.ndim == 0 else f"<{h.shape[0]} numbers>"
+        return f"bandwidth={shown}" + (", learn=True" if self.log_bandwidth is not None else "")
+
+    def _unit(self, like: Tensor) -> Tensor:
+        h = self.bandwidth
+        return h.to(like) if h.ndim else h  # one number works with every dtype and device, and needs no copy
+
+    def _early(self) -> bool:
+        # Differences of the tokens as given are more exact than differences of scaled tokens, whose rounding
+        # grows with spread / bandwidth: so the tile divides. A tensor with a graph that is no parameter of this
+        # module gets its gradient through `project` alone.
+        return self.log_bandwidth is None and self.given.requires_grad and not isinstance(self.given, nn.Parameter)
+
+
+class Gaussian(_Kernel):
+    """Gaussian kernel, ``s_ij = -½ ‖(q_i - k_j) / h‖²``; with softmax it is Nadaraya-Watson regression.
+
+    Parameters
+    ----------
+    bandwidth : float, sequence of float, or Tensor of shape () or (d,)
+        h, for all coordinates or for each; the default is 1. A tensor that requires a gradient is learned
+        as it is (nothing then keeps it above 0).
+    learn : bool
+        Whether h becomes a parameter, stored as its logarithm so that it stays above 0. The learned ``w``
+        of parametric attention pooling is ``1 / h``.
+
+    Raises
+    ------
+    ShapeError
+        If a bandwidth is not a finite number above 0.
+    DtypeError
+        If `bandwidth` is neither numbers nor a floating-point tensor.
+
+    See Also
+    --------
+    Laplace : heavier tails.
+    Epanechnikov : the same near 0, and no weight beyond one bandwidth.
+
+    Notes
+    -----
+    Below 8 coordinates the tile computes differences, ``3 d`` operations a pair. From 8 on the score is the
+    dot product of ``(q', -½‖q'‖², 1)`` and ``(k', 1, -½‖k'‖²)``, with ``q' = (q - c) / h``, ``k' = (k - c) / h``
+    and c the mean of the keys, which changes no distance. Its rounding error, measured, is about
+    ``u (1 + d / 64) (max ‖q'‖² + max ‖k'‖²)``, with u the unit round-off. Where that exceeds 1e-5 in float32,
+    tiles compute the dot product in float64 (error below 1e-7); where it exceeds that too, or 1e-12 for float64
+    tokens, differences again. Memory: ``(m + n) (d + 2)`` numbers, and the tile. On an accelerator the choice
+    waits for the device once a call.
+
+    References
+    ----------
+    .. [1] Nadaraya, "On estimating regression", 1964. Watson, "Smooth regression analysis", 1964.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.zeros(1, 1), torch.tensor([[0.0], [1.0], [2.0]])
+    >>> attlas.attend(q, k, score=attlas.Gaussian(0.5)).logits[:, :]
+    tensor([[-0., -2., -8.]])
+    """
+
+    finite = True
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        d = q.shape[-1]
+        plain_q, plain_k = super().project(q, k)
+        if d < _DOT_SIZE or not (q.shape[-2] and k.shape[-2]):
+            return plain_q, plain_k
+        centre, h = _centre(k), self._unit(q)
+        q_long, k_long = _augmented(
+            (q - centre.repeat_interleave(q.shape[-3] // k.shape[-3], -3)) / h, (k - centre) / h
+        )
+        with torch.no_grad():
+            # The last two coordinates of each hold -½ of the squared norms.
+            spread = -2.0 * (q_long[..., d].min() + k_long[..., d + 1].min()).item() * (1 + d / 64)
+        # The form of the tokens tells `forward` what they are: a tuple of one for a dot product, of two for one
+        # in float64, a tensor for differences. NaN takes the last way.
+        if spread * torch.finfo(q.dtype).eps / 2 <= _TOLERANCE.get(q.dtype, 1e-5):
+            return (q_long,), (k_long,)
+        if q.dtype is torch.float32 and q.device.type != "mps" and spread * 2.0**-53 <= 1e-7:
+            return (plain_q, q[..., :0]), (plain_k, k[..., :0])
+        return plain_q, plain_k
+
+    def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
+        if not isinstance(q, tuple):
+            return super().forward(q, k, at)
+        q_one: Tensor = q[0]  # type: ignore[assignment]
+        k_one: Tensor = k[0]  # type: ignore[assignment]
+        if len(q) == 1:
+            return torch.matmul(q_one, k_one.mT)
+        q_one, k_one = q_one.double(), k_one.double()
+        h, centre = q_one.new_ones(()) if self._early() else self._unit(q_one), _centre(k_one)
+        q_long, k_long = _augmented((q_one - centre) / h, (k_one - centre) / h)
+        return torch.matmul(q_long, k_long.mT).clamp(max=0.0).to(at.dtype)
+
+    def log_weight(self, distance: Tensor) -> Tensor:
+        return distance * -0.5
+
+    def as_dot(self, q: Tokens, k: Tokens) -> Dot | None:
+        return Dot(q[0], k[0], 1.0) if isinstance(q, tuple) and len(q) == 1 else None  # type: ignore[arg-type]
+
+
+def _centre(k: Tensor) -> Tensor:
+    """Return the mean of the keys: a constant, since no distance depends on it."""
+    centre = k.detach().mean(-2, keepdim=True)
+    return torch.where(centre.isfinite(), centre, 0.0)  # a key that a mask hides may hold anything
+
+
+def _augmented(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens whose dot product is ``-½ ‖q - k‖²``."""
+    q_half, k_half = q.square().sum(-1, keepdim=True) * -0.5, k.square().sum(-1, keepdim=True) * -0.5
+    # Fused kernels want a size that is a multiple of 8; the zeros cost 2 %.
+    pad = (0, -(q.shape[-1] + 2) % 8)
+    q_long = functional.pad(torch.cat([q, q_half, torch.ones_like(q_half)], -1), pad)
+    return q_long, functional.pad(torch.cat([k, torch.ones_like(k_half), k_half], -1), pad)
+
+
+class Laplace(_Kernel):
+    """Product Laplace kernel, ``s_ij = -‖(q_i - k_j) / h‖₁``, the sum of the absolute differences (L1).
+
+    Parameters
+    ----------
+    bandwidth : float, sequence of float, or Tensor of shape () or (d,)
+        h, for all coordinates or for each; the default is 1.
+    learn : bool
+        Whether h becomes a parameter, stored as its logarithm.
+
+    Raises
+    ------
+    ShapeError
+        If a bandwidth is not a finite number above 0.
+    DtypeError
+        If `bandwidth` is neither numbers nor a floating-point tensor.
+
+    See Also
+    --------
+    Gaussian : the squared distance.
+
+    Notes
+    -----
+    The gradient of a coordinate in which query and key are equal is 0. Cost: ``3 d`` operations a pair, no
+    memory beyond the tile.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+    >>> attlas.attend(q, k, score=attlas.Laplace(0.5)).logits[:, :]
+    tensor([[-0., -6.]])
+    """
+
+    finite = True
+    power = 1
+
+    def log_weight(self, distance: Tensor) -> Tensor:
+        return -distance
+
+
+class _Bounded(_Kernel):
+    """A kernel of ``u = ‖(q - k) / h‖`` that is 0, a log-weight of -inf, where ``u >= 1``."""
+
+    def log_weight(self, distance: Tensor) -> Tensor:
+        outside = distance >= 1.0  # False for NaN, which must not hide as a weight of 0
+        # The formula sees 0 outside, so that its gradient there is 0 and not NaN.
+        inside = self.log_kernel(distance.masked_fill(outside, 0.0))
+        return inside.masked_fill(outside, -math.inf)
+
+    @abstractmethod
+    def log_kernel(self, square: Tensor) -> Tensor:
+        """Return the log of the kernel at ``u²`` in [0, 1)."""
+
+
+class Boxcar(_Bounded):
+    """Boxcar kernel: log-weight 0 where ``u = ‖(q_i - k_j) / h‖ < 1``, -inf elsewhere.
+
+    Parameters
+    ----------
+    bandwidth : float, sequence of float, or Tensor of shape () or (d,)
+        h, for all coordinates or for each; the default is 1.
+
+    Raises
+    ------
+    ShapeError
+        If a bandwidth is not a finite number above 0.
+    DtypeError
+        If `bandwidth` is neither numbers nor a floating-point tensor.
+
+    See Also
+    --------
+    Epanechnikov, Triangular : fall to 0 smoothly.
+
+    Notes
+    -----
+    A key at exactly one bandwidth is outside, and a query with no key inside has weights 0. Every gradient
+    is 0, so this bandwidth cannot be learned. Cost: ``3 d`` operations a pair, no memory beyond the tile.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.zeros(1, 1), torch.tensor([[0.5], [1.0]])
+    >>> attlas.attend(q, k, score=attlas.Boxcar()).logits[:, :]
+    tensor([[0., -inf]])
+    """
+
+    def __init__(self, bandwidth: float | Sequence[float] | Tensor = 1.0) -> None:
+        super().__init__(bandwidth)
+
+    def log_kernel(self, square: Tensor) -> Tensor:
+        return square * 0.0  # not a constant: NaN stays NaN, and the gradient is 0 and not missing
+
+
+class Epanechnikov(_Bounded):
+    """Epanechnikov kernel, ``s_ij = log(1 - u²)`` with ``u = ‖(q_i - k_j) / h‖``, -inf where ``u >= 1``.
+
+    Parameters
+    ----------
+    bandwidth : float, sequence of float, or Tensor of shape () or (d,)
+        h, for all coordinates or for each; the default is 1.
+    learn : bool
+        Whether h becomes a parameter, stored as its logarithm.
+
+    Raises
+    ------
+    ShapeError
+        If a bandwidth is not a finite number above 0.
+    DtypeError
+        If `bandwidth` is neither numbers nor a floating-point tensor.
+
+    See Also
+    --------
+    Triangular : a kernel that falls in proportion to u.
+
+    Notes
+    -----
+    A key at exactly one bandwidth is outside, and a query with no key inside has weights 0. Gradients are 0
+    outside. Cost: ``3 d`` operations and a logarithm a pair, no memory beyond the tile.
+
+    References
+    ----------
+    .. [1] Epanechnikov, "Non-parametric estimation of a multivariate probability density", 1969.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.zeros(1, 1), torch.tensor([[0.0], [0.5], [1.0]])
+    >>> attlas.attend(q, k, score=attlas.Epanechnikov())[:, :]
+    tensor([[0.5714, 0.4286, 0.0000]])
+    """
+
+    def log_kernel(self, square: Tensor) -> Tensor:
+        return torch.log1p(-square)
+
+
+class Triangular(_Bounded):
+    """Triangular kernel, ``s_ij = log(1 - u)`` with ``u = ‖(q_i - k_j) / h‖``, -inf where ``u >= 1``.
+
+    Parameters
+    ----------
+    bandwidth : float, sequence of float, or Tensor of shape () or (d,)
+        h, for all coordinates or for each; the default is 1.
+    learn : bool
+        Whether h becomes a parameter, stored as its logarithm.
+
+    Raises
+    ------
+    ShapeError
+        If a bandwidth is not a finite number above 0.
+    DtypeError
+        If `bandwidth` is neither numbers nor a floating-point tensor.
+
+    See Also
+    --------
+    Epanechnikov : smooth at 0.
+
+    Notes
+    -----
+    A key at exactly one bandwidth is outside, and a query with no key inside has weights 0. Gradients are 0
+    outside, and 0 where query and key are equal. Cost: ``3 d`` operations, a root and a logarithm a pair.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.zeros(1, 1), torch.tensor([[0.0], [0.5], [1.0]])
+    >>> attlas.attend(q, k, score=attlas.Triangular())[:, :]
+    tensor([[0.6667, 0.3333, 0.0000]])
+    """
+
+    def log_kernel(self, square: Tensor) -> Tensor:
+        zero = square == 0.0  # the root has no derivative there; the weight's is taken as 0
+        return torch.log1p(-square.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0))

@@ -1,0 +1,392 @@
+"""Scores of places: they look at where query and key stand, and never at what they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attlas.errors import DtypeError, ShapeError, explain
+from attlas.scores.base import Score
+from attlas.tiles import Tile
+
+__all__ = ["Alibi", "RelativeBias", "TensorBias"]
+
+
+class Alibi(Score):
+    """Attention with linear biases, ``s_ij = -slope_h |i' - j|``: the further away, the lower.
+
+    Parameters
+    ----------
+    slopes : int, sequence of float, or Tensor of shape (heads,), optional
+        One slope for each head; an integer is a number of heads and stands for the slopes of the paper. Left
+        out, the paper's slopes for the heads of the first matrix that it scores.
+
+    Raises
+    ------
+    ShapeError
+        If a slope is not finite, or their number is not that of the heads.
+    DtypeError
+        If `slopes` is neither a number of heads nor floating-point numbers.
+
+    See Also
+    --------
+    RelativeBias : learns the bias of each distance.
+
+    Notes
+    -----
+    The last query stands at the last key, ``i' = i + n - m``, so a cache of keys changes nothing. For 2^p heads
+    the slopes are ``2^(-8 h / heads)``, h = 1, 2, ...; for another number, those of the next lower power of two
+    and then every other one of the next higher. Under a causal mask this is the paper's score; without it,
+    distances count the same on both sides. Cost: three operations a pair.
+
+    References
+    ----------
+    .. [1] Press et al., "Train short, test long", 2022.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.ones(1, 2, 4), torch.ones(1, 3, 4)
+    >>> attlas.attend(q, k, score=attlas.Alibi([0.5])).logits[:, :, :]
+    tensor([[[-0.5000, -0.0000, -0.5000],
+             [-1.0000, -0.5000, -0.0000]]])
+    """
+
+    finite = True
+    positional = True
+    scratch = 2
+
+    def __init__(self, slopes: int | Sequence[float] | Tensor | None = None) -> None:
+        super().__init__()
+        self.slopes: Tensor | None
+        if isinstance(slopes, int) and not isinstance(slopes, bool):
+            self.slopes = _paper_slopes(_count("Alibi()", "slopes", slopes))
+        elif slopes is not None:
+            _keep(self, "slopes", _checked_slopes(slopes))
+        else:
+            self.slopes = None
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
+        distance = (at.i + (at.n - at.m) - at.j).abs().to(at.dtype)
+        return distance * -_of_heads(slopes, at).view(1, -1, 1, 1)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        if self.slopes is None:
+            self.slopes = _paper_slopes(heads)
+        _check_heads("Alibi()", "slope", self.slopes.shape[0], heads, f"use score=Alibi({heads}).")
+
+    def extra_repr(self) -> str:
+        return "" if self.slopes is None else f"heads={self.slopes.shape[0]}"
+
+
+class RelativeBias(Score):
+    """A learned bias of each distance and head, ``s_ij = weight[bucket(j - i'), h]``.
+
+    Parameters
+    ----------
+    heads : int
+        Number of heads.
+    max_distance : int
+        From this distance on, all distances share one number.
+    buckets : int, optional
+        Numbers learned for each head. Half of them stand for one distance each, the others for ranges that
+        grow by a constant factor up to `max_distance`, exactly as in T5. Left out, each distance up to
+        `max_distance` has its own number, and further ones share the last.
+    bidirectional : bool
+        Whether keys after the query have numbers of their own. Where not (a causal model), they share the
+        number of distance 0.
+
+    Attributes
+    ----------
+    weight : nn.Parameter, shape (buckets, heads)
+        The table, 0 at the start. It has the layout of T5's ``relative_attention_bias.weight``. Without
+        `buckets` its rows run over the offsets j - i', from ``-max_distance`` to ``max_distance`` (or 0).
+
+    Raises
+    ------
+    ShapeError
+        If a size is not a whole number above 0, if `buckets` is below 2 (4 and even where bidirectional), if
+        `max_distance` is not above the distances that have a bucket of their own, or if the number of heads
+        differs.
+
+    See Also
+    --------
+    Alibi : nothing to learn, and no largest distance.
+
+    Notes
+    -----
+    The last query stands at the last key, ``i' = i + n - m``. T5's encoder is
+    ``RelativeBias(heads, 128, buckets=32)``, its decoder the same with ``bidirectional=False``. Cost: a tile
+    of r rows and c columns looks up ``r + c - 1`` numbers a head and copies them to its pairs.
+
+    References
+    ----------
+    .. [1] Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+       transformer", 2020, section 2.1.
+    .. [2] Shaw et al., "Self-attention with relative position representations", 2018 (clipped distances).
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> score = attlas.RelativeBias(1, max_distance=1)
+    >>> score.weight.data.copy_(torch.tensor([[-1.0], [0.0], [1.0]])).shape
+    torch.Size([3, 1])
+    >>> q = torch.ones(1, 3, 4)
+    >>> attlas.attend(q, q, score=score).logits[:, :, :].detach()
+    tensor([[[ 0.,  1.,  1.],
+             [-1.,  0.,  1.],
+             [-1., -1.,  0.]]])
+    """
+
+    finite = True
+    positional = True
+    scratch = 2
+
+    def __init__(
+        self, heads: int, max_distance: int = 128, buckets: int | None = None, bidirectional: bool = True
+    ) -> None:
+        super().__init__()
+        self.heads = _count("RelativeBias()", "heads", heads)
+        self.max_distance = _count("RelativeBias()", "max_distance", max_distance)
+        self.buckets = None if buckets is None else _count("RelativeBias()", "buckets", buckets)
+        self.bidirectional = bidirectional
+        if self.buckets is not None:
+            _check_buckets(self.buckets, self.max_distance, bidirectional)
+        rows = self.buckets or (2 * max_distance + 1 if bidirectional else max_distance + 1)
+        self.weight = nn.Parameter(torch.zeros(rows, heads))
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        """Return the row of the table for each offset ``j - i'``.
+
+        Parameters
+        ----------
+        offset : Tensor of integers
+            Places of keys less places of queries.
+
+        Returns
+        -------
+        Tensor of int64, the shape of `offset`
+        """
+        if self.buckets is None:
+            last = self.max_distance if self.bidirectional else 0
+            return offset.clamp(-self.max_distance, last) + self.max_distance
+        count, first = self.buckets, torch.zeros_like(offset)
+        distance = (-offset).clamp(min=0)
+        if self.bidirectional:
+            count //= 2
+            first, distance = (offset > 0) * count, offset.abs()
+        exact = count // 2
+        # float32 as in T5, so that a distance at the edge of two buckets falls on the same side.
+        ratio = torch.log(distance.clamp(min=exact).float() / exact) / math.log(self.max_distance / exact)
+        wide = (exact + (ratio * (count - exact)).long()).clamp(max=count - 1)
+        return first + torch.where(distance < exact, distance, wide)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        table = _of_heads(self.weight.mT, at)
+        shift = at.n - at.m
+        if at.scattered:
+            return table[:, self.bucket(at.j - at.i - shift)].unsqueeze(0)
+        # A tile of r rows and c columns has only r + c - 1 offsets: row r holds a window of them, one place on
+        # from that of the row below.
+        first = at.columns.start - (at.rows.stop - 1) - shift
+        offsets = torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
+        if not len(at.rows) or not len(at.columns):
+            return table.new_zeros(1, table.shape[0], len(at.rows), len(at.columns))
+        return table[:, self.bucket(offsets)].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        fix = f"use score=RelativeBias({heads}, ...)."
+        _check_heads("RelativeBias()", "row of biases", self.heads, heads, fix)
+
+    def extra_repr(self) -> str:
+        buckets = "" if self.buckets is None else f", buckets={self.buckets}"
+        side = "" if self.bidirectional else ", bidirectional=False"
+        return f"heads={self.heads}, max_distance={self.max_distance}{buckets}{side}"
+
+
+class TensorBias(Score):
+    """A tensor of log-weights, ``s_ij = t[b, h, i, j]``, read tile by tile.
+
+    Parameters
+    ----------
+    t : Tensor, broadcastable to (batch, heads, m, n)
+        Fewer axes are the last ones. It may hold -inf, which forbids a pair.
+
+    Raises
+    ------
+    ShapeError
+        If `t` has more than four axes, or cannot be broadcast to the matrix.
+    DtypeError
+        If `t` is not a floating-point tensor.
+
+    See Also
+    --------
+    RelativeBias : a table of distances instead of pairs.
+
+    Notes
+    -----
+    The tensor is used as it is: no tile copies more than itself, and it moves with the score's module. It is
+    learned where it requires a gradient, but it is a parameter of the score only if it is an ``nn.Parameter``.
+    Cost: one read a pair.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> q, k = torch.ones(1, 4), torch.ones(2, 4)
+    >>> attlas.attend(q, k, score=attlas.TensorBias(torch.tensor([[1.0, 2.0]]))).logits[:, :]
+    tensor([[1., 2.]])
+    """
+
+    positional = True
+
+    def __init__(self, t: Tensor) -> None:
+        super().__init__()
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            raise DtypeError(
+                explain(
+                    "TensorBias()",
+                    "t must be a floating-point tensor of log-weights.",
+                    {"t": t if isinstance(t, Tensor) else type(t).__name__},
+                    found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else f"a {type(t).__name__}",
+                    fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
+                )
+            )
+        if t.ndim > 4:
+            raise ShapeError(
+                explain(
+                    "TensorBias()",
+                    "t has at most the four axes batch, heads, m and n.",
+                    {"t": t},
+                    found=f"{t.ndim} axes",
+                    fix="t.flatten(0, -4) makes one batch axis.",
+                )
+            )
+        self.t: Tensor
+        _keep(self, "t", t)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        t = self.t[(None,) * (4 - self.t.ndim)]
+        t = _take_ids(_take_ids(t, 0, at.batch_ids), 1, at.head_ids)
+        t = _take(t, 2, at.rows, at.row_index)
+        return _take(t, 3, at.columns, at.column_index).to(at.device, at.dtype)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        cut = -2 if max(q.ndim, k.ndim) < 4 else -3
+        batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()
+        whole = (batch, heads, q.shape[-2], k.shape[-2])
+        sizes = (1,) * (4 - self.t.ndim) + tuple(self.t.shape)
+        if all(size in (1, full) for size, full in zip(sizes, whole, strict=True)):
+            return
+        raise ShapeError(
+            explain(
+                "attend()",
+                "the tensor of TensorBias() must broadcast to (batch, heads, m, n).",
+                {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k},
+                found=f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}",
+                fix="t.unsqueeze(1) if its first axis is the batch and it has no heads.",
+            )
+        )
+
+    def extra_repr(self) -> str:
+        return f"t={tuple(self.t.shape)}"
+
+
+def _keep(score: Score, name: str, t: Tensor) -> None:
+    """Keep a tensor: a parameter as one, another so that it moves with the module but is not saved with it."""
+    if isinstance(t, nn.Parameter):
+        score.register_parameter(name, t)
+    else:
+        score.register_buffer(name, t, persistent=False)
+
+
+def _take(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
+    """Return the part of one axis: a view for a range, a copy for a list of places."""
+    if t.shape[axis] == 1:
+        return t
+    if index is not None:
+        return t.index_select(axis, index.to(t.device))
+    return t.narrow(axis, span.start, len(span))
+
+
+def _take_ids(t: Tensor, axis: int, ids: Tensor) -> Tensor:
+    """Return the part of the batch or head axis; the ids are few, on the CPU, and nearly always in a row."""
+    first = int(ids[0]) if len(ids) else 0
+    span = range(first, first + len(ids))
+    return _take(t, axis, span, None if ids.tolist() == list(span) else ids)
+
+
+def _of_heads(table: Tensor, at: Tile) -> Tensor:
+    """Return the rows of a table (heads, ...) that belong to the heads of a tile."""
+    return table[at.head_ids.to(table.device)].to(at.device, at.dtype)
+
+
+def _paper_slopes(heads: int) -> Tensor:
+    power = 1 << (heads.bit_length() - 1) if heads else 1
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (heads - power) + 1, 2)]
+    return torch.tensor(slopes[:heads], dtype=torch.float64)
+
+
+def _checked_slopes(slopes: object) -> Tensor:
+    if isinstance(slopes, Tensor):
+        value = slopes
+    else:
+        try:
+            value = torch.tensor(None if isinstance(slopes, str | bytes | bool) else slopes, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            value = torch.empty(0, dtype=torch.bool)
+    if not value.is_floating_point():
+        raise DtypeError(
+            explain(
+                "Alibi()",
+                "slopes must be a number of heads, or a floating-point number for each head.",
+                {"slopes": slopes},
+                found=str(value.dtype).removeprefix("torch.")
+                if isinstance(slopes, Tensor)
+                else f"a {type(slopes).__name__}",
+                fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
+            )
+        )
+    if value.ndim != 1 or not bool(value.detach().isfinite().all()):
+        raise ShapeError(
+            explain(
+                "Alibi()",
+                "slopes must be one finite number for each head.",
+                {"slopes": slopes},
+                found=f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite",
+                fix="give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,).",
+            )
+        )
+    return value
+
+
+def _count(where: str, name: str, value: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    rule = f"{name} must be a whole number above 0."
+    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=f"give {name} as an int, such as 8."))
+
+
+def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    side = buckets // 2 if bidirectional else buckets
+    if side < 2 or (bidirectional and buckets % 2):
+        rule = "buckets must be 4 or more and even when bidirectional, else 2 or more."
+        found, fix = f"buckets = {buckets}", "give buckets=32, as in T5."
+    elif max_distance <= side // 2:
+        rule = "max_distance must be above the distances that have a bucket of their own."
+        found = f"max_distance = {max_distance}, {side // 2} such distances"
+        fix = f"give max_distance={4 * buckets}, or leave buckets out."
+    else:
+        return
+    raise ShapeError(explain("RelativeBias()", rule, found=found, fix=fix))
+
+
+def _check_heads(where: str, what: str, given: int, heads: int, fix: str) -> None:
+    if given == heads:
+        return
+    rule = f"{where} must have one {what} for each head of q."
+    raise ShapeError(explain("attend()", rule, found=f"{heads} heads in q, {given} in {where}", fix=fix))

@@ -1,0 +1,152 @@
+"""Additive and bilinear scores against their formula in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attlas.scores.additive as additive
+from attlas.errors import ShapeError
+from attlas.scores import Additive, Bilinear
+
+
+def array(t):
+    return t.detach().double().numpy()
+
+
+def tokens(dq=5, dk=3, dtype=torch.float64):
+    g = torch.Generator().manual_seed(1)
+    q = torch.randn(2, 4, 7, dq, generator=g, dtype=dtype)
+    return q, torch.randn(2, 2, 11, dk, generator=g, dtype=dtype)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("block", [1, 1 << 17])
+def test_additive_formula(bias, block, logits, monkeypatch):
+    monkeypatch.setitem(additive._BLOCK, "cpu", block)
+    score = Additive(5, 3, 6, bias=bias)
+    for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        score = score.to(dtype)
+        q, k = tokens(dtype=dtype)
+        hidden_q = array(q) @ array(score.W_q.weight).T + (array(score.W_q.bias) if bias else 0.0)
+        hidden_k = (array(k) @ array(score.W_k.weight).T).repeat(2, axis=1)
+        expected = np.tanh(hidden_q[..., :, None, :] + hidden_k[..., None, :, :]) @ array(score.w_v)
+        torch.testing.assert_close(logits(score, q, k).double(), torch.from_numpy(expected), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("block", [1, 1 << 17])
+def test_additive_gradients(block, logits, monkeypatch):
+    monkeypatch.setitem(additive._BLOCK, "cpu", block)
+    score = Additive(2, 3, 4, bias=True).double()
+    q, k = tokens(2, 3)
+    q, k = q[:1, :, :3].requires_grad_(), k[:1, :, :4].requires_grad_()
+    parameters = list(score.parameters())
+    assert [name for name, _ in score.named_parameters()] == ["w_v", "W_q.weight", "W_q.bias", "W_k.weight"]
+    assert torch.autograd.gradcheck(lambda q, k, *_: logits(score, q, k), (q, k, *parameters))
+
+
+def test_additive_gradients_equal_those_of_the_broadcast(logits):
+    score = Additive(5, 3, 16)
+    q, k = tokens(dtype=torch.float32)
+    q.requires_grad_(), k.requires_grad_()
+    inputs = (q, k, *score.parameters())
+    g = torch.randn(2, 4, 7, 11)
+    got = torch.autograd.grad((logits(score, q, k) * g).sum(), inputs)
+    hidden_k = score.W_k(k).repeat_interleave(2, 1)
+    plain = torch.tanh(score.W_q(q).unsqueeze(-2) + hidden_k.unsqueeze(-3)) @ score.w_v
+    for a, b in zip(got, torch.autograd.grad((plain * g).sum(), inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_additive_saturates_without_overflow(logits):
+    score = Additive(2, 2, 3)
+    q = torch.tensor([[[[1e30, 1e30], [-1e4, 1e4]]]], requires_grad=True)
+    k = torch.tensor([[[[0.0, 0.0], [-1e30, 1e30]]]], requires_grad=True)
+    out = logits(score, q, k)
+    assert out.isfinite().all()
+    assert out.abs().max() <= score.w_v.abs().sum() + 1e-6
+    for grad in torch.autograd.grad(out.sum(), (q, k)):
+        assert grad.isfinite().all()
+
+
+def test_additive_runs_in_the_dtype_of_the_tokens(logits):
+    q, k = tokens(dtype=torch.float32)
+    assert logits(Additive(5, 3, 4).bfloat16(), q, k).dtype is torch.float32
+    assert logits(Bilinear(5, 3).double(), q, k).dtype is torch.float32
+
+
+def test_scores_without_tokens(logits):
+    for score in (Additive(5, 3, 4), Bilinear(5, 3)):
+        for m, n in ((0, 2), (2, 0)):
+            q, k = torch.randn(1, 1, m, 5, requires_grad=True), torch.randn(1, 1, n, 3, requires_grad=True)
+            out = logits(score, q, k)
+            assert out.shape == (1, 1, m, n)
+            assert not torch.autograd.grad(out.sum(), q)[0].isnan().any()
+
+
+@pytest.mark.parametrize(("dq", "dk"), [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_bilinear_formula(dq, dk, scale, logits):
+    score = Bilinear(dq, dk, scale=scale).double()
+    q, k = tokens(dq, dk)
+    expected = np.einsum("bhid,de,bhje->bhij", array(q), array(score.weight), array(k).repeat(2, axis=1))
+    expected = torch.from_numpy(expected * (scale or 1.0))
+    torch.testing.assert_close(logits(score, q, k), expected)
+    projected = score.project(q, k)
+    assert [t.shape[-1] for t in projected] == [min(dq, dk)] * 2
+    dot = score.as_dot(*projected)
+    torch.testing.assert_close(dot.scale * dot.q @ dot.k.repeat_interleave(2, 1).mT, expected)
+    q, k = q[:1, :, :2].requires_grad_(), k[:1, :, :3].requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k, _: logits(score, q, k), (q, k, score.weight))
+
+
+def test_bilinear_starts_at_unit_variance(logits):
+    torch.manual_seed(0)
+    out = logits(Bilinear(64, 32), torch.randn(1, 1, 100, 64), torch.randn(1, 1, 100, 32))
+    assert 0.8 < out.var().item() < 1.25
+
+
+def test_repr():
+    assert repr(Additive(5, 3, 4)).startswith("Additive(\n  query_size=5, key_size=3, hidden_size=4\n")
+    assert repr(Bilinear(5, 3, scale=2)) == "Bilinear(query_size=5, key_size=3, scale=2.0)"
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True, None])
+def test_message_size(size, error_text):
+    assert error_text(ShapeError, lambda: Additive(2, 3, size)) == (
+        "Additive(): sizes must be whole numbers above 0.\n"
+        f"  found: hidden_size = {size!r}\n"
+        "  fix: give Additive(q.shape[-1], k.shape[-1], hidden_size=128)."
+    )
+    assert error_text(ShapeError, lambda: Bilinear(2, size)) == (
+        "Bilinear(): sizes must be whole numbers above 0.\n"
+        f"  found: key_size = {size!r}\n"
+        "  fix: give Bilinear(q.shape[-1], k.shape[-1])."
+    )
+
+
+def test_message_scale(error_text):
+    assert error_text(ShapeError, lambda: Bilinear(2, 3, scale=math.nan)) == (
+        "Bilinear(): scale must be a finite number.\n  found: scale = nan\n  fix: leave scale out for 1."
+    )
+
+
+def test_message_tokens(error_text):
+    q, k = torch.ones(5, 4), torch.ones(7, 3)
+    assert error_text(ShapeError, lambda: Additive(5, 3, 8).check(q, k, 1)) == (
+        "attend(): the last axes of q and k must be 5 and 3 when score is Additive(5, 3, 8).\n"
+        "  q (..., m, d): (5, 4) float32 cpu\n"
+        "  k (..., n, dk): (7, 3) float32 cpu\n"
+        "  found: 4 in q, 3 in k\n"
+        "  fix: use score=Additive(4, 3, 8)."
+    )
+    assert error_text(ShapeError, lambda: Bilinear(5, 3).check(q, k, 1)) == (
+        "attend(): the last axes of q and k must be 5 and 3 when score is Bilinear(5, 3).\n"
+        "  q (..., m, d): (5, 4) float32 cpu\n"
+        "  k (..., n, dk): (7, 3) float32 cpu\n"
+        "  found: 4 in q, 3 in k\n"
+        "  fix: use score=Bilinear(4, 3)."
+    )
