@@ -82,7 +82,8 @@ def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor
 
 def _loose_tensors(score: torch.nn.Module) -> list[Tensor]:
     """Return tensors that a score holds without owning them as parameters: a bias that the user differentiates."""
-    return [t for part in score.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+    held = (t for part in score.modules() for t in (*vars(part).values(), *part.buffers(recurse=False)))
+    return [t for t in held if isinstance(t, Tensor)]
 
 
 class _Pool(torch.autograd.Function):

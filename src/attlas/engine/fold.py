@@ -90,11 +90,41 @@ class Part:
         return allowed_cells(self.problem, self.at, self.strip)
 
     @cached_property
+    def seen(self) -> tuple[tuple[range, Tensor | None], ...]:
+        """Columns in which something may attend, counted from the part's first, and the cells that may.
+
+        The cells are None where all may, else bool and broadcastable to (B, H, r, columns): a mask that
+        is the same for all heads is asked and counted once.
+        """
+        start, r = self.strip.columns.start, self.shifted.shape[-2]
+        out: list[tuple[range, Tensor | None]] = []
+        for columns, coverage in self.strip.segments:
+            if coverage is Coverage.NONE:
+                continue
+            cells = None
+            if coverage is Coverage.SOME and self.problem.mask is not None:
+                cells = self.problem.mask.allows(self.at.narrow(columns))
+                cells = cells.expand(*cells.shape[:-2], r, len(columns))
+            out.append((range(columns.start - start, columns.stop - start), cells))
+        return tuple(out)
+
+    @cached_property
     def keys(self) -> Tensor:
         """How many keys of this part each query may see, shape (B, H, r), in the dtype of the scores."""
-        if self.allowed is None:
-            return self.shift.new_full(self.shift.shape, float(self.shifted.shape[-1]))
-        return self.allowed.sum(dim=-1).to(self.shift.dtype)
+        total = torch.zeros_like(self.shift)
+        for columns, cells in self.seen:
+            total += float(len(columns)) if cells is None else cells.sum(dim=-1)
+        return total
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Sum of each row's weights in this part, shape (B, H, r)."""
+        return self.weights.sum(dim=-1)
+
+    @cached_property
+    def column_sums(self) -> Tensor:
+        """Sum of each column's weights in this part, shape (B, H, c)."""
+        return self.weights.sum(dim=-2)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -106,6 +136,11 @@ class Part:
     def largest(self) -> Tensor:
         """Largest shifted logit of each row in this part, shape (B, H, r)."""
         return self.shifted.amax(dim=-1)
+
+    def as_weights(self, shifted: Tensor) -> Tensor:
+        """Return the weights of some shifted logits of each row, shape (B, H, r, any number)."""
+        raw = torch.exp(shifted)
+        return raw if self.inverse is None else raw * self.inverse.unsqueeze(-1)
 
 
 class Statistic(ABC):

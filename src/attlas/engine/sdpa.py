@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.cover import strips
+from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
+from attlas.masks.base import Coverage
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.tiles import Tile, cut
@@ -161,21 +163,33 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
     if dot.bias is None and isinstance(problem.mask, Causal):
         yield from _causal(m, n, n - m if problem.mask.offset is None else problem.mask.offset)
         return
-    rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), 2048), 16)
+    # Narrow panels follow the edge of a mask closely; a score of places costs as much in any panel.
+    most = 2048 if problem.mask is None else 512
+    rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), most), 16)
     for span in cut(m, rows):
         at = problem.tile(range(batch), range(heads), span, range(n))
         for strip in strips(at, problem.mask, plan.columns or n):
-            part = at.narrow(strip.columns)
-            allowed = allowed_cells(problem, at, strip)
-            added, unseen = _bias(problem, dot, part), None
-            if allowed is not None:
-                unseen = ~allowed.any(dim=-1)
-                if added is None:
-                    added = torch.zeros(allowed.shape, dtype=problem.dtype)
-                added = added.expand(torch.broadcast_shapes(added.shape, allowed.shape)).masked_fill(
-                    ~allowed, -math.inf
-                )
-            yield Piece(span, strip.columns, False, added, unseen)
+            for part in _runs(strip):
+                place = at.narrow(part.columns)
+                added, unseen = _bias(problem, dot, place), None
+                allowed = allowed_cells(problem, at, part)
+                if allowed is not None:
+                    unseen = ~allowed.any(dim=-1)
+                    added = allowed.new_zeros((), dtype=problem.dtype) if added is None else added
+                    added = torch.where(allowed, added, -math.inf)
+                yield Piece(span, part.columns, False, added, unseen)
+
+
+def _runs(strip: Strip) -> Iterator[Strip]:
+    """Divide a strip where the mask has something to say from where it has not: a kernel without one is faster."""
+    for whole, group in groupby(strip.segments, lambda segment: segment[1] is Coverage.ALL):
+        segments = tuple(group)
+        while segments and segments[0][1] is Coverage.NONE:
+            segments = segments[1:]
+        while segments and segments[-1][1] is Coverage.NONE:
+            segments = segments[:-1]
+        if segments:
+            yield Strip(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 
 def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
