@@ -167,8 +167,7 @@ def test_gaussian_in_float64(d, form, logits):
     assert score.as_dot(*projected) is None
     out = logits(score, q, k)
     expected = formula(Gaussian, q, k.repeat_interleave(2, 1), 1.5)
-    rtol = 1e-6 if form != "graph" else 1e-5
-    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-6)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
     leaf = {"tensor": [], "parameter": [bandwidth], "graph": [h]}[form]
     got = torch.autograd.grad(out.sum(), (q, k, *leaf))
     q64, k64 = q.double(), k.double().repeat_interleave(2, 1)

@@ -36,11 +36,7 @@ class _Kernel(Score):
         self.log_bandwidth: Tensor | None
         if not learn:
             self.register_parameter("log_bandwidth", None)
-            # A tensor of the user's moves with the module; numbers stay exact, whatever the module is cast to.
-            if isinstance(bandwidth, Tensor) and not isinstance(bandwidth, nn.Parameter):
-                self.register_buffer("given", value, persistent=False)
-            else:
-                self.given = value
+            self.given = value  # no buffer: it stays exact, whatever the module is cast to
             return
         if value.requires_grad:
             raise ShapeError(
@@ -62,16 +58,11 @@ class _Kernel(Score):
             return self.log_bandwidth.exp()
         return self.given
 
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        if not self._early():
-            return q, k
-        h = self._unit(q)
-        return q / h, k / h
-
     def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
-        scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # a kernel's tokens are one tensor
-        if not self._early():
-            scale = scale / self._unit(scale)
+        # Differences of the tokens as given are exact; those of scaled tokens, made in `project`, would have a
+        # rounding error that grows with spread / bandwidth.
+        scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # these tokens are one tensor
+        scale = scale / self._unit(scale)
         distance: Tensor = Distance.apply(q, k, scale, self.power)  # type: ignore[no-untyped-call]
         return self.log_weight(distance)
 
@@ -111,12 +102,6 @@ class _Kernel(Score):
     def _unit(self, like: Tensor) -> Tensor:
         h = self.bandwidth
         return h.to(like) if h.ndim else h  # one number works with every dtype and device, and needs no copy
-
-    def _early(self) -> bool:
-        # Differences of the tokens as given are more exact than differences of scaled tokens, whose rounding
-        # grows with spread / bandwidth: so the tile divides. A tensor with a graph that is no parameter of this
-        # module gets its gradient through `project` alone.
-        return self.log_bandwidth is None and self.given.requires_grad and not isinstance(self.given, nn.Parameter)
 
 
 class Gaussian(_Kernel):
@@ -169,9 +154,8 @@ class Gaussian(_Kernel):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         d = q.shape[-1]
-        plain_q, plain_k = super().project(q, k)
         if d < _DOT_SIZE or not (q.shape[-2] and k.shape[-2]):
-            return plain_q, plain_k
+            return q, k
         centre, h = _centre(k), self._unit(q)
         q_long, k_long = _augmented(
             (q - centre.repeat_interleave(q.shape[-3] // k.shape[-3], -3)) / h, (k - centre) / h
@@ -184,8 +168,8 @@ class Gaussian(_Kernel):
         if spread * torch.finfo(q.dtype).eps / 2 <= _TOLERANCE.get(q.dtype, 1e-5):
             return (q_long,), (k_long,)
         if q.dtype is torch.float32 and q.device.type != "mps" and spread * 2.0**-53 <= 1e-7:
-            return (plain_q, q[..., :0]), (plain_k, k[..., :0])
-        return plain_q, plain_k
+            return (q, q[..., :0]), (k, k[..., :0])
+        return q, k
 
     def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
         if not isinstance(q, tuple):
@@ -195,7 +179,7 @@ class Gaussian(_Kernel):
         if len(q) == 1:
             return torch.matmul(q_one, k_one.mT)
         q_one, k_one = q_one.double(), k_one.double()
-        h, centre = q_one.new_ones(()) if self._early() else self._unit(q_one), _centre(k_one)
+        h, centre = self._unit(q_one), _centre(k_one)
         q_long, k_long = _augmented((q_one - centre) / h, (k_one - centre) / h)
         return torch.matmul(q_long, k_long.mT).clamp(max=0.0).to(at.dtype)
 

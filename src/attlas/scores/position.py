@@ -65,7 +65,7 @@ class Alibi(Score):
         if isinstance(slopes, int) and not isinstance(slopes, bool):
             self.slopes = _paper_slopes(_count("Alibi()", "slopes", slopes))
         elif slopes is not None:
-            _keep(self, "slopes", _checked_slopes(slopes))
+            self.slopes = _checked_slopes(slopes)
         else:
             self.slopes = None
 
@@ -229,8 +229,8 @@ class TensorBias(Score):
 
     Notes
     -----
-    The tensor is used as it is: no tile copies more than itself, and it moves with the score's module. It is
-    learned where it requires a gradient, but it is a parameter of the score only if it is an ``nn.Parameter``.
+    The tensor is used as it is and where it is: no tile copies more than itself. It is learned where it
+    requires a gradient, but it is a parameter of the score only if it is an ``nn.Parameter``.
     Cost: one read a pair.
 
     Examples
@@ -265,8 +265,7 @@ class TensorBias(Score):
                     fix="t.flatten(0, -4) makes one batch axis.",
                 )
             )
-        self.t: Tensor
-        _keep(self, "t", t)
+        self.t = t
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         t = self.t[(None,) * (4 - self.t.ndim)]
@@ -293,14 +292,6 @@ class TensorBias(Score):
 
     def extra_repr(self) -> str:
         return f"t={tuple(self.t.shape)}"
-
-
-def _keep(score: Score, name: str, t: Tensor) -> None:
-    """Keep a tensor: a parameter as one, another so that it moves with the module but is not saved with it."""
-    if isinstance(t, nn.Parameter):
-        score.register_parameter(name, t)
-    else:
-        score.register_buffer(name, t, persistent=False)
 
 
 def _take(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
