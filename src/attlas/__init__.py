@@ -5,6 +5,8 @@ the speed of a fused kernel, and any cell, row, tile, statistic or picture of A 
 """
 
 from attlas import stats
+from attlas.attend import attend, attention
+from attlas.attend import explain_choice as explain
 from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
@@ -28,8 +30,7 @@ from attlas.masks import (
     from_function,
     from_tensor,
 )
-from attlas.matrix import AttentionMatrix, attend, attention
-from attlas.matrix import explain_choice as explain
+from attlas.matrix import AttentionMatrix
 from attlas.scores import (
     Additive,
     Alibi,

@@ -1,9 +1,8 @@
-"""The lazy attention matrix, and the two functions that make and use it."""
+"""The lazy attention matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,209 +14,12 @@ from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, ShapeError, TooLargeError, explain
-from attlas.indexing import Axes, parse
-from attlas.inputs import check_inputs, check_sink, check_values
-from attlas.masks.base import Mask
-from attlas.masks.custom import from_function, from_tensor
-from attlas.scores.base import Score
-from attlas.scores.dot import ScaledDot
+from attlas.indexing import Axes, Where, parse
+from attlas.inputs import check_values
 from attlas.stats import columns, largest, rows
+from attlas.views import DENSE_LIMIT, LogitMatrix, TransposedMatrix
 
-__all__ = ["AttentionMatrix", "LogitMatrix", "TransposedMatrix", "attend", "attention", "explain_choice"]
-
-_DENSE_LIMIT = 2**30  # bytes that to_dense() gives without being asked twice
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    score: Score | None = None,
-    mask: Mask | Tensor | Callable[..., Any] | None = None,
-    scale: float | None = None,
-    sink: Tensor | None = None,
-    plan: Plan | None = None,
-) -> AttentionMatrix:
-    """Return the attention matrix softmax(score(q, k)) without computing it.
-
-    Parameters
-    ----------
-    q : Tensor, shape (..., m, d)
-        Queries. Leading axes are ``()``, ``(batch,)`` or ``(..., heads)``.
-    k : Tensor, shape (..., n, d)
-        Keys. The heads of k divide those of q (grouped heads); batch axes broadcast.
-    score : Score, optional
-        How alike query and key are; the default is ``ScaledDot(scale)``.
-    mask : Mask, Tensor or callable, optional
-        Which pairs may attend: a mask, a bool tensor (True = may attend), an additive float tensor, or a
-        FlexAttention ``mask_mod(b, h, i, j)``.
-    scale : float, optional
-        Factor of the dot product; only without `score`.
-    sink : Tensor, optional, shape (heads,)
-        One more logit a head in the denominator that has no value: rows then sum to less than 1.
-    plan : Plan, optional
-        How to compute; the default suits the device.
-
-    Returns
-    -------
-    AttentionMatrix, shape (..., m, n)
-
-    Raises
-    ------
-    ShapeError, DtypeError, DeviceError
-        If the arguments do not fit together.
-
-    See Also
-    --------
-    attention : ``attend(...) @ v`` in one call, with dropout.
-
-    Notes
-    -----
-    Cost: some ten microseconds, no memory. The tensors are kept, not copied.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> q, k, v = (torch.randn(2, 12, 1024, 64) for _ in range(3))
-    >>> A = attlas.attend(q, k, mask=attlas.Causal())
-    >>> A.shape
-    torch.Size([2, 12, 1024, 1024])
-    >>> (A @ v).shape
-    torch.Size([2, 12, 1024, 64])
-    >>> A[0, 3, 17, :3].shape
-    torch.Size([3])
-    """
-    inputs = check_inputs("attend()", q, k)
-    if score is None:
-        score = _scaled_dot(scale)
-    elif not isinstance(score, Score):
-        raise DtypeError(
-            explain(
-                "attend()",
-                "score must be an attlas.Score.",
-                {"score": type(score).__name__},
-                found=f"a {type(score).__name__}",
-                fix="make it a class: class MyScore(attlas.Score) with forward(self, q, k, at).",
-            )
-        )
-    elif scale is not None:
-        raise ShapeError(
-            explain(
-                "attend()",
-                "scale belongs to the default score; a score of your own has its own.",
-                {"score": type(score).__name__, "scale": scale},
-                found="both score and scale",
-                fix=f"score={scale!r} * score, or ScaledDot({scale!r}).",
-            )
-        )
-    score.check(q, k, inputs.q.shape[1])
-    lead = inputs.leading
-    batch, heads = inputs.q.shape[:2]
-    if mask is not None:
-        mask = _as_mask(mask)
-        mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
-        for extra in mask.log_weights():
-            score = score + extra
-    if sink is not None:
-        sink = check_sink("attend()", sink, inputs.q)
-    if plan is not None and not isinstance(plan, Plan):
-        raise DtypeError(
-            explain(
-                "attend()",
-                "plan must be an attlas.Plan.",
-                {"plan": type(plan).__name__},
-                found=f"a {type(plan).__name__}",
-                fix="plan=attlas.Plan(backend='tiled')",
-            )
-        )
-    problem = Problem(inputs.q, inputs.k, score, mask, sink, torch.arange(batch), torch.arange(heads))
-    return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score: Score | None = None,
-    mask: Mask | Tensor | Callable[..., Any] | None = None,
-    scale: float | None = None,
-    sink: Tensor | None = None,
-    dropout_p: float = 0.0,
-    plan: Plan | None = None,
-) -> Tensor:
-    """Pool values by attention, ``softmax(score(q, k)) v``.
-
-    Parameters
-    ----------
-    q, k, score, mask, scale, sink, plan
-        As in `attend`.
-    v : Tensor, shape (..., n, e)
-        Values, of a size of their own.
-    dropout_p : float, default 0.0
-        Probability that a weight is dropped after softmax. The drops come from torch's default generator
-        and are computed again in the backward, never stored.
-
-    Returns
-    -------
-    Tensor, shape (..., m, e), dtype of v
-
-    Raises
-    ------
-    ShapeError, DtypeError, DeviceError
-        If the arguments do not fit together.
-
-    See Also
-    --------
-    attend : the matrix itself.
-
-    Notes
-    -----
-    Differentiable in q, k, v, the sink and the parameters of the score. A row with no allowed key gives 0.
-    Cost: ``O(m n d)`` time; memory of the output and a few tiles, forward and backward.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> q, k, v = torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 3)
-    >>> attlas.attention(q, k, v, score=attlas.Gaussian(0.5)).shape
-    torch.Size([5, 3])
-    """
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ShapeError(
-            explain(
-                "attention()",
-                "dropout_p must be a probability, from 0 to 1.",
-                found=f"dropout_p = {dropout_p!r}",
-                fix="dropout_p=0.1",
-            )
-        )
-    matrix = attend(q, k, score, mask, scale, sink, plan)
-    return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
-
-
-_DEFAULT_PLAN = Plan()
-
-
-@lru_cache(maxsize=64)
-def _scaled_dot(scale: float | None) -> ScaledDot:
-    return ScaledDot(scale)
-
-
-def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
-    if isinstance(mask, Mask):
-        return mask
-    if isinstance(mask, Tensor):
-        return from_tensor(mask)
-    if callable(mask):
-        return from_function(mask)
-    raise DtypeError(
-        explain(
-            "attend()",
-            "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
-            {"mask": type(mask).__name__},
-            found=f"a {type(mask).__name__}",
-            fix="mask=attlas.Causal()",
-        )
-    )
+__all__ = ["AttentionMatrix"]
 
 
 class AttentionMatrix:
@@ -328,31 +130,32 @@ class AttentionMatrix:
 
     def __getitem__(self, key: Any) -> Any:
         where = parse(key, self._axes, *self.problem.shape[2:])
-        if where.leading is not None:
-            batches, heads, axes = where.leading
-            problem = self.problem.select(batches, heads)
-            lse = None if self._lse is None else self._lse[batches][:, heads]
-            part = AttentionMatrix(problem, self.plan, axes, lse)
-            if where.rows is None:
-                return part
-        else:
-            part = self
-        return part._read(where.rows, where.columns, where.pairs, before_softmax=False)
+        part = self._select(where)
+        return part if where.rows is None else part._read(where, before_softmax=False)
+
+    def _select(self, where: Where) -> AttentionMatrix:
+        """Return the lazy matrix of the batches and heads that an index names."""
+        if where.leading is None:
+            return self
+        batches, heads, axes = where.leading
+        lse = None if self._lse is None else self._lse[batches][:, heads]
+        return AttentionMatrix(self.problem.select(batches, heads), self.plan, axes, lse)
 
     @torch.no_grad()
-    def _read(self, rows: Any, columns: Any, pairs: bool, *, before_softmax: bool) -> Tensor:
+    def _read(self, where: Where, *, before_softmax: bool) -> Tensor:
         """Return cells as a Tensor; an int for rows or columns drops that axis."""
-        row_index = range(rows, rows + 1) if isinstance(rows, int) else rows
-        column_index = range(columns, columns + 1) if isinstance(columns, int) else columns
-        if pairs:
+        row, column = where.rows, where.columns
+        row_index = range(row, row + 1) if isinstance(row, int) else row
+        column_index = range(column, column + 1) if isinstance(column, int) else column
+        if where.pairs:
             chunks = [
                 torch.diagonal(self._cells(r, c, before_softmax), dim1=-2, dim2=-1)
                 for r, c in zip(row_index.split(64), column_index.split(64), strict=True)
             ]
             return self._axes.restore(torch.cat(chunks, dim=-1))
         out = self._axes.restore(self._cells(row_index, column_index, before_softmax))
-        out = out.squeeze(-1) if isinstance(columns, int) else out
-        return out.squeeze(-1 if isinstance(columns, int) else -2) if isinstance(rows, int) else out
+        out = out.squeeze(-2) if isinstance(row, int) else out
+        return out.squeeze(-1) if isinstance(column, int) else out
 
     def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool) -> Tensor:
         return tiled.read(self.problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
@@ -429,21 +232,7 @@ class AttentionMatrix:
     def mean(self, dim: int, keepdim: bool = False) -> Tensor:
         """Mean over one of the last two axes, masked cells counted as 0, as the dense tensor would.
 
-        Parameters
-        ----------
-        dim : int
-            -1 (keys) or -2 (queries).
-        keepdim : bool, default False
-            Whether the axis is kept with size 1.
-
-        Returns
-        -------
-        Tensor, shape (..., m) or (..., n)
-
-        Raises
-        ------
-        ShapeError
-            If `dim` is another axis.
+        Parameters and errors are those of `sum`.
         """
         total = self._reduce("mean", dim, keepdim, rows.RowMass(), columns.ColumnMass())
         return total / self.shape[dim]
@@ -451,42 +240,14 @@ class AttentionMatrix:
     def amax(self, dim: int, keepdim: bool = False) -> Tensor:
         """Largest weight of each row (dim -1) or of each column (dim -2).
 
-        Parameters
-        ----------
-        dim : int
-            -1 (keys) or -2 (queries).
-        keepdim : bool, default False
-            Whether the axis is kept with size 1.
-
-        Returns
-        -------
-        Tensor, shape (..., m) or (..., n)
-
-        Raises
-        ------
-        ShapeError
-            If `dim` is another axis.
+        Parameters and errors are those of `sum`.
         """
         return self._reduce("amax", dim, keepdim, rows.MaxWeight(), columns.ColumnMax())
 
     def argmax(self, dim: int, keepdim: bool = False) -> Tensor:
         """Place of the largest weight of each row (dim -1) or of each column (dim -2).
 
-        Parameters
-        ----------
-        dim : int
-            -1 (keys) or -2 (queries).
-        keepdim : bool, default False
-            Whether the axis is kept with size 1.
-
-        Returns
-        -------
-        Tensor of int64, shape (..., m) or (..., n)
-
-        Raises
-        ------
-        ShapeError
-            If `dim` is another axis.
+        Parameters and errors are those of `sum`.
         """
         return self._reduce("argmax", dim, keepdim, rows.ArgMax(), columns.ColumnArgMax())
 
@@ -529,7 +290,7 @@ class AttentionMatrix:
         found: Tensor = self.collect(of_row if axis == self.ndim - 1 else of_column)[0]
         return found.unsqueeze(dim) if keepdim else found
 
-    def to_dense(self, limit: int | None = _DENSE_LIMIT) -> Tensor:
+    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return the whole matrix as a Tensor.
 
         Parameters
@@ -563,7 +324,7 @@ class AttentionMatrix:
                 )
             )
         m, n = self.problem.shape[2:]
-        return self._read(range(m), range(n), False, before_softmax=before_softmax)
+        return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)
 
     @torch.no_grad()
     def check(self, rows: int = 64) -> float:
@@ -610,140 +371,6 @@ class AttentionMatrix:
         from attlas.pictures import plot  # drawing needs matplotlib, which reading does not
 
         return plot(self, **options)
-
-
-class TransposedMatrix:
-    """The transposed attention matrix, shape (..., n, m), lazy; made by ``A.mT``.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> A = attlas.attend(torch.randn(5, 8), torch.randn(7, 8))
-    >>> (A.mT @ torch.ones(5, 1)).shape
-    torch.Size([7, 1])
-    """
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.mT = matrix
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the matrix, (..., n, m)."""
-        *leading, m, n = self.mT.shape
-        return torch.Size((*leading, n, m))
-
-    def __repr__(self) -> str:
-        return f"{self.mT!r}.mT"
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        matrix = self.mT
-        vector = isinstance(x, Tensor) and x.ndim == 1
-        problem, heads = matrix.problem, matrix.problem.shape[1]
-        x = x.unsqueeze(-1) if vector else x
-        given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
-        given = given.repeat_interleave(heads // given.shape[1], dim=1) if given.shape[1] != heads else given
-        out = choose.multiply_transposed(problem, given, matrix._known_lse(), matrix.plan)
-        out = matrix._axes.restore(out)
-        return out.squeeze(-1) if vector else out
-
-
-class LogitMatrix:
-    """The log-weights before softmax, lazy, -inf where masked; made by ``A.logits``.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> A = attlas.attend(torch.ones(2, 4), torch.ones(3, 4), mask=attlas.Causal(0))
-    >>> A.logits[:, :]
-    tensor([[2., -inf, -inf],
-            [2., 2., -inf]])
-    >>> A.logits.mean()
-    tensor([2., 2.])
-    """
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self._matrix = matrix
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the matrix, (..., m, n)."""
-        return self._matrix.shape
-
-    def __repr__(self) -> str:
-        return f"{self._matrix!r}.logits"
-
-    def __getitem__(self, key: Any) -> Any:
-        where = parse(key, self._matrix._axes, *self._matrix.problem.shape[2:])
-        part = self._matrix
-        if where.leading is not None:
-            batches, heads, axes = where.leading
-            part = AttentionMatrix(part.problem.select(batches, heads), part.plan, axes)
-            if where.rows is None:
-                return LogitMatrix(part)
-        return part._read(where.rows, where.columns, where.pairs, before_softmax=True)
-
-    def to_dense(self, limit: int | None = _DENSE_LIMIT) -> Tensor:
-        """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
-        return self._matrix._dense(limit, before_softmax=True)
-
-    def mean(self, dim: int = -1) -> Tensor:
-        """Mean over the allowed keys of each row, shape (..., m)."""
-        self._check_dim("mean", dim)
-        found: Tensor = self._matrix.collect(rows.LogitMoments())[0].mean
-        return found
-
-    def var(self, dim: int = -1) -> Tensor:
-        """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
-        self._check_dim("var", dim)
-        found: Tensor = self._matrix.collect(rows.LogitMoments())[0].variance
-        return found
-
-    def amax(self, dim: int = -1) -> Tensor:
-        """Largest log-weight of each row, shape (..., m)."""
-        self._check_dim("amax", dim)
-        found: Tensor = self._matrix.collect(rows.MaxLogit())[0]
-        return found
-
-    def _check_dim(self, name: str, dim: int) -> None:
-        if dim not in (-1, len(self.shape) - 1):
-            raise ShapeError(
-                explain(
-                    f"A.logits.{name}()",
-                    "log-weights are reduced over the keys of a row.",
-                    {"A": f"shape {tuple(self.shape)}"},
-                    found=f"dim = {dim!r}",
-                    fix=f"A.logits.{name}(-1)",
-                )
-            )
-
-
-def explain_choice(matrix: AttentionMatrix) -> choose.Choice:
-    """Say which backend computes ``A @ v``, and why the others do not; at top level `attlas.explain`.
-
-    Parameters
-    ----------
-    matrix : AttentionMatrix
-        The matrix.
-
-    Returns
-    -------
-    Choice
-        With `backend`, `because` and `others`; printed as text.
-
-    Raises
-    ------
-    BackendError
-        If the plan names a backend that cannot run.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> attlas.explain(attlas.attend(torch.randn(5, 8), torch.randn(7, 8)))
-    backend: sdpa, since the score is a dot product
-      not reference: it stores the whole matrix; ask for it with Plan(backend='reference')
-      not tiled: torch's fused kernel computes the same, faster
-    """
-    return choose.choose(matrix.problem, matrix.plan)
 
 
 def _each(result: Any, restore: Callable[[Tensor], Tensor]) -> Any:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from attlas.engine import sdpa, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild
+from attlas.engine.problem import Problem, flatten, rebuild, sum_heads
 from attlas.scores.base import Dot, Tokens
 
 __all__ = ["Job", "pool", "pool_transposed"]
@@ -108,7 +108,6 @@ class _Pool(torch.autograd.Function):
         if job.dot is not None and not job.parameters():
             dot = replace(job.dot, q=inputs[0], k=inputs[1])
             d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
-            d_v = _to_heads(d_v, v.shape[1])
             return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
         found = tiled.backward(
             problem,
@@ -121,7 +120,7 @@ class _Pool(torch.autograd.Function):
             job.plan,
             job.dropout,
         )
-        d_v = _to_heads(found.pooled, v.shape[1]).to(v.dtype)
+        d_v = sum_heads(found.pooled, v.shape[1]).to(v.dtype)
         return None, d_v, d_sink, *_cast(found, inputs)
 
 
@@ -153,11 +152,6 @@ def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
     share = torch.where(lse == -torch.inf, torch.zeros_like(share), share)
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
-
-
-def _to_heads(t: Tensor, heads: int) -> Tensor:
-    """Sum the gradients of query heads that share a value head."""
-    return t if t.shape[1] == heads else t.unflatten(1, (heads, -1)).sum(dim=2)
 
 
 def _cast(found: tiled.Gradients, inputs: list[Tensor]) -> list[Tensor | None]:

@@ -104,7 +104,7 @@ class Part:
             cells = None
             if coverage is Coverage.SOME and self.problem.mask is not None:
                 cells = self.problem.mask.allows(self.at.narrow(columns))
-                cells = cells.expand(*cells.shape[:-2], r, len(columns))
+                cells = cells.expand(torch.broadcast_shapes(cells.shape, (r, len(columns))))
             out.append((range(columns.start - start, columns.stop - start), cells))
         return tuple(out)
 

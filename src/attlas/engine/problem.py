@@ -15,7 +15,7 @@ from attlas.masks.base import Mask
 from attlas.scores.base import Score, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["Problem", "flatten", "rebuild", "through"]
+__all__ = ["Problem", "flatten", "rebuild", "sum_heads", "through"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,3 +140,8 @@ def rebuild(form: Tokens, tensors: list[Tensor]) -> Tokens:
     if isinstance(form, Tensor):
         return tensors.pop(0)
     return tuple(rebuild(part, tensors) for part in form)
+
+
+def sum_heads(t: Tensor, heads: int) -> Tensor:
+    """Sum, of shape (batch, query heads, ...), the query heads that share one of `heads` key or value heads."""
+    return t if t.shape[1] == heads else t.unflatten(1, (heads, -1)).sum(dim=2)

@@ -61,10 +61,13 @@ def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
 
 def in_float64(problem: Problem) -> Problem:
     """Return the same problem with tokens, sink and score parameters in float64."""
+    # A tensor that a score holds without owning it is not copied: it may be large, or have a graph.
+    held = (t for part in problem.score.modules() for t in vars(part).values())
+    loose = {id(t): t.detach() for t in held if isinstance(t, Tensor)}
     return replace(
         problem,
         q=problem.q.double(),
         k=problem.k.double(),
-        score=copy.deepcopy(problem.score).double(),
+        score=copy.deepcopy(problem.score, loose).double(),
         sink=None if problem.sink is None else problem.sink.double(),
     )

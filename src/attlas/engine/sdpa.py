@@ -19,7 +19,7 @@ from torch.nn import functional
 from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem
+from attlas.engine.problem import Problem, sum_heads
 from attlas.masks.base import Coverage
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -122,6 +122,7 @@ def backward(
         d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
         for total, part in ((d_k, grads[1]), (d_v, grads[2])):
             total[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
+    d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, v.shape[1])
     return d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]], d_v[..., : v.shape[-1]]
 
 

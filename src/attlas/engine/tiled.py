@@ -250,14 +250,14 @@ def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor) -> Par
     shift = online.finite_shift(top)
     shifted = logits.sub_(shift.unsqueeze(-1))
     raw = torch.exp(shifted)
-    total = raw.sum(dim=-1)
+    keys = total = raw.sum(dim=-1)
     if sink is not None:
         total = total + torch.exp(extra - shift)
     nothing = total == 0
     lse = torch.where(nothing, torch.full_like(total, -math.inf), shift + torch.log(total))
     inverse = torch.where(nothing, torch.zeros_like(total), 1 / total)
     part = Part(problem, at, strip, shifted, shift, lse, raw, inverse)
-    part.__dict__["largest"] = largest - shift
+    part.__dict__.update(largest=largest - shift, mass=keys * inverse)
     return part
 
 

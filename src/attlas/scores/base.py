@@ -163,6 +163,8 @@ class Sum(Score):
         return (left_q, right_q), (left_k, right_k)
 
     def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:  # type: ignore[override]  # a sum has a tuple of tokens
+        if self.positional:  # no part looks at tokens, and there may be none to take apart
+            return self.left(q, k, at) + self.right(q, k, at)
         return self.left(q[0], k[0], at) + self.right(q[1], k[1], at)
 
     def as_dot(self, q: Tokens, k: Tokens) -> Dot | None:  # type: ignore[override]  # a sum has a tuple of tokens

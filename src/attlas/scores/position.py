@@ -193,9 +193,9 @@ class RelativeBias(Score):
         # A tile of r rows and c columns has only r + c - 1 offsets: row r holds a window of them, one place on
         # from that of the row below.
         first = at.columns.start - (at.rows.stop - 1) - shift
-        offsets = torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
         if not len(at.rows) or not len(at.columns):
             return table.new_zeros(1, table.shape[0], len(at.rows), len(at.columns))
+        offsets = torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
         return table[:, self.bucket(offsets)].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
