@@ -1,0 +1,62 @@
+"""Numbers from an attention matrix: each statistic is one small class, and several cost one pass.
+
+``A.collect(stats.Entropy(), stats.TopK(8))`` computes both at once; ``stats.entropy(A)`` is short for one.
+"""
+
+from attlas.engine.fold import Part, Statistic
+from attlas.stats.columns import ColumnArgMax, ColumnMass, ColumnMax, column_mass, column_max
+from attlas.stats.largest import ArgMax, Coverage, Largest, TailMass, TopK, coverage, tail_mass, topk
+from attlas.stats.pooled import Offsets, Picture, offsets, picture
+from attlas.stats.rows import (
+    EffectiveKeys,
+    Entropy,
+    LogitMoments,
+    MaxLogit,
+    MaxWeight,
+    Moments,
+    RowMass,
+    effective_keys,
+    entropy,
+    logit_moments,
+    max_logit,
+    max_weight,
+    row_mass,
+)
+from attlas.stats.spans import Spans, spans
+
+__all__ = [
+    "ArgMax",
+    "ColumnArgMax",
+    "ColumnMass",
+    "ColumnMax",
+    "Coverage",
+    "EffectiveKeys",
+    "Entropy",
+    "Largest",
+    "LogitMoments",
+    "MaxLogit",
+    "MaxWeight",
+    "Moments",
+    "Offsets",
+    "Part",
+    "Picture",
+    "RowMass",
+    "Spans",
+    "Statistic",
+    "TailMass",
+    "TopK",
+    "column_mass",
+    "column_max",
+    "coverage",
+    "effective_keys",
+    "entropy",
+    "logit_moments",
+    "max_logit",
+    "max_weight",
+    "offsets",
+    "picture",
+    "row_mass",
+    "spans",
+    "tail_mass",
+    "topk",
+]

@@ -1,0 +1,299 @@
+"""One number for each key: the mass that it receives, the largest weight, the query that gives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.engine.fold import Part, Statistic
+from attlas.engine.problem import Problem
+from attlas.errors import ShapeError, explain
+from attlas.stats.spans import Span, check_span, place_span
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["ColumnArgMax", "ColumnMass", "ColumnMax", "column_mass", "column_max"]
+
+Combine: TypeAlias = Literal["sum", "mean"]
+
+
+def _zeros_for_columns(problem: Problem) -> Tensor:
+    batch, heads, _, n = problem.shape
+    return torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
+
+
+def _columns(at: Tile) -> tuple[slice, slice, slice]:
+    b, h, _ = at.place
+    return b, h, slice(at.columns.start, at.columns.stop)
+
+
+def _rows_inside(at: Tile, window: range) -> slice | None:
+    """Return which rows of a tile lie in a window of queries, or None where none does."""
+    start, stop = max(at.rows.start, window.start), min(at.rows.stop, window.stop)
+    return slice(start - at.rows.start, stop - at.rows.start) if start < stop else None
+
+
+class ColumnMass(Statistic):
+    """Mass that each key receives, ``Σ_i A_ij`` over the queries.
+
+    Parameters
+    ----------
+    rows : slice, range or (start, stop), optional
+        Window of queries; the default is all. The last 32 are ``slice(-32, None)``.
+    mean : bool, default False
+        Whether the sum is divided by the number of queries of the window that may see the key; a key that
+        none may see has 0.
+
+    Raises
+    ------
+    ShapeError
+        If `rows` has a step or does not lie within the matrix.
+
+    See Also
+    --------
+    ColumnMax : the largest weight in place of the sum.
+
+    Notes
+    -----
+    The accumulated attention by which caches of keys are thinned out: heavy hitters [1]_ over all queries,
+    or over a window of the last ones [2]_. Under a causal mask early keys are seen by more queries, which
+    `mean` makes up for. Cost: one sum over the tile.
+
+    References
+    ----------
+    .. [1] Zhang et al., "H2O: heavy-hitter oracle for efficient generative inference", 2023.
+    .. [2] Li et al., "SnapKV: LLM knows what you are looking for before generation", 2024.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(2, 8), torch.zeros(2, 8), mask=attlas.Causal())
+    >>> A.collect(stats.ColumnMass(), stats.ColumnMass(mean=True))
+    (tensor([1.5000, 0.5000]), tensor([0.7500, 0.5000]))
+    """
+
+    def __init__(self, rows: Span | None = None, mean: bool = False) -> None:
+        if rows is not None:
+            check_span("ColumnMass()", "rows", rows)
+        self.rows = rows
+        self.mean = mean
+
+    def start(self, problem: Problem) -> tuple[range, Tensor, Tensor | None]:
+        window = place_span("ColumnMass()", "rows", self.rows, problem.shape[2], "queries")
+        return window, _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
+
+    def step(
+        self, carry: tuple[range, Tensor, Tensor | None], part: Part, at: Tile
+    ) -> tuple[range, Tensor, Tensor | None]:
+        window, mass, queries = carry
+        rows = _rows_inside(at, window)
+        if rows is None:
+            return carry
+        whole = rows.stop - rows.start == len(at.rows)
+        mass[_columns(at)] += part.column_sums if whole else part.weights[..., rows, :].sum(dim=-2)
+        if queries is not None:
+            into = queries[_columns(at)]
+            for columns, cells in part.seen:
+                seen = float(rows.stop - rows.start) if cells is None else cells[..., rows, :].sum(dim=-2)
+                into[..., columns.start : columns.stop] += seen
+        return carry
+
+    def finish(self, carry: tuple[range, Tensor, Tensor | None]) -> Tensor:
+        _, mass, queries = carry
+        return mass if queries is None else mass / queries.clamp(min=1.0)
+
+
+class ColumnMax(Statistic):
+    """Largest weight that each key receives, ``max_i A_ij``; 0 for a key that no query may see.
+
+    Parameters
+    ----------
+    rows : slice, range or (start, stop), optional
+        Window of queries; the default is all.
+
+    Raises
+    ------
+    ShapeError
+        If `rows` has a step or does not lie within the matrix.
+
+    See Also
+    --------
+    ColumnArgMax : the query that gives it.
+    ColumnMass : the sum.
+
+    Notes
+    -----
+    Cost: one maximum over the tile.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(2, 8), torch.zeros(2, 8), mask=attlas.Causal())
+    >>> A.collect(stats.ColumnMax())[0]
+    tensor([1.0000, 0.5000])
+    """
+
+    def __init__(self, rows: Span | None = None) -> None:
+        if rows is not None:
+            check_span("ColumnMax()", "rows", rows)
+        self.rows = rows
+
+    def start(self, problem: Problem) -> tuple[range, Tensor]:
+        window = place_span("ColumnMax()", "rows", self.rows, problem.shape[2], "queries")
+        return window, _zeros_for_columns(problem)
+
+    def step(self, carry: tuple[range, Tensor], part: Part, at: Tile) -> tuple[range, Tensor]:
+        window, largest = carry
+        rows = _rows_inside(at, window)
+        if rows is not None:
+            into = largest[_columns(at)]
+            torch.maximum(into, part.weights[..., rows, :].amax(dim=-2), out=into)
+        return carry
+
+    def finish(self, carry: tuple[range, Tensor]) -> Tensor:
+        return carry[1]
+
+
+class ColumnArgMax(Statistic):
+    """The query that gives each key its largest weight, the first of them; 0 for a key that none may see.
+
+    Raises
+    ------
+    ShapeError
+        If the matrix has no query.
+
+    See Also
+    --------
+    ColumnMax : the weight itself.
+
+    Notes
+    -----
+    Cost: one maximum with its place over the tile, three times that of the maximum alone.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(2, 8), torch.zeros(2, 8), mask=attlas.Causal())
+    >>> A.collect(stats.ColumnArgMax())[0]
+    tensor([0, 1])
+    """
+
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        if problem.shape[2] == 0:
+            raise ShapeError(
+                explain(
+                    "ColumnArgMax()",
+                    "the largest of no queries has no place.",
+                    found="m = 0 queries",
+                    fix="give attend() a query.",
+                )
+            )
+        largest = _zeros_for_columns(problem)
+        return largest, torch.zeros_like(largest, dtype=torch.int64)
+
+    def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        largest, query = (t[_columns(at)] for t in carry)
+        found, place = part.weights.max(dim=-2)
+        more = found > largest  # parts come with growing rows, so that the first of equal ones stays
+        query.copy_(torch.where(more, place + at.rows.start, query))
+        torch.maximum(largest, found, out=largest)
+        return carry
+
+    def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        return carry[1]
+
+
+def column_mass(
+    A: AttentionMatrix, rows: Span | None = None, mean: bool = False, heads: Combine | None = None
+) -> Tensor:
+    """Return the mass that each key receives; see `ColumnMass`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix; ``A[:, 4:8]`` is a group of heads.
+    rows : slice, range or (start, stop), optional
+        Window of queries; the default is all.
+    mean : bool, default False
+        Whether the sum is divided by the number of queries of the window that may see the key.
+    heads : {"sum", "mean"}, optional
+        How the heads, the last leading axis of A, are combined after the pass; the default keeps them.
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(8, 2, 4), torch.zeros(8, 2, 4), mask=attlas.Causal())
+    >>> stats.column_mass(A[:4], heads="mean")
+    tensor([1.5000, 0.5000])
+    """
+    check_heads("column_mass()", A, heads)
+    return _combine(A.collect(ColumnMass(rows, mean))[0], heads)
+
+
+def column_max(A: AttentionMatrix, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
+    """Return the largest weight that each key receives; see `ColumnMax`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix; ``A[:, 4:8]`` is a group of heads.
+    rows : slice, range or (start, stop), optional
+        Window of queries; the default is all.
+    heads : {"sum", "mean"}, optional
+        How the heads, the last leading axis of A, are combined after the pass; the default keeps them.
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(2, 8), torch.zeros(2, 8), mask=attlas.Causal())
+    >>> stats.column_max(A)
+    tensor([1.0000, 0.5000])
+    """
+    check_heads("column_max()", A, heads)
+    return _combine(A.collect(ColumnMax(rows))[0], heads)
+
+
+def check_heads(where: str, A: AttentionMatrix, heads: str | None) -> None:
+    """Raise a ShapeError unless the heads of a matrix can be combined so."""
+    if heads not in (None, "sum", "mean"):
+        raise ShapeError(
+            explain(
+                where,
+                'heads must be "sum", "mean" or None.',
+                found=f"heads = {heads!r}",
+                fix='heads="mean"',
+            )
+        )
+    if heads is not None and A.ndim < 3:
+        raise ShapeError(
+            explain(
+                where,
+                "there must be heads to combine.",
+                {"A": f"shape {tuple(A.shape)}"},
+                found=f"heads = {heads!r}, and A has no leading axis",
+                fix="leave heads out.",
+            )
+        )
+
+
+def _combine(found: Tensor, heads: str | None) -> Tensor:
+    if heads is None:
+        return found
+    return found.sum(dim=-2) if heads == "sum" else found.mean(dim=-2)

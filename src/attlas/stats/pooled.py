@@ -1,0 +1,297 @@
+"""The matrix made small: pictures of pooled blocks, and the mass on each diagonal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.engine.fold import Part, Statistic
+from attlas.engine.problem import Problem
+from attlas.errors import ShapeError, explain
+from attlas.stats.largest import check_number
+from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["Offsets", "Picture", "offsets", "picture"]
+
+Pool: TypeAlias = Literal["mean", "max"]
+
+
+class Picture(Statistic):
+    """A window of the matrix pooled into ``height × width`` blocks.
+
+    Parameters
+    ----------
+    height, width : int
+        Blocks along the queries and along the keys, at most as many as the window has of them.
+    pool : {"mean", "max"}, default "mean"
+        Mean of the block's allowed cells, or the largest of them.
+    rows, columns : slice, range or (start, stop), optional
+        Window of queries and of keys; the default is the whole matrix.
+
+    Raises
+    ------
+    ShapeError
+        If a size is below 1 or above that of the window, if `pool` is unknown, or if a window has a step
+        or does not lie within the matrix.
+
+    See Also
+    --------
+    Spans : sums over spans of any size.
+
+    Notes
+    -----
+    Blocks are as even as possible, as ``numpy.array_split`` cuts: the first ``m mod height`` blocks are one
+    row higher. A block in which nothing may attend has no mean and no maximum: NaN, so that a picture can
+    show it apart from a block of small weights. Cost: one sum or maximum over the tile.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(4, 8), torch.zeros(4, 8), mask=attlas.Causal())
+    >>> A.collect(stats.Picture(2, 2))[0]
+    tensor([[0.6667,    nan],
+            [0.2917, 0.2778]])
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        pool: Pool = "mean",
+        rows: Span | None = None,
+        columns: Span | None = None,
+    ) -> None:
+        check_number("Picture()", "height", height)
+        check_number("Picture()", "width", width)
+        if pool not in ("mean", "max"):
+            raise ShapeError(
+                explain("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
+            )
+        for name, window in (("rows", rows), ("columns", columns)):
+            if window is not None:
+                check_span("Picture()", name, window)
+        self.height = height
+        self.width = width
+        self.pool = pool
+        self.rows = rows
+        self.columns = columns
+
+    def start(self, problem: Problem) -> _Blocks:
+        m, n = problem.shape[2:]
+        rows = place_span("Picture()", "rows", self.rows, m, "queries")
+        columns = place_span("Picture()", "columns", self.columns, n, "keys")
+        if self.height > len(rows) or self.width > len(columns):
+            raise ShapeError(
+                explain(
+                    "Picture()",
+                    "a picture cannot have more blocks than the window has rows or columns.",
+                    {"window": f"{len(rows)} queries × {len(columns)} keys"},
+                    found=f"height = {self.height}, width = {self.width}",
+                    fix=f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
+                    if len(rows) and len(columns)
+                    else "leave rows and columns out for the whole matrix.",
+                )
+            )
+        return _Blocks(_even(rows, self.height), _even(columns, self.width), problem)
+
+    def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
+        carry.absorb(part, at, self.pool)
+        return carry
+
+    def finish(self, carry: _Blocks) -> Tensor:
+        table = carry.table / carry.cells if self.pool == "mean" else carry.table
+        return table.masked_fill(carry.cells == 0, torch.nan)
+
+
+class _Blocks:
+    """Sum or maximum of each block, and the number of its allowed cells."""
+
+    def __init__(self, rows: Bands, columns: Bands, problem: Problem) -> None:
+        self.bands = rows, columns
+        shape = (*problem.shape[:2], len(rows), len(columns))
+        self.table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+        self.cells = torch.zeros_like(self.table)
+        if problem.mask is None:
+            self.cells += rows.sizes().to(self.cells).unsqueeze(-1) * columns.sizes().to(self.cells)
+
+    def absorb(self, part: Part, at: Tile, pool: str) -> None:
+        row_bands, column_bands = self.bands
+        rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
+        if not (len(rows) and len(columns)):
+            return
+        tile = tile_window(part.weights, at, rows, columns)
+        b, h, _ = at.place
+        high = row_bands.touched(rows)
+        into = self.table[b, h, high, column_bands.touched(columns)]
+        if pool == "mean":
+            into += pool_tile(tile, rows, columns, self.bands, torch.sum)
+        else:
+            torch.maximum(into, pool_tile(tile, rows, columns, self.bands, torch.amax), out=into)
+        for seen, cells in () if part.problem.mask is None else part.seen:
+            place = at.narrow(range(at.columns.start + seen.start, at.columns.start + seen.stop))
+            across = column_bands.inside(place.columns)
+            if not len(across):
+                continue
+            into = self.cells[b, h, high, column_bands.touched(across)]
+            if cells is None:
+                into += row_bands.sizes(rows).to(into).unsqueeze(-1) * column_bands.sizes(across).to(into)
+            else:
+                some = tile_window(cells, place, rows, across).to(into.dtype)
+                into += pool_tile(some, rows, across, self.bands, torch.sum)
+
+
+def _even(window: range, count: int) -> Bands:
+    """Cut a window into bands that differ by one at most, the larger ones first."""
+    size, larger = divmod(len(window), count)
+    return Bands([window.start + i * size + min(i, larger) for i in range(count + 1)])
+
+
+class Offsets(Statistic):
+    """Mass on each diagonal of the matrix, by offset ``j - i`` from ``-(m - 1)`` to ``n - 1``.
+
+    Parameters
+    ----------
+    mean : bool, default False
+        Whether the mass is divided by the number of allowed cells of the diagonal; 0 where there is none.
+
+    See Also
+    --------
+    Spans : mass by place in place of distance.
+
+    Notes
+    -----
+    Entry ``t`` of the result is ``Σ_i A[i, i + t - (m - 1)]``. With m = n the weight on the token itself is
+    at ``m - 1``, that on the previous token at ``m - 2``. With `mean`, the previous-token score of a head
+    under a causal mask is entry ``m - 2``.
+
+    Read with a row stride of one cell more, a tile has its diagonals in columns, without a copy; only the
+    two corners where a diagonal is cut short are copied. Cost: one sum over the tile.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.zeros(3, 8), mask=attlas.Causal())
+    >>> A.collect(stats.Offsets())[0]
+    tensor([0.3333, 0.8333, 1.8333, 0.0000, 0.0000])
+    """
+
+    def __init__(self, mean: bool = False) -> None:
+        self.mean = mean
+
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        batch, heads, m, n = problem.shape
+        mass = torch.zeros(batch, heads, max(m + n - 1, 0), dtype=problem.dtype, device=problem.device)
+        return mass, torch.zeros_like(mass) if self.mean else None
+
+    def step(self, carry: tuple[Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Tensor, Tensor | None]:
+        mass, cells = carry
+        b, h, _ = at.place
+        # The tile's lowest diagonal starts at its last row and first column.
+        first = at.columns.start - (at.rows.stop - 1) + at.m - 1
+        mass[b, h, first : first + len(at.rows) + len(at.columns) - 1] += _diagonal_sums(part.weights)
+        if cells is not None:
+            for columns, some in part.seen:
+                if some is None:
+                    some = torch.ones(len(at.rows), len(columns), dtype=torch.bool, device=at.device)
+                found = _diagonal_sums(some.to(cells.dtype))
+                start = first + columns.start
+                cells[b, h, start : start + found.shape[-1]] += found
+        return carry
+
+    def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
+        mass, cells = carry
+        return mass if cells is None else mass / cells.clamp(min=1.0)
+
+
+def _diagonal_sums(x: Tensor) -> Tensor:
+    """Sum the diagonals of a tile (..., r, c): shape (..., r + c - 1), from the lower left corner on."""
+    r, c = x.shape[-2:]
+    if c <= r:
+        return _skewed_sums(x)
+    x = x.contiguous()
+    # In rows that start one cell later each, column b holds the diagonal b as long as b + r <= c.
+    slanted = x.as_strided((*x.shape[:-1], c - r + 1), (*x.stride()[:-2], c + 1, 1), x.storage_offset())
+    # What remains are the triangles in the lower left and in the upper right corner.
+    corners = _skewed_sums(x[..., :r].tril(-1) + x[..., c - r :].triu(1))
+    return torch.cat([corners[..., : r - 1], slanted.sum(dim=-2), corners[..., r:]], dim=-1)
+
+
+def _skewed_sums(x: Tensor) -> Tensor:
+    """Sum diagonals by a copy in which each row stands one place further left than the row above it."""
+    r, c = x.shape[-2:]
+    # A row of r + c cells, flattened and read with r + c - 1 to a row, moves one place to the right each time.
+    flat = functional.pad(x.flip(-2), (0, r)).flatten(-2)[..., : r * (r + c - 1)]
+    found: Tensor = flat.unflatten(-1, (r, r + c - 1)).sum(dim=-2)
+    return found
+
+
+def picture(
+    A: AttentionMatrix,
+    height: int,
+    width: int,
+    pool: Pool = "mean",
+    rows: Span | None = None,
+    columns: Span | None = None,
+) -> Tensor:
+    """Return a window of the matrix pooled into blocks; see `Picture`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+    height, width : int
+        Blocks along the queries and along the keys.
+    pool : {"mean", "max"}, default "mean"
+        Mean of the block's allowed cells, or the largest of them.
+    rows, columns : slice, range or (start, stop), optional
+        Window of queries and of keys; the default is the whole matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., height, width)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.randn(1000, 8), torch.randn(1000, 8))
+    >>> stats.picture(A, 64, 64).shape, stats.picture(A, 8, 8, "max", rows=slice(-100, None)).shape
+    (torch.Size([64, 64]), torch.Size([8, 8]))
+    """
+    found: Tensor = A.collect(Picture(height, width, pool, rows, columns))[0]
+    return found
+
+
+def offsets(A: AttentionMatrix, mean: bool = False) -> Tensor:
+    """Return the mass on each diagonal of the matrix; see `Offsets`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+    mean : bool, default False
+        Whether the mass is divided by the number of allowed cells of the diagonal.
+
+    Returns
+    -------
+    Tensor, shape (..., m + n - 1)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.zeros(3, 8), mask=attlas.Causal())
+    >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
+    tensor(1.8333)
+    """
+    found: Tensor = A.collect(Offsets(mean))[0]
+    return found

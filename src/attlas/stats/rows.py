@@ -1,0 +1,519 @@
+"""One number for each row: entropy, effective keys, mass, largest weight, moments of the logits."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine.online import finite_shift
+from attlas.engine.problem import Problem
+from attlas.scores.base import Dot
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = [
+    "EffectiveKeys",
+    "Entropy",
+    "LogitMoments",
+    "MaxLogit",
+    "MaxWeight",
+    "Moments",
+    "RowMass",
+    "effective_keys",
+    "entropy",
+    "logit_moments",
+    "max_logit",
+    "max_weight",
+    "row_mass",
+]
+
+
+def zeros_for_rows(problem: Problem) -> Tensor:
+    """Return a 0 for each row, shape (batch, heads, m)."""
+    return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+
+
+class _RowSum(Statistic):
+    """A number of each row that is the sum of what its parts give."""
+
+    def start(self, problem: Problem) -> Tensor:
+        return zeros_for_rows(problem)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        carry[at.place] += self.of(part)
+        return carry
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry
+
+    @abstractmethod
+    def of(self, part: Part) -> Tensor:
+        """Return what a part adds to its rows, shape (batches, heads, rows)."""
+
+
+class RowMass(_RowSum):
+    """Sum of each row's weights: 1, or 0 for a row with no allowed key, or less than 1 with a sink.
+
+    See Also
+    --------
+    ColumnMass : the sum over queries.
+
+    Notes
+    -----
+    What is missing to 1 is the weight of the sink. Cost: nothing beyond the pass.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    >>> A = attlas.attend(q, k, sink=torch.tensor([0.0, -float("inf")]))
+    >>> A.collect(stats.RowMass())[0][0]
+    tensor([[0.7500, 0.7500, 0.7500],
+            [1.0000, 1.0000, 1.0000]])
+    """
+
+    def of(self, part: Part) -> Tensor:
+        return part.mass
+
+
+class Entropy(_RowSum):
+    """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
+
+    See Also
+    --------
+    EffectiveKeys : the same question, answered as a number of keys.
+
+    Notes
+    -----
+    Computed as ``Σ_j A_ij (lse_i - s_ij)``, which needs no logarithm. It lies between 0 (one key) and
+    ``ln n`` (all keys alike) [1]_. A row with no allowed key has entropy 0. With a sink the weights of a
+    row sum to less than 1 and are taken as they are. Cost: one product and one sum a cell.
+
+    References
+    ----------
+    .. [1] Shannon, "A mathematical theory of communication", 1948.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
+    >>> A.collect(stats.Entropy())[0].exp()  # 1, 2, 3 keys, all alike
+    tensor([1., 2., 3.])
+    """
+
+    def of(self, part: Part) -> Tensor:
+        # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
+        product = torch.mul(part.weights, part.shifted, out=part.scratch()).sum(dim=-1)
+        return (finite_shift(part.lse) - part.shift) * part.mass - product
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry.clamp_(min=0.0)
+
+
+class EffectiveKeys(Statistic):
+    """Effective number of keys of each row, ``(Σ_j A_ij)² / Σ_j A_ij²``.
+
+    See Also
+    --------
+    Entropy : its exponential is another effective number, which counts small weights for more.
+    Coverage : how many keys hold a given share of the mass.
+
+    Notes
+    -----
+    Kish's effective sample size [1]_, known as inverse participation ratio too: 1 if one key has all the
+    weight, n if all are alike. The square of the sum makes it independent of a sink; without one it is
+    ``1 / Σ_j A_ij²``. A row with no allowed key has 0. Cost: one norm, no memory beyond the tile.
+
+    References
+    ----------
+    .. [1] Kish, "Survey sampling", 1965, section 8.2.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
+    >>> A.collect(stats.EffectiveKeys())[0].round(decimals=3)
+    tensor([1., 2., 3.])
+    """
+
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        return zeros_for_rows(problem), zeros_for_rows(problem)
+
+    def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        mass, squares = carry
+        mass[at.place] += part.mass
+        squares[at.place] += torch.linalg.vector_norm(part.weights, dim=-1).square_()
+        return carry
+
+    def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        mass, squares = carry
+        return torch.where(squares == 0, torch.zeros_like(mass), mass.square() / squares)
+
+
+class MaxWeight(Statistic):
+    """Largest weight of each row, ``max_j A_ij``; 0 for a row with no allowed key.
+
+    See Also
+    --------
+    ArgMax : the key that has it.
+    TopK : the k largest.
+
+    Notes
+    -----
+    Cost: nothing beyond the pass, which knows the largest logit.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(2, 8), torch.randn(4, 8))
+    >>> A.collect(stats.MaxWeight())[0]
+    tensor([0.2500, 0.2500])
+    """
+
+    def start(self, problem: Problem) -> Tensor:
+        return zeros_for_rows(problem)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        found = part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
+        carry[at.place] = torch.maximum(carry[at.place], found)
+        return carry
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry
+
+
+class MaxLogit(Statistic):
+    """Largest logit of each row before softmax, ``max_j s_ij`` over the allowed keys; -inf if there is none.
+
+    Notes
+    -----
+    The true maximum, after scaling, capping and additive masks. Logits that grow during training announce
+    instability [1]_. Cost: nothing beyond the pass.
+
+    References
+    ----------
+    .. [1] Dehghani et al., "Scaling vision transformers to 22 billion parameters", 2023, section 3.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.ones(2, 4), torch.ones(4, 4))
+    >>> A.collect(stats.MaxLogit())[0]
+    tensor([2., 2.])
+    """
+
+    def start(self, problem: Problem) -> Tensor:
+        return zeros_for_rows(problem).fill_(-math.inf)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        unseen = part.largest <= lowest(part.largest.dtype) / 2
+        found = (part.largest + part.shift).masked_fill_(unseen, -math.inf)
+        carry[at.place] = torch.maximum(carry[at.place], found)
+        return carry
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each row's logits, each of shape (..., m).
+
+    Parameters
+    ----------
+    mean : Tensor, shape (..., m)
+        Mean over the allowed keys.
+    variance : Tensor, shape (..., m)
+        Mean of the squared deviations from it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import stats
+    >>> mean, variance = stats.Moments(torch.zeros(3), torch.ones(3))
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+
+class _Rows(NamedTuple):
+    """Count, mean and sum of squared deviations of rows; any two sets of keys can be joined."""
+
+    keys: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def join(self, other: _Rows) -> _Rows:
+        keys = self.keys + other.keys
+        share = other.keys / keys.clamp(min=1.0)
+        delta = other.mean - self.mean
+        squares = self.squares + other.squares + delta.square() * self.keys * share
+        return _Rows(keys, self.mean + delta * share, squares)
+
+
+class _Prefix:
+    """Mean and scatter matrix of the first keys of some heads; grows with the rows that come."""
+
+    def __init__(self, dot: Dot, group: int) -> None:
+        self.dot = dot
+        self.group = group
+        self.heads: tuple[range, range] | None = None
+        self.known = 0
+        self.mean = self.scatter = dot.k.new_zeros(())
+
+    def rows(self, at: Tile, keys: int) -> _Rows:
+        """Return the moments of the logits of some rows over the first keys: q·mean(k) and qᵀ Cov(k) q."""
+        if self.heads != (at.batches, at.heads) or self.known > keys:
+            self.heads, self.known = (at.batches, at.heads), 0
+        if self.known < keys:
+            self._grow(at, keys)
+        b, h, r = at.place
+        q = self.dot.q[b, h, r].to(at.dtype) * self.dot.scale
+        mean = torch.matmul(q, self.mean.unsqueeze(-1)).squeeze(-1)
+        if self.dot.row is not None:
+            mean = mean + self.dot.row[b, h, r].to(at.dtype)
+        squares = (torch.matmul(q, self.scatter) * q).sum(dim=-1).clamp_(min=0.0)
+        return _Rows(torch.full_like(mean, float(keys)), mean, squares)
+
+    def _grow(self, at: Tile, keys: int) -> None:
+        batches, own = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
+        k = self.dot.k[batches, own, self.known : keys].to(at.dtype)
+        mean = k.mean(dim=-2)
+        centred = k - mean.unsqueeze(-2)
+        scatter = torch.matmul(centred.mT, centred)
+        # A tile holds whole groups of heads, or a part of one: then all its heads share one key head.
+        repeats = len(at.heads) // mean.shape[1]
+        mean, scatter = mean.repeat_interleave(repeats, dim=1), scatter.repeat_interleave(repeats, dim=1)
+        if self.known:
+            delta, share = mean - self.mean, (keys - self.known) / keys
+            scatter += self.scatter + delta.unsqueeze(-1) * delta.unsqueeze(-2) * (self.known * share)
+            mean = self.mean + delta * share
+        self.mean, self.scatter, self.known = mean, scatter, keys
+
+
+class LogitMoments(Statistic):
+    """Mean and variance of each row's logits over the allowed keys.
+
+    See Also
+    --------
+    MaxLogit : the largest.
+
+    Notes
+    -----
+    ``mean_i = 1/n Σ_j s_ij`` and ``variance_i = 1/n Σ_j (s_ij - mean_i)²`` over the n keys that the query
+    may see; keys whose log-weight is -inf do not count. A row with no such key has mean 0 and variance 0.
+
+    Deviations are taken from the mean before they are squared, and parts are joined by Chan's formula
+    [1]_, so that a large mean does not drown a small variance.
+
+    Cost: three passes over a tile. Where the score is a dot product and a query may see all keys, or all
+    up to some key, no pass at all: ``q · mean(k)`` and ``qᵀ Cov(k) q``, d² operations a token.
+
+    References
+    ----------
+    .. [1] Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+       variances", 1982.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.ones(2, 1), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> A.collect(stats.LogitMoments())[0].variance
+    tensor([0.6667, 0.6667])
+    """
+
+    def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
+        q, k = problem.tokens
+        dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
+        closed = dot is not None and dot.bias is None and problem.stays_finite
+        prefix = _Prefix(dot, problem.group) if dot is not None and closed else None
+        return _Rows(*(zeros_for_rows(problem) for _ in range(3))), prefix
+
+    def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
+        rows, prefix = carry
+        state = _Rows(*(t[at.place] for t in rows))
+        for columns, cells in part.seen:
+            if prefix is not None and cells is None and at.columns.start + columns.start == 0:
+                found = prefix.rows(at, columns.stop)
+            else:
+                found = _rows_of(part, columns, cells)
+            state = state.join(found)
+        for t, found_t in zip(rows, state, strict=True):
+            t[at.place] = found_t
+        return carry
+
+    def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
+        rows, _ = carry
+        return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
+
+
+def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
+    """Return the moments of a part's logits over some of its columns, from the tile."""
+    x = part.shifted[..., columns.start : columns.stop]
+    if not part.problem.stays_finite:
+        cells = x > lowest(x.dtype) / 2
+    if cells is None:
+        count = torch.full_like(part.shift, float(len(columns)))
+        mean = x.mean(dim=-1)
+        deviation = x - mean.unsqueeze(-1)
+    else:
+        count = cells.sum(dim=-1).to(x.dtype).expand(part.shift.shape)
+        mean = torch.where(cells, x, 0.0).sum(dim=-1) / count.clamp(min=1.0)
+        deviation = torch.where(cells, x - mean.unsqueeze(-1), 0.0)
+    squares = torch.linalg.vector_norm(deviation, dim=-1).square_()
+    return _Rows(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
+
+
+def row_mass(A: AttentionMatrix) -> Tensor:
+    """Return the sum of each row's weights; see `RowMass`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> stats.row_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)))
+    tensor([1., 1.])
+    """
+    found: Tensor = A.collect(RowMass())[0]
+    return found
+
+
+def entropy(A: AttentionMatrix) -> Tensor:
+    """Return the entropy of each row in nats; see `Entropy`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
+    >>> stats.entropy(A).exp()
+    tensor([1., 2., 3.])
+    """
+    found: Tensor = A.collect(Entropy())[0]
+    return found
+
+
+def effective_keys(A: AttentionMatrix) -> Tensor:
+    """Return the effective number of keys of each row; see `EffectiveKeys`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
+    >>> stats.effective_keys(A).round(decimals=3)
+    tensor([1., 2., 3.])
+    """
+    found: Tensor = A.collect(EffectiveKeys())[0]
+    return found
+
+
+def max_weight(A: AttentionMatrix) -> Tensor:
+    """Return the largest weight of each row; see `MaxWeight`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> stats.max_weight(attlas.attend(torch.zeros(2, 8), torch.randn(4, 8)))
+    tensor([0.2500, 0.2500])
+    """
+    found: Tensor = A.collect(MaxWeight())[0]
+    return found
+
+
+def max_logit(A: AttentionMatrix) -> Tensor:
+    """Return the largest logit of each row; see `MaxLogit`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> stats.max_logit(attlas.attend(torch.ones(2, 4), torch.ones(4, 4)))
+    tensor([2., 2.])
+    """
+    found: Tensor = A.collect(MaxLogit())[0]
+    return found
+
+
+def logit_moments(A: AttentionMatrix) -> Moments:
+    """Return mean and variance of each row's logits over the allowed keys; see `LogitMoments`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+
+    Returns
+    -------
+    mean, variance : Tensor, shape (..., m)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.ones(2, 1), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> mean, variance = stats.logit_moments(A)
+    >>> mean
+    tensor([2., 2.])
+    """
+    found: Moments = A.collect(LogitMoments())[0]
+    return found

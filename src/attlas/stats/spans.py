@@ -1,0 +1,274 @@
+"""Spans of queries and keys: windows, bands, and the mass that a span of queries gives to a span of keys."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.engine.fold import Part, Statistic
+from attlas.engine.problem import Problem
+from attlas.errors import ShapeError, explain
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["Span", "Spans", "spans"]
+
+Span: TypeAlias = slice | range | tuple[int, int]
+
+
+def check_span(where: str, name: str, value: Any) -> None:
+    """Raise a ShapeError unless `value` is a slice or a range of step 1, or a pair of whole numbers."""
+    if isinstance(value, slice | range):
+        ends = [end for end in (value.start, value.stop) if end is not None]
+        fits = value.step in (None, 1)
+    else:
+        ends = list(value) if isinstance(value, tuple) else []
+        fits = len(ends) == 2
+    if fits and all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+        return
+    raise ShapeError(
+        explain(
+            where,
+            f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step.",
+            found=f"{name} = {value!r}",
+            fix=f"{name}=slice(0, 64)",
+        )
+    )
+
+
+def place_span(where: str, name: str, value: Span | None, size: int, axis: str) -> range:
+    """Return a span as a range of an axis with `size` places; negative ends count from its end."""
+    if value is None:
+        return range(size)
+    start, stop = (value.start, value.stop) if isinstance(value, slice | range) else value
+    start, stop = 0 if start is None else start, size if stop is None else stop
+    if not isinstance(value, range):
+        start, stop = start + size * (start < 0), stop + size * (stop < 0)
+    if 0 <= start <= stop <= size:
+        return range(start, stop)
+    raise ShapeError(
+        explain(
+            where,
+            f"{name} must lie within the {size} {axis} of the matrix, and start before it stops.",
+            found=f"{name} = {value!r}",
+            fix=f"{name}=slice(0, {size})",
+        )
+    )
+
+
+class Bands:
+    """An axis cut into consecutive bands.
+
+    Parameters
+    ----------
+    edges : sequence of int
+        First place of each band, then the end of the last; strictly ascending.
+    """
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.edges = list(edges)
+        self._known: dict[range, list[tuple[int, int, range]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def inside(self, places: range) -> range:
+        """Return the part of `places` that the bands cover, perhaps nothing."""
+        start = max(places.start, self.edges[0])
+        return range(start, max(start, min(places.stop, self.edges[-1])))
+
+    def runs(self, places: range) -> list[tuple[int, int, range]]:
+        """Divide places into runs: first band, number of bands, and places that they share evenly.
+
+        A run of several bands holds each of them whole; a band that `places` cuts is a run of its own.
+        """
+        if places not in self._known:
+            if len(self._known) > 4096:  # keys of one pass repeat, rows do not
+                self._known.clear()
+            self._known[places] = list(self._divide(places))
+        return self._known[places]
+
+    def _divide(self, places: range) -> Iterator[tuple[int, int, range]]:
+        edges, at = self.edges, places.start
+        band = bisect_right(edges, at) - 1
+        while at < places.stop:
+            size, count = edges[band + 1] - edges[band], 0
+            if at == edges[band]:
+                most = min((places.stop - at) // size, len(self) - band)
+                while count < most and edges[band + count + 1] - edges[band + count] == size:
+                    count += 1
+            stop = at + count * size if count else min(edges[band + 1], places.stop)
+            yield band, max(count, 1), range(at, stop)
+            at, band = stop, band + max(count, 1)
+
+    def pool(self, x: Tensor, places: range, dim: int, reduce: Callable[..., Tensor]) -> Tensor:
+        """Reduce an axis of `x` that stands at `places` to one number for each band that it touches."""
+        pieces = []
+        for _, count, run in self.runs(places):
+            piece = x.narrow(dim, run.start - places.start, len(run))
+            pieces.append(reduce(piece.unflatten(dim, (count, len(run) // count)), dim=dim))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)
+
+    def touched(self, places: range) -> slice:
+        """Return the bands that `places` touches, as a slice."""
+        runs = self.runs(places)
+        return slice(runs[0][0], runs[-1][0] + runs[-1][1])
+
+    def sizes(self, places: range | None = None) -> Tensor:
+        """Return how many of `places` lie in each band that they touch; of all places without."""
+        places = range(self.edges[0], self.edges[-1]) if places is None else places
+        return torch.tensor([len(run) // count for _, count, run in self.runs(places) for _ in range(count)])
+
+
+def pool_tile(
+    x: Tensor, rows: range, columns: range, bands: tuple[Bands, Bands], reduce: Callable[..., Tensor]
+) -> Tensor:
+    """Reduce a tile to one number for each pair of bands; rows first, since columns lie side by side."""
+    return bands[1].pool(bands[0].pool(x, rows, -2, reduce), columns, -1, reduce)
+
+
+class Spans(Statistic):
+    """Mass that each span of queries gives to each span of keys, ``T_ab = Σ_{i ∈ a} Σ_{j ∈ b} A_ij``.
+
+    Parameters
+    ----------
+    rows, columns : sequence of slice, range or (start, stop)
+        Spans of queries and of keys; they may overlap, be empty, or leave tokens out. Negative ends of
+        a slice or a pair count from the end.
+    mean : bool, default False
+        Whether the mass is averaged over the queries of each span: then it is at most 1, and spans that
+        divide the keys share 1 out.
+
+    Raises
+    ------
+    ShapeError
+        If a span is no such thing, or does not lie within the matrix.
+
+    See Also
+    --------
+    Picture : spans of equal size over a window.
+
+    Notes
+    -----
+    The axes are cut wherever a span starts or stops, each piece is summed once, and spans add up pieces.
+    An empty span has mass 0. Cost: one sum over the tile; memory of (2 len(rows)) (2 len(columns)) numbers
+    a head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(4, 8), torch.zeros(4, 8))
+    >>> A.collect(stats.Spans(rows=[slice(0, 4)], columns=[(0, 1), (1, 4), (0, 0)], mean=True))[0]
+    tensor([[0.2500, 0.7500, 0.0000]])
+    """
+
+    def __init__(self, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> None:
+        self.rows = tuple(rows)
+        self.columns = tuple(columns)
+        self.mean = mean
+        for name, given in (("rows", self.rows), ("columns", self.columns)):
+            for index, span in enumerate(given):
+                check_span("Spans()", f"{name}[{index}]", span)
+
+    def start(self, problem: Problem) -> _Pieces:
+        m, n = problem.shape[2:]
+        rows = [place_span("Spans()", f"rows[{i}]", span, m, "queries") for i, span in enumerate(self.rows)]
+        columns = [place_span("Spans()", f"columns[{i}]", span, n, "keys") for i, span in enumerate(self.columns)]
+        return _Pieces(rows, columns, problem)
+
+    def step(self, carry: _Pieces, part: Part, at: Tile) -> _Pieces:
+        carry.absorb(part, at)
+        return carry
+
+    def finish(self, carry: _Pieces) -> Tensor:
+        table = carry.table()
+        if not self.mean:
+            return table
+        queries = torch.tensor(
+            [float(max(len(span), 1)) for span in carry.rows], dtype=table.dtype, device=table.device
+        )
+        return table / queries.unsqueeze(-1)
+
+
+class _Pieces:
+    """The mass of each piece of rows on each piece of columns; spans are unions of pieces."""
+
+    def __init__(self, rows: list[range], columns: list[range], problem: Problem) -> None:
+        self.rows, self.columns = rows, columns
+        self.bands = _cut_at_ends(rows), _cut_at_ends(columns)
+        shape = (*problem.shape[:2], *(0 if b is None else len(b) for b in self.bands))
+        self.mass = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+
+    def absorb(self, part: Part, at: Tile) -> None:
+        row_bands, column_bands = self.bands
+        if row_bands is None or column_bands is None:
+            return
+        rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
+        if not (len(rows) and len(columns)):
+            return
+        b, h, _ = at.place
+        into = self.mass[b, h, row_bands.touched(rows), column_bands.touched(columns)]
+        tile = tile_window(part.weights, at, rows, columns)
+        into += pool_tile(tile, rows, columns, (row_bands, column_bands), torch.sum)
+
+    def table(self) -> Tensor:
+        left, right = (
+            _membership(spans, bands, self.mass)
+            for spans, bands in zip((self.rows, self.columns), self.bands, strict=True)
+        )
+        return torch.matmul(torch.matmul(left, self.mass), right.mT)
+
+
+def tile_window(x: Tensor, at: Tile, rows: range, columns: range) -> Tensor:
+    """Return the cells of a tile at some rows and columns of the matrix."""
+    i, j = at.rows.start, at.columns.start
+    return x[..., rows.start - i : rows.stop - i, columns.start - j : columns.stop - j]
+
+
+def _cut_at_ends(spans: list[range]) -> Bands | None:
+    edges = sorted({end for span in spans if len(span) for end in (span.start, span.stop)})
+    return Bands(edges) if edges else None
+
+
+def _membership(spans: list[range], bands: Bands | None, like: Tensor) -> Tensor:
+    """Return 1 where a piece belongs to a span, shape (spans, pieces)."""
+    edges = torch.tensor([] if bands is None else bands.edges, dtype=torch.int64)
+    starts = torch.tensor([span.start for span in spans], dtype=torch.int64).unsqueeze(-1)
+    stops = torch.tensor([span.stop for span in spans], dtype=torch.int64).unsqueeze(-1)
+    return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
+
+
+def spans(A: AttentionMatrix, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> Tensor:
+    """Return the mass that each span of queries gives to each span of keys; see `Spans`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+    rows, columns : sequence of slice, range or (start, stop)
+        Spans of queries and of keys.
+    mean : bool, default False
+        Whether the mass is averaged over the queries of each span.
+
+    Returns
+    -------
+    Tensor, shape (..., len(rows), len(columns))
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> A = attlas.attend(torch.zeros(4, 8), torch.zeros(4, 8))
+    >>> stats.spans(A, rows=[slice(0, 2), slice(2, 4)], columns=[slice(0, 1), slice(1, 4)])
+    tensor([[0.5000, 1.5000],
+            [0.5000, 1.5000]])
+    """
+    found: Tensor = A.collect(Spans(rows, columns, mean))[0]
+    return found
