@@ -103,6 +103,18 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     split = dots[0] if dots else len(entries)
     # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
     named = [*map(_checked, entries[:split]), *missing, *map(_checked, entries[split + 1 :])]
+    lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range)]
+    pairs = lists == [len(shape) - 2, len(shape) - 1]
+    if len(lists) > 1 and not pairs:
+        raise ShapeError(
+            explain(
+                "A[...]",
+                "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs.",
+                {"A": f"shape {shape}"},
+                found=f"lists on axes {', '.join(map(str, lists))}",
+                fix="A[[0, 2]][:, [1, 3]], one axis after the other.",
+            )
+        )
     resolved = [
         None if entry is None else _resolve(entry, size, axis, shape)
         for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
@@ -113,7 +125,8 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
         return Where(leading, None, None, False)
     rows = range(m) if rows is None else rows
     columns = range(n) if columns is None else columns
-    pairs = isinstance(rows, Tensor) and isinstance(columns, Tensor)
+    if pairs and 1 in (len(rows), len(columns)):
+        rows, columns = torch.broadcast_tensors(rows, columns)
     if pairs and len(rows) != len(columns):
         raise ShapeError(
             explain(
@@ -156,7 +169,9 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
         entry = torch.tensor(entry, dtype=torch.int64)
     if isinstance(entry, slice):
         span = range(*entry.indices(size))
-        return range(span.start, max(span.stop, span.start)) if span.step == 1 else torch.tensor(span)
+        if span.step != 1:
+            return torch.tensor(span, dtype=torch.int64)
+        return range(span.start, max(span.stop, span.start))
     places = entry if isinstance(entry, Tensor) else torch.tensor([entry])
     outside = places[(places < -size) | (places >= size)]
     if len(outside):

@@ -249,7 +249,7 @@ class AttentionMatrix:
 
         Parameters and errors are those of `sum`.
         """
-        return self._reduce("argmax", dim, keepdim, rows.ArgMax(), columns.ColumnArgMax())
+        return self._reduce("argmax", dim, keepdim, largest.ArgMax(), columns.ColumnArgMax())
 
     def topk(self, k: int) -> largest.Largest:
         """Return the k largest weights of each row and their keys, exact, in descending order.

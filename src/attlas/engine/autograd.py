@@ -61,7 +61,7 @@ def pool(job: Job, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``A @ v`` and the log-sum-exp (without a graph)."""
     sink = job.problem.sink
     if not torch.is_grad_enabled():
-        return _forward(job, job.tokens, v)
+        return _forward(job, job.tokens, v)[:2]
     out, lse = _Pool.apply(job, v, sink, *job.inputs())
     return out, lse
 
@@ -74,10 +74,14 @@ def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
     return out
 
 
-def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor, Job]:
+    """Return output, log-sum-exp, and the job as it was done."""
     if job.dot is not None:
-        return sdpa.forward(job.problem, job.dot, v, job.plan)
-    return tiled.forward(job.problem, tokens, v, job.plan, job.dropout)
+        found = sdpa.forward(job.problem, job.dot, v, job.plan)
+        if found is not None:
+            return *found, job
+        job = replace(job, dot=None)
+    return *tiled.forward(job.problem, tokens, v, job.plan, job.dropout), job
 
 
 def _loose_tensors(score: torch.nn.Module) -> list[Tensor]:
@@ -91,8 +95,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: Job, v: Tensor, sink: Tensor | None, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(job, job.from_inputs(list(inputs)), v)
-        ctx.job = job
+        out, lse, ctx.job = _forward(job, job.from_inputs(list(inputs)), v)
         ctx.save_for_backward(v, out, lse, sink, *inputs)
         ctx.mark_non_differentiable(lse)
         return out, lse

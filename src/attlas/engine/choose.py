@@ -27,6 +27,10 @@ class Choice:
     because: str
     others: dict[str, str]
 
+    def __repr__(self) -> str:
+        lines = [f"backend: {self.backend}, since {self.because}"]
+        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
+
 
 def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Dot | None = None) -> Choice:
     """Choose the backend of ``A @ v``.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.cover import Strip
 from attlas.engine.problem import Problem
+from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
 from attlas.tiles import Tile
 
@@ -45,7 +46,7 @@ class Part:
     """Some rows of the matrix and some of their columns, with their numbers.
 
     Everything is computed when it is first asked for, and shared by all statistics of one pass. A step must
-    not write into these tensors. Shapes: B batches, H heads, r rows, c columns of the tile.
+    not write into these tensors, nor keep them: their memory is used again for the next part. Shapes: B batches, H heads, r rows, c columns of the tile.
 
     Parameters
     ----------
@@ -63,6 +64,8 @@ class Part:
         ``exp(shifted)`` and the factor of each row that makes weights of it.
     lse : Tensor, shape (B, H, r)
         Log-sum-exp of the whole rows.
+    space : Workspace
+        Buffers that all parts of one pass share.
     first, last : bool
         Whether this is the first, the last part of its rows.
     """
@@ -73,6 +76,7 @@ class Part:
     shifted: Tensor
     shift: Tensor
     lse: Tensor
+    space: Workspace
     raw: Tensor | None = None
     inverse: Tensor | None = None
     first: bool = True
@@ -81,8 +85,12 @@ class Part:
     @cached_property
     def weights(self) -> Tensor:
         """Weights, 0 where masked, shape (B, H, r, c)."""
-        raw = torch.exp(self.shifted) if self.raw is None else self.raw
+        raw = torch.exp(self.shifted, out=self.scratch("raw")) if self.raw is None else self.raw
         return raw if self.inverse is None else raw.mul_(self.inverse.unsqueeze(-1))
+
+    def scratch(self, name: str = "scratch") -> Tensor:
+        """Return a buffer of the part's shape to compute in; it is overwritten by the next who asks for it."""
+        return self.space.take(name, tuple(self.shifted.shape))
 
     @cached_property
     def allowed(self) -> Tensor | None:

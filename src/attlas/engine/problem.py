@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.inputs import accumulation_dtype
 from attlas.masks.base import Mask
-from attlas.scores.base import Score, Tokens
+from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
 __all__ = ["Problem", "flatten", "rebuild", "sum_heads", "through"]
@@ -77,6 +77,13 @@ class Problem:
         """Projected tokens without a graph, kept for all reads."""
         with torch.no_grad():
             return through(self.project(), Tensor.detach)
+
+    @cached_property
+    def plain_dot(self) -> Dot | None:
+        """The score as a dot product and nothing else, without a graph; None where it is more than that."""
+        with torch.no_grad():
+            dot = self.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # in the score's own form
+        return dot if dot is not None and dot.row is None and dot.bias is None else None
 
     @cached_property
     def stays_finite(self) -> bool:

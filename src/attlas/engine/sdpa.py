@@ -70,10 +70,11 @@ def fused(problem: Problem, dot: Dot, v: Tensor) -> Tensor:
     )
 
 
-def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
     """Return the output, shape (batch, heads, m, e), and the log-sum-exp without the constant of each row.
 
-    The sink, if there is one, is counted in both.
+    The sink, if there is one, is counted in both. None where tokens may hold NaN or infinity: the kernel then
+    gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
     """
     q, k, values, fold = _aligned(dot, v)
     batch, heads, m, _ = problem.shape
@@ -86,6 +87,9 @@ def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, 
     else:
         out, lse = _merged(problem, q, k, values, dot.scale, pieces, fold, e)
         out = out.to(v.dtype)
+    # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
+    if bool(((lse == 0) | ~(lse < math.inf)).any()):
+        return None
     if problem.sink is not None:
         total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
         share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))

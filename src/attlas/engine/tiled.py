@@ -21,7 +21,8 @@ from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Part, Statistic, allowed_cells, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, through
-from attlas.scores.base import Tokens
+from attlas.engine.workspace import Workspace
+from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
 __all__ = ["Gradients", "backward", "fold", "forward", "read", "transposed"]
@@ -34,13 +35,14 @@ def forward(
     batch, heads, m, _ = problem.shape
     out = v.new_empty(batch, heads, m, v.shape[-1])
     lse = torch.empty(batch, heads, m, dtype=problem.dtype, device=problem.device)
+    space = _workspace(problem, tokens)
     for panel in panels(problem, plan, wide=False):
         state = _start(problem, panel.at, v.shape[-1])
         for strip in panel.strips:
             at = panel.at.narrow(strip.columns)
             values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
             keep = None if dropout is None else dropout.keep(at)
-            state = online.absorb(state, _logits(problem, tokens, at, strip), values, keep)
+            state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), values, keep)
         pooled, total = online.finish(state)
         out[panel.at.place] = pooled  # cast back to the dtype of v
         lse[panel.at.place] = total
@@ -53,8 +55,9 @@ def transposed(
     """Return ``A.mT @ x``, shape (batch, heads, n, e), for x of shape (batch, heads, m, e)."""
     batch, heads, _, n = problem.shape
     out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
+    space = _workspace(problem, tokens)
     for panel, strip, at in _tiles(problem, plan):
-        weights = _weights(_logits(problem, tokens, at, strip), lse[at.place])
+        weights = _weights(_logits(problem, tokens, at, strip, space=space), lse[at.place])
         if dropout is not None:
             weights.mul_(dropout.keep(at))
         b, h, rows = panel.at.place
@@ -147,6 +150,7 @@ def backward(
     return Gradients(grads_q, grads_k, grads_p, pooled)
 
 
+@torch.no_grad()
 def fold(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor]:
@@ -157,6 +161,7 @@ def fold(
     """
     carries = [statistic.start(problem) for statistic in statistics]
     known, tokens = lse, problem.tokens
+    space = Workspace(problem.dtype, problem.device)
     if lse is None:
         lse = _start(problem, problem.tile(*map(range, problem.shape)), None).largest
     whole_rows = any(statistic.whole_rows for statistic in statistics)
@@ -164,21 +169,22 @@ def fold(
         place = panel.at.place
         single = len(panel.strips) == 1
         if known is None and not single and panel.strips:
-            lse[place] = _row_lse(problem, tokens, panel)
+            lse[place] = _row_lse(problem, tokens, panel, space)
         for index, strip in enumerate(panel.strips):
             at = panel.at.narrow(strip.columns)
-            logits = _logits(problem, tokens, at, strip, fill=lowest(problem.dtype))
+            logits = _logits(problem, tokens, at, strip, fill=lowest(problem.dtype), space=space)
             if known is None and single:
-                part = _whole_part(problem, at, strip, logits)
+                part = _whole_part(problem, at, strip, logits, space)
                 lse[place] = part.lse
             else:
                 shift = online.finite_shift(lse[place])
-                part = Part(problem, at, strip, logits.sub_(shift.unsqueeze(-1)), shift, lse[place])
+                part = Part(problem, at, strip, logits.sub_(shift.unsqueeze(-1)), shift, lse[place], space)
             part.first, part.last = index == 0, index == len(panel.strips) - 1
             carries = [s.step(c, part, at) for s, c in zip(statistics, carries, strict=True)]
     return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], lse
 
 
+@torch.no_grad()
 def read(
     problem: Problem,
     plan: Plan,
@@ -230,15 +236,17 @@ def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     return _row_lse(problem, problem.tokens, Panel(at, strips(at, problem.mask, width)))
 
 
-def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel) -> Tensor:
+def _row_lse(
+    problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None
+) -> Tensor:
     state = _start(problem, panel.at, None)
     for strip in panel.strips:
         at = panel.at.narrow(strip.columns)
-        state = online.absorb(state, _logits(problem, tokens, at, strip), None)
+        state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), None)
     return online.finish(state)[1]
 
 
-def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor) -> Part:
+def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor, space: Workspace) -> Part:
     """Return a part that holds whole rows: its own sums give the log-sum-exp."""
     sink = problem.sink
     largest = logits.amax(dim=-1)
@@ -249,16 +257,22 @@ def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor) -> Par
         top = torch.maximum(top, extra)
     shift = online.finite_shift(top)
     shifted = logits.sub_(shift.unsqueeze(-1))
-    raw = torch.exp(shifted)
+    raw = torch.exp(shifted, out=space.take("raw", tuple(shifted.shape)))
     keys = total = raw.sum(dim=-1)
     if sink is not None:
         total = total + torch.exp(extra - shift)
     nothing = total == 0
     lse = torch.where(nothing, torch.full_like(total, -math.inf), shift + torch.log(total))
     inverse = torch.where(nothing, torch.zeros_like(total), 1 / total)
-    part = Part(problem, at, strip, shifted, shift, lse, raw, inverse)
+    part = Part(problem, at, strip, shifted, shift, lse, space, raw, inverse)
     part.__dict__.update(largest=largest - shift, mass=keys * inverse)
     return part
+
+
+def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
+    """Return a workspace where the tokens are those that the problem keeps: its dot product is then theirs too."""
+    same = all(a is b for a, b in zip(flatten(tokens), flatten(problem.tokens), strict=True))
+    return Workspace(problem.dtype, problem.device) if same else None
 
 
 def _start(problem: Problem, at: Tile, e: int | None) -> online.Running:
@@ -312,15 +326,32 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
 
 
 def _logits(
-    problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile, strip: Strip, fill: float = -math.inf
+    problem: Problem,
+    tokens: tuple[Tokens, Tokens],
+    at: Tile,
+    strip: Strip,
+    fill: float = -math.inf,
+    space: Workspace | None = None,
 ) -> Tensor:
-    """Return the masked logits of a tile in memory of their own."""
-    logits = _score(problem, *_tokens_of(problem, tokens, at), at)
-    if logits._is_view() or problem.score.positional:
-        logits = logits.clone()  # a slice of the user's own tensor must not be written to
+    """Return the masked logits of a tile in memory of their own, or in that of the workspace."""
+    if space is not None and not at.scattered and problem.plain_dot is not None:
+        logits = _dot_logits(problem, problem.plain_dot, at, space)
+    else:
+        logits = _score(problem, *_tokens_of(problem, tokens, at), at)
+        if logits._is_view() or problem.score.positional:
+            logits = logits.clone()  # a slice of the user's own tensor must not be written to
     if fill != -math.inf and not problem.stays_finite:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, strip, fill)
+
+
+def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
+    """Return the logits of a dot product, written into the workspace."""
+    q = dot.q[at.place].to(problem.dtype) * dot.scale
+    k = _keys(dot.k, problem, at, dot.k.shape[1]).to(problem.dtype)
+    logits = space.take("logits", at.shape)
+    torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=logits.flatten(0, 1))
+    return logits
 
 
 def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: float = -math.inf) -> Tensor:

@@ -112,7 +112,7 @@ class SoftCap(Score):
     >>> import torch, attlas
     >>> q, k = 100 * torch.ones(1, 4), torch.ones(2, 4)
     >>> attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 50.0)).logits[:, :]
-    tensor([[49.9664, 49.9664]])
+    tensor([[49.9665, 49.9665]])
     """
 
     def __init__(self, score: Score, cap: float) -> None:
