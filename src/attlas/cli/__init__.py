@@ -1,0 +1,5 @@
+"""The ``attlas`` command: one command in each file."""
+
+from attlas.cli.command import main
+
+__all__ = ["main"]

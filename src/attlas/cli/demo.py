@@ -1,0 +1,201 @@
+"""``attlas demo``: what every head of a trained model does on a real text."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attlas import models, pictures
+from attlas.cli.figures import atlas_figure, head_figure
+from attlas.cli.loading import load, tokenize
+from attlas.cli.reader import read
+from attlas.cli.reading import Reading
+from attlas.cli.report import page
+from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.words import COLUMNS, count, memory, percent
+from attlas.errors import explain
+from attlas.heads import KINDS, MIXED
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from matplotlib.figure import Figure
+
+__all__ = ["add", "run"]
+
+_TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
+_COLOURS = {
+    "induction": ("red", "bold"),
+    "duplicate": ("yellow",),
+    "previous": ("blue",),
+    "current": ("cyan",),
+    "first": ("dim",),
+    "near": ("green",),
+    "favourite": ("magenta",),
+    "breadth": ("magenta",),
+}
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the command line."""
+    command = commands.add_parser(
+        "demo",
+        help="show what every head of a small trained model does on real text",
+        description="Run a trained model on a text, say what each of its heads does, and write a report and pictures.",
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("demo-output"),
+        help="folder for the report (default: %(default)s)",
+    )
+    command.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
+    command.add_argument(
+        "--model", type=Path, metavar="DIR", help="folder of a Hugging Face causal model (default: the shipped GPT-2)"
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Read the model on the text; print the table; write report and pictures."""
+    text_file, text = _text(arguments.text)
+    folder = models.path() if arguments.model is None else arguments.model
+    _writable(arguments.out)
+    terminal.say(terminal.style("attlas demo", "bold"))
+    with terminal.step("loading the model"):
+        loaded = load(folder)
+    ids = tokenize(loaded, text, arguments.tokens)
+    reading = read(loaded, ids, text_file.name, _command(arguments), terminal)
+    terminal.say()
+    _table(reading, terminal)
+    terminal.say()
+    _kinds(reading, terminal)
+    terminal.say()
+    terminal.say(f"  {memory(reading.cost)}")
+    terminal.say()
+    _write(reading, arguments.out, terminal)
+
+
+def _text(given: Path | None) -> tuple[Path, str]:
+    """Return the file and its text, or say what is wrong with it."""
+    if given is None:
+        spec = importlib.util.find_spec(_TEXT)
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            raise _error("there is no source of the standard library here.", "no timeit.py", "--text FILE")
+        given = Path(spec.origin)
+    try:
+        text = given.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {given}"
+        raise _error(
+            "--text must be UTF-8.", byte, f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
+        ) from None
+    except OSError as error:
+        found = f"{error.strerror or error}: {given}"
+        raise _error("--text must be a file that can be read.", found, "--text FILE, with a file that exists") from None
+    if not text.strip():
+        raise _error("--text must not be empty.", f"{given} has no text", "--text FILE, with some pages of text")
+    return given, text
+
+
+def _writable(out: Path) -> None:
+    """Make the folder now: nobody wants to hear after the work that it cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        found = f"{error.strerror or error}: {out}"
+        raise _error("--out must be a folder that can be written.", found, "--out ./attlas-demo") from None
+
+
+def _error(rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain("demo", rule, found=found, fix=fix))
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["attlas", "demo"]
+    for name in ("text", "tokens", "model"):
+        value = getattr(arguments, name)
+        if value is not None:
+            words += [f"--{name}", shlex.quote(str(value))]
+    return " ".join(words)
+
+
+def _table(reading: Reading, terminal: Terminal) -> None:
+    title = (
+        f"{reading.model}, {reading.layers} layers × {reading.per_layer} heads, "
+        f"reads {count(len(reading.tokens))} tokens of {reading.source} ({reading.loss:.2f} nats a token)"
+    )
+    terminal.say(terminal.style(title, "bold"))
+    terminal.say()
+    columns = [column for column in COLUMNS if column.short]
+    widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in columns]
+    header = "  ".join(column.short.rjust(width) for column, width in zip(columns, widths, strict=True))
+    terminal.say(terminal.style(f"  {header}  what it is", "dim"))
+    for head in reading.heads:
+        if head.head == 0 and head.layer > 0:
+            terminal.say()
+        cells = []
+        for column, width in zip(columns, widths, strict=True):
+            strong = any(kind.measure == column.measure for kind in head.kinds)
+            cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
+        first, *others = head.kinds
+        also = terminal.style(", " + ", ".join(kind.name for kind in others), "dim") if others else ""
+        named = terminal.style(first.name, *_COLOURS.get(first.measure, ("dim",)))
+        terminal.say(f"  {'  '.join(cells)}  {named}{also}")
+
+
+def _kinds(reading: Reading, terminal: Terminal) -> None:
+    for kind in (*KINDS, MIXED):
+        heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
+        if not heads:
+            continue
+        rule = f"{kind.definition}, at least {percent(kind.threshold)}" if kind.measure else kind.definition
+        terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
+        terminal.say(f"    {kind.does}")
+        terminal.say(terminal.style(f"    {rule}", "dim"))
+
+
+def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
+    """Write report and pictures; without matplotlib, the report alone."""
+    written = [(_save(page(reading), out / "report.html"), "opens in any browser, also offline")]
+    drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
+        ("atlas.png", "every head on the text", atlas_figure),
+        ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),
+    ]
+    missing = importlib.util.find_spec("matplotlib") is None
+    for name, what, figure in drawn:
+        if not missing:
+            with terminal.step(f"drawing {name}"):
+                written.append((pictures.save(figure(reading), out / name), what))
+    width = max(len(str(path)) for path, _ in written)
+    for path, what in written:
+        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")
+    if missing:
+        terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
+
+
+def _save(text: str, path: Path) -> Path:
+    """Write a text to a file, whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

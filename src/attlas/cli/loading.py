@@ -1,0 +1,156 @@
+"""Load a model and its tokenizer from a folder, and turn a text into tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attlas.cli.terminal import UsageError
+from attlas.errors import MissingExtraError, explain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Loaded", "load", "texts", "tokenize"]
+
+_MOST = 2048  # tokens that are read unless more are asked for
+_FEWEST = 64  # below that, there is little to see
+_CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average
+_BACK = 4  # tokens that are decoded again before each, so that a tokenizer sees where it stands
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model and its tokenizer.
+
+    Parameters
+    ----------
+    name : str
+        Name of the folder.
+    model : PreTrainedModel
+        The model, with attention by attlas.
+    tokenizer : PreTrainedTokenizerBase
+        Its tokenizer.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that the model can read; None where its configuration does not say."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+
+def load(folder: Path) -> Loaded:
+    """Load a model from a folder, without the network.
+
+    Raises
+    ------
+    UsageError
+        If the folder has no model.
+    MissingExtraError
+        If transformers is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            explain(
+                "demo",
+                "transformers must be installed to run a model.",
+                found="no module named transformers",
+                fix="pip install 'attlas[hf]'",
+            )
+        ) from error
+    import attlas.huggingface
+
+    transformers.logging.set_verbosity_error()  # its own progress bars would run through ours
+    transformers.logging.disable_progress_bar()
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            explain(
+                "demo",
+                "--model must be a folder that a Hugging Face model was saved in.",
+                found=f"no config.json in {folder}",
+                fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
+            )
+        )
+    name = attlas.huggingface.NAME
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, attn_implementation=name, dtype=torch.float32
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(
+            explain(
+                "demo",
+                "--model must be a causal language model that transformers can load, with its tokenizer.",
+                found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
+            )
+        ) from error
+    return Loaded(folder.resolve().name, model.eval(), tokenizer)
+
+
+def tokenize(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
+    """Return the first tokens of a text, with the model's token for the beginning where it has one.
+
+    Raises
+    ------
+    UsageError
+        If there are too few tokens, or more are asked for than the model or the text has.
+    """
+    limit = loaded.context
+    if tokens is not None and tokens < _FEWEST:
+        raise _usage(f"--tokens must be at least {_FEWEST}.", f"--tokens {tokens}", f"--tokens {_FEWEST}")
+    if tokens is not None and limit is not None and tokens > limit:
+        raise _usage(
+            f"--tokens must fit into the context of the model, {limit:,} tokens.",
+            f"--tokens {tokens}",
+            f"--tokens {limit}",
+        )
+    wanted = tokens or min(limit or _MOST, _MOST)
+    found: list[int] = loaded.tokenizer(
+        text[: _CHARACTERS * wanted], add_special_tokens=False, verbose=False, return_attention_mask=False
+    )["input_ids"]
+    first = loaded.tokenizer.bos_token_id
+    ids = ([] if first is None else [first]) + found
+    if len(ids) < (tokens or _FEWEST):
+        raise _usage(
+            f"the text must have at least {tokens or _FEWEST:,} tokens.",
+            f"{len(ids):,} tokens",
+            f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text",
+        )
+    return torch.tensor(ids[:wanted])
+
+
+def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
+    """Return the text of each token; a token that ends inside a character has none, the last one has it all."""
+    numbers: list[int] = ids.tolist()
+    found: list[str] = []
+    start, shown = 0, 0  # what was decoded up to `shown`, from `start` on, is written already
+    for i in range(len(numbers)):
+        before = _decode(tokenizer, numbers[start:shown])
+        now = _decode(tokenizer, numbers[start : i + 1])
+        if now.endswith("\N{REPLACEMENT CHARACTER}") and i + 1 < len(numbers) and i - shown < _BACK:
+            found.append("")
+            continue
+        found.append(now[len(before) :])
+        start, shown = max(shown - _BACK, 0) if now.startswith(before) else shown, i + 1
+    return tuple(found)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _usage(rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain("demo", rule, found=found, fix=fix))

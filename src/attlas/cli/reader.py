@@ -1,0 +1,167 @@
+"""Read a model on a text: run it, and collect what the demo shows, layer by layer and in linear memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas import pictures, stats
+from attlas.cli.loading import Loaded, texts
+from attlas.cli.memory import Peak
+from attlas.cli.reading import Cost, Reading, telling
+from attlas.cli.terminal import Terminal
+from attlas.errors import RecordingError, explain
+from attlas.heads import Head, by_token, measure, repeated_block
+from attlas.matrix import AttentionMatrix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["read"]
+
+_SIDE = 128  # blocks of a map
+_TOP = 8  # weights kept for each query
+_WINDOW = 32  # tokens shown cell by cell
+_PERIOD = 128  # length of the random block that occurs twice
+_FAVOURITES = 3  # tokens named for each head
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """What one layer gives to a `Reading`, on the CPU; first axis the heads."""
+
+    heads: tuple[Head, ...]
+    favourites: list[list[tuple[int, float]]]
+    map: Tensor
+    repeat: Tensor
+    received: Tensor
+    values: Tensor
+    indices: Tensor
+
+
+def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Terminal) -> Reading:
+    """Run the model and collect everything that the demo shows.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        Model and tokenizer.
+    ids : Tensor of int, shape (n,)
+        Tokens of the text.
+    source : str
+        Name of the text.
+    command : str
+        What to type to get the same.
+    terminal : Terminal
+        Where progress is shown.
+
+    Raises
+    ------
+    RecordingError
+        If the model does not take its attention from transformers' interface.
+    """
+    begin, n, period = time.perf_counter(), len(ids), min(_PERIOD, len(ids) // 2)
+    with terminal.step(f"running {loaded.name} on {n:,} tokens"):
+        attentions, logits = _run(loaded.model, ids[None])
+        loss = float(functional.cross_entropy(logits[0, :-1].float(), ids[1:]))
+    with terminal.step("running it on random tokens, twice"):
+        repeats, logits = _run(loaded.model, repeated_block(logits.shape[-1], period))
+        del logits  # the largest thing here; it is not attention's memory
+    peak = Peak()
+    layers: list[_Layer] = []
+    with terminal.step(f"reading {len(attentions) * attentions[0].shape[1]} heads", len(attentions)) as tick:
+        for A, R in zip(attentions, repeats, strict=True):
+            layers.append(_layer(len(layers), A, R, ids, period))
+            tick()
+    heads = tuple(head for layer in layers for head in layer.heads)
+    values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
+    told = telling(heads)
+    window = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    span = slice(window.start, window.stop)
+    closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
+    took, grown = time.perf_counter() - begin, peak.bytes
+    allowed = torch.stack([A.logits[0, :, span, span].float().cpu() for A in attentions]) > -torch.inf
+    return Reading(
+        model=loaded.name,
+        source=source,
+        command=command,
+        tokens=texts(loaded.tokenizer, ids),
+        layers=len(layers),
+        per_layer=len(layers[0].heads),
+        heads=heads,
+        favourites=tuple(_named(loaded, found) for layer in layers for found in layer.favourites),
+        maps=torch.stack([layer.map for layer in layers]),
+        received=torch.stack([layer.received for layer in layers]),
+        values=values,
+        indices=indices,
+        window=window,
+        closeups=closeups.masked_fill(~allowed, torch.nan),
+        period=period,
+        repeats=torch.stack([layer.repeat for layer in layers]),
+        loss=loss,
+        cost=Cost(len(heads), n, len(heads) * n * n * 4, _held(attentions), grown, took),
+    )
+
+
+@torch.no_grad()
+def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ...], Tensor]:
+    """Return the lazy attention of each layer, and the logits."""
+    output = model(ids.to(model.device), output_attentions=True, use_cache=False)
+    attentions = tuple(output.attentions or ())
+    if not attentions or not all(isinstance(A, AttentionMatrix) for A in attentions):
+        raise RecordingError(
+            explain(
+                "demo",
+                "the model must take its attention from the interface of transformers.",
+                found=f"{type(model).__name__} computes it itself",
+                fix="a GPT-2, Llama, Mistral, Qwen or Gemma model",
+            )
+        )
+    return attentions, output.logits.cpu()
+
+
+def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int) -> _Layer:
+    n = len(ids)
+    mass, top = A[0].collect(stats.ColumnMass(), stats.TopK(min(_TOP, n)))
+    mass = mass.double().cpu()
+    totals, tokens = by_token(mass, ids)
+    shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
+    return _Layer(
+        heads=measure(A, ids, R, period, layer),
+        favourites=[
+            list(zip(tokens[place].tolist(), share.tolist(), strict=True))
+            for share, place in zip(shares, places, strict=True)
+        ],
+        map=pictures.blocks(A[0], _SIDE),
+        repeat=pictures.blocks(R[0], _SIDE),
+        received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
+        values=top.values.float().cpu(),
+        indices=top.indices.cpu(),
+    )
+
+
+def _window(values: Tensor, indices: Tensor, ids: Tensor) -> range:
+    """Return the part of the text where a head finds most of what followed an earlier copy, close by."""
+    n, width = len(ids), min(_WINDOW, len(ids))
+    place = torch.arange(n)[:, None]
+    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
+    found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
+    mass = (values * found).sum(-1)
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)  # copies stand before: the window's first third is theirs
+    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
+    return range(start, start + width)
+
+
+def _named(loaded: Loaded, found: list[tuple[int, float]]) -> tuple[tuple[str, float], ...]:
+    return tuple((str(loaded.tokenizer.decode([token])), share) for token, share in found)
+
+
+def _held(attentions: tuple[AttentionMatrix, ...]) -> int:
+    """Return the bytes that lazy matrices keep alive: whole storages, since queries are often views into one."""
+    tensors = [t for A in attentions for t in (A.problem.q, A.problem.k, A.lse)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

@@ -1,0 +1,113 @@
+"""What the demo learns about a model on one text: plain data, from which table, pictures and report are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attlas.heads import Head
+
+__all__ = ["Cost", "Reading", "telling"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What reading took, and what full matrices would have taken.
+
+    Parameters
+    ----------
+    matrices : int
+        Attention matrices of the text: layers × heads.
+    tokens : int
+        Rows and columns of each.
+    full : int
+        Bytes of all of them, stored.
+    held : int
+        Bytes of what the layers computed and keep (queries, keys and values), and of the log-sum-exps.
+    peak : int or None
+        Most bytes that the process grew by while it read; None where the system does not tell.
+    seconds : float
+        Time from the model's first token to the last statistic.
+    """
+
+    matrices: int
+    tokens: int
+    full: int
+    held: int
+    peak: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One model on one text.
+
+    Parameters
+    ----------
+    model, source : str
+        Names of the model and of the text.
+    command : str
+        What to type to get the same.
+    tokens : tuple of str
+        Text of each token; a token that ends inside a character has the empty string.
+    layers, per_layer : int
+        Layers, and heads in each.
+    heads : tuple of Head
+        Measures of every head, layer by layer.
+    favourites : tuple of tuple of (str, float)
+        For each head the token texts that get most weight, and their share; the first token aside.
+    maps : Tensor, shape (layers, heads, s, s)
+        Largest weight in each block of the matrix; NaN where nothing may attend.
+    received : Tensor, shape (layers, heads, tokens)
+        Mean weight that each key gets from the queries that may see it.
+    values, indices : Tensor, shape (layers, heads, tokens, k)
+        Largest weights of each query, and the keys that have them.
+    window : range
+        Part of the text shown cell by cell.
+    closeups : Tensor, shape (layers, heads, len(window), len(window))
+        The weights there; NaN where nothing may attend.
+    period : int
+        Length of the random block that occurs twice.
+    repeats : Tensor, shape (layers, heads, r, r)
+        Largest weight in each block of the matrix of the repeated block; NaN where nothing may attend.
+    loss : float
+        Mean negative log likelihood of the text's tokens, nats.
+    cost : Cost
+        Time and memory.
+    """
+
+    model: str
+    source: str
+    command: str
+    tokens: tuple[str, ...]
+    layers: int
+    per_layer: int
+    heads: tuple[Head, ...]
+    favourites: tuple[tuple[tuple[str, float], ...], ...]
+    maps: Tensor
+    received: Tensor
+    values: Tensor
+    indices: Tensor
+    window: range
+    closeups: Tensor
+    period: int
+    repeats: Tensor
+    loss: float
+    cost: Cost
+
+    @property
+    def telling(self) -> Head:
+        """The most telling head."""
+        return telling(self.heads)
+
+
+def telling(heads: Sequence[Head]) -> Head:
+    """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
+    return max(heads, key=lambda head: (head.kinds[0].measure == "induction", _peculiarity(head)))
+
+
+def _peculiarity(head: Head) -> float:
+    kind = head.kinds[0]
+    return float(getattr(head, kind.measure)) if kind.measure else 0.0

@@ -1,0 +1,318 @@
+// The page: a grid of heads, one head close up, the text, the table.
+
+const tokens = data.tokens;
+const n = tokens.length;
+const k = data.k;
+const values = words16(data.values);
+const indices = words16(data.indices);
+const received = bytes(data.received);
+const state = { head: data.telling, view: "text", pinned: null, shown: null };
+
+const make = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in element && name !== "style") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+};
+const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍").replaceAll(" ", "␣") || "⋯";
+const nameOf = (head) => `Layer ${head.layer}, head ${head.head}`;
+
+// ------------------------------------------------------------------------------------------------ the grid of heads
+
+const plots = [];
+function buildAtlas() {
+  const atlas = byId("atlas");
+  atlas.append(make("span"));
+  for (let h = 0; h < data.perLayer; h++) {
+    const label = make("span", { className: "across" });
+    label.append(make("b", { style: "font-weight:400" }, "head "), String(h));
+    atlas.append(label);
+  }
+  data.heads.forEach((head, i) => {
+    if (head.head === 0) {
+      const label = make("span", { className: "down" });
+      label.append(make("b", { style: "font-weight:400" }, "layer "), String(head.layer));
+      atlas.append(label);
+    }
+    const canvas = make("canvas");
+    const kind = make("span", { className: "kind" }, head.short);
+    kind.dataset.kind = head.measure;
+    const value = make("span", { className: "value" }, head.value);
+    const button = make("button", { className: "plot", type: "button" }, canvas, make("span", { className: "plot-words" }, kind, value));
+    button.setAttribute("aria-label", `${nameOf(head)}: ${head.kind} ${head.value}`);
+    button.title = `${nameOf(head)}: ${head.does}`;
+    button.addEventListener("click", () => choose(i));
+    plots.push({ button, canvas });
+    atlas.append(button);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------- the text
+
+const spans = [];
+function buildText() {
+  const page = document.createDocumentFragment();
+  tokens.forEach((token, i) => {
+    const span = make("span", { className: "t" });
+    span.dataset.i = i;
+    if (token === "") {
+      span.append(make("span", { className: "part", title: "part of the next character" }, "⋯"));
+    } else {
+      token.split(/(\n)/).forEach((piece) => {
+        if (piece === "\n") span.append(make("span", { className: "nl" }, "↵"), "\n");
+        else if (piece) span.append(piece);
+      });
+    }
+    spans.push(span);
+    page.append(span);
+  });
+  byId("text").append(page);
+}
+
+let marked = [];
+function shade(i, strength, strong) {
+  spans[i].style.setProperty("--a", strength.toFixed(3));
+  spans[i].classList.toggle("strong", strong);
+}
+
+function showReceived() {
+  const text = byId("text");
+  text.classList.add("idle");
+  const from = state.head * n;
+  for (let i = 0; i < n; i++) shade(i, received[from + i] / 255, false);
+  marked = [...spans.keys()];
+}
+
+function showQuery(i) {
+  byId("text").classList.remove("idle");
+  for (const j of marked) shade(j, 0, false);
+  marked = [];
+  const from = (state.head * n + i) * k;
+  for (let r = 0; r < k; r++) {
+    const w = values[from + r] / 65535;
+    if (w <= 0) continue;
+    const j = indices[from + r];
+    shade(j, Math.min(1, 0.06 + 0.94 * Math.sqrt(w)), w > 0.45);
+    marked.push(j);
+  }
+}
+
+function show(i) {
+  if (state.shown !== null) spans[state.shown].classList.remove("query");
+  state.shown = i;
+  if (i === null) showReceived();
+  else {
+    spans[i].classList.add("query");
+    showQuery(i);
+  }
+  readOut(i);
+  hairs(i);
+}
+
+function readOut(i) {
+  const box = byId("readout");
+  const say = make("p", { className: "readout-query" });
+  if (i === null) {
+    say.append("Shaded: how much attention each token gets from the queries that may see it, the first token aside. Point at a token to ask where this head looks from there.");
+    box.replaceChildren(say);
+    return;
+  }
+  say.append("From ", make("code", { className: "token" }, visible(tokens[i])), ` (token ${i.toLocaleString("en")}) this head looks at`);
+  const list = make("ol", { className: "readout-list" });
+  const from = (state.head * n + i) * k;
+  let [rest, named] = [65535, 0];
+  for (let r = 0; r < Math.min(k, i + 1); r++) {
+    const w = values[from + r];
+    if (w < 4) break; // below 0.01 %
+    named += 1;
+    rest -= w;
+    const j = indices[from + r];
+    const bar = make("i");
+    bar.style.setProperty("--v", w / 65535);
+    const back = i - j;
+    const item = make("li", { title: back === 0 ? "the token itself" : `token ${j}, ${back} back` }, make("code", {}, visible(tokens[j])), percent(w / 65535), bar);
+    item.addEventListener("click", () => pin(j, true));
+    list.append(item);
+  }
+  const parts = [say, list];
+  const others = i + 1 - named;
+  if (others > 0 && rest > 3) parts.push(make("p", { className: "rest" }, `and ${percent(rest / 65535)} on ${others.toLocaleString("en")} other token${others > 1 ? "s" : ""}`));
+  box.replaceChildren(...parts);
+}
+
+function pin(i, follow) {
+  state.pinned = i;
+  show(i);
+  if (i === null || !follow) return;
+  const text = byId("text");
+  const [a, b] = [spans[i].getBoundingClientRect(), text.getBoundingClientRect()];
+  if (a.top < b.top + 20 || a.bottom > b.bottom - 20) text.scrollTop += a.top - b.top - b.height / 2;
+}
+
+// ------------------------------------------------------------------------------------------------- one head, close up
+
+const captions = {
+  text: () => `Largest weight in each block of ${data.block} × ${data.block} cells, all ${n.toLocaleString("en")} tokens. Point to read, click to go to the query.`,
+  close: () => `Tokens ${data.window[0].toLocaleString("en")} to ${(data.window[1] - 1).toLocaleString("en")}, every cell a weight. Queries down, keys across.`,
+  repeat: () => `${data.period} random tokens, twice. A stripe in the lower left quarter is a head that looks back at the first time: on the diagonal at the same token, one to the right at what came next.`,
+};
+
+function drawHead() {
+  const view = state.view;
+  const plate = byId("plate");
+  const { side } = sets[view];
+  paint(byId("map"), mapOf(view, state.head), side);
+  byId("caption").textContent = captions[view]();
+  for (const tab of document.querySelectorAll(".tabs button")) tab.setAttribute("aria-selected", String(tab.dataset.view === view));
+  plate.classList.toggle("labelled", view === "close");
+  const [top, left] = [byId("plate-top"), byId("plate-left")];
+  top.replaceChildren();
+  left.replaceChildren();
+  if (view === "close") {
+    for (let i = 0; i < side; i++) {
+      const word = visible(tokens[data.window[0] + i]);
+      left.append(make("span", { style: `top:${((i + 0.5) / side) * 100}%` }, word));
+      top.append(make("span", { style: `left:${((i + 0.5) / side) * 100}%` }, word));
+    }
+  }
+  hairs(state.shown);
+}
+
+function hairs(i) {
+  const { side } = sets[state.view];
+  let at = null;
+  if (i !== null && state.view === "text") at = (i + 0.5) / n;
+  if (i !== null && state.view === "close" && i >= data.window[0] && i < data.window[1]) at = (i - data.window[0] + 0.5) / side;
+  const [row, column] = [byId("row"), byId("column")];
+  row.style.display = at === null ? "none" : "block";
+  column.style.display = "none";
+  if (at !== null) row.style.top = `${100 * at}%`;
+}
+
+function pointAtMap(event, go) {
+  const { side } = sets[state.view];
+  const box = byId("map").getBoundingClientRect();
+  const place = (x) => Math.min(side - 1, Math.max(0, Math.floor(x * side)));
+  const [r, c] = [place((event.clientY - box.top) / box.height), place((event.clientX - box.left) / box.width)];
+  const byte = mapOf(state.view, state.head)[r * side + c];
+  let words = captions[state.view]();
+  if (!byte) words = "The future: a query may not look there.";
+  else if (state.view === "text") {
+    const [q, key] = [Math.floor((r / side) * n), Math.floor((c / side) * n)];
+    words = `From around token ${q.toLocaleString("en")} to around token ${key.toLocaleString("en")}: at most ${percent(weightOf(byte))}.`;
+    if (go) pin(q, true);
+  } else if (state.view === "close") {
+    const [q, key] = [data.window[0] + r, data.window[0] + c];
+    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${percent(weightOf(byte))}.`;
+    for (const [box, on] of [[byId("plate-left"), r], [byId("plate-top"), c]]) [...box.children].forEach((label, i) => label.classList.toggle("on", i === on));
+    if (go) pin(q, true);
+  } else {
+    const scale = (2 * data.period) / side;
+    words = `From place ${Math.floor(r * scale)} to place ${Math.floor(c * scale)}: at most ${percent(weightOf(byte))}.`;
+  }
+  byId("caption").textContent = words;
+}
+
+function choose(head, view) {
+  state.head = head;
+  if (view) state.view = view;
+  const facts = data.heads[head];
+  byId("head-name").textContent = nameOf(facts);
+  byId("head-kind").textContent = [facts.kind, ...facts.also].join(", ");
+  byId("head-kind").dataset.kind = facts.measure;
+  byId("head-does").textContent = facts.does;
+  const evidence = facts.evidence.map(([label, shown, share]) => {
+    const bar = make("i");
+    bar.style.setProperty("--v", share === null ? 0 : Math.min(1, share));
+    if (share === null) bar.style.visibility = "hidden";
+    return make("div", {}, make("dt", {}, label), bar, make("dd", {}, shown));
+  });
+  byId("evidence").replaceChildren(...evidence);
+  plots.forEach(({ button }, i) => button.setAttribute("aria-pressed", String(i === head)));
+  for (const chip of document.querySelectorAll(".chips button")) chip.setAttribute("aria-pressed", String(Number(chip.dataset.i) === head));
+  for (const row of document.querySelectorAll("tbody tr")) row.classList.toggle("chosen", Number(row.dataset.i) === head);
+  drawHead();
+  show(state.shown);
+}
+
+// ------------------------------------------------------------------------------------------------------- the table
+
+function sortBy(header, column) {
+  const table = header.closest("table");
+  const down = header.getAttribute("aria-sort") !== "descending";
+  for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const key = (row) => row.children[column].dataset.v ?? row.children[column].textContent;
+  const rows = [...table.tBodies[0].rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    const order = Number.isNaN(Number(x)) ? String(x).localeCompare(String(y)) : Number(x) - Number(y);
+    return (down ? -order : order) || Number(a.dataset.i) - Number(b.dataset.i);
+  });
+  table.tBodies[0].append(...rows);
+}
+
+// -------------------------------------------------------------------------------------------------------- together
+
+function paintAll() {
+  plots.forEach(({ canvas }, i) => paint(canvas, mapOf("text", i), data.side));
+  paint(byId("hero"), mapOf(data.heroView, data.telling), sets[data.heroView].side);
+  paintScale(byId("scale"));
+  drawHead();
+}
+
+buildAtlas();
+buildText();
+choose(data.telling);
+paintAll();
+dark.addEventListener("change", paintAll);
+
+const text = byId("text");
+const tokenAt = (event) => {
+  const span = event.target.closest?.(".t");
+  return span ? Number(span.dataset.i) : null;
+};
+text.addEventListener("pointerover", (event) => {
+  const i = tokenAt(event);
+  if (i !== null && state.pinned === null && event.pointerType === "mouse") show(i);
+});
+text.addEventListener("pointerleave", () => {
+  if (state.pinned === null && state.shown !== null) show(null);
+});
+text.addEventListener("click", (event) => {
+  const i = tokenAt(event);
+  if (i !== null) pin(i === state.pinned ? null : i, false);
+});
+text.addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (event.key === "Escape") pin(null, false);
+  else if (step) {
+    event.preventDefault();
+    pin(Math.min(n - 1, Math.max(0, (state.shown ?? data.window[0]) + step)), true);
+  }
+});
+byId("map").addEventListener("pointermove", (event) => pointAtMap(event, false));
+byId("map").addEventListener("click", (event) => pointAtMap(event, true));
+byId("map").addEventListener("pointerleave", () => {
+  byId("caption").textContent = captions[state.view]();
+  for (const label of document.querySelectorAll(".plate .on")) label.classList.remove("on");
+});
+for (const tab of document.querySelectorAll(".tabs button")) {
+  tab.addEventListener("click", () => {
+    state.view = tab.dataset.view;
+    drawHead();
+  });
+}
+document.querySelectorAll("th button").forEach((button) => {
+  const header = button.parentElement;
+  button.addEventListener("click", () => sortBy(header, header.cellIndex));
+});
+for (const chip of document.querySelectorAll(".chips button")) chip.addEventListener("click", () => choose(Number(chip.dataset.i)));
+for (const row of document.querySelectorAll("tbody tr")) {
+  row.addEventListener("click", () => {
+    choose(Number(row.dataset.i));
+    byId("reader").scrollIntoView();
+  });
+}

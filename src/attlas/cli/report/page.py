@@ -1,0 +1,219 @@
+"""The page: what is said in words, in a table and in bars, around the packed numbers."""
+
+from __future__ import annotations
+
+import platform
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from string import Template
+
+from attlas.cli.reading import Reading
+from attlas.cli.report.payload import block, hero_view, payload
+from attlas.cli.words import COLUMNS, count, in_bytes, memory, percent
+from attlas.heads import KINDS, MIXED, Head
+
+__all__ = ["page"]
+
+_LENGTHS = (8_192, 32_768, 131_072)
+
+# What the headline says of the most telling head, by the measure that decides.
+_DOES = {
+    "duplicate": "finds the same token again",
+    "previous": "looks at the token before",
+    "current": "stays where it is",
+    "first": "rests on the first token",
+    "near": "reads its neighbourhood",
+    "favourite": "keeps returning to one token",
+    "breadth": "looks everywhere",
+}
+
+_SNIPPET = """\
+import attlas.huggingface
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(
+    name, attn_implementation="attlas")
+A = model(ids, output_attentions=True).attentions[3]
+
+A[0, 1, -1]                # the last query's weights
+attlas.stats.entropy(A)    # every row, exact
+A[0, 1].topk(8)            # no m × n matrix anywhere"""
+
+
+def page(reading: Reading) -> str:
+    """Return the report of a reading as the text of one HTML file.
+
+    Nothing in it is loaded from elsewhere, and its content security policy forbids that it could be.
+    """
+    headline, standfirst = _headline(reading)
+    assets = files("attlas.cli.report")
+    parts = {
+        "title": escape(f"{_plain(headline)} · attlas"),
+        "headline": headline,
+        "standfirst": standfirst,
+        "facts": _facts(reading),
+        "hero_label": escape(f"Attention map of layer {reading.telling.layer}, head {reading.telling.head}"),
+        "hero_caption": _hero_caption(reading),
+        "per_layer": str(reading.per_layer),
+        "cell": str(_cell(reading.per_layer)),
+        "block": block(reading),
+        "jobs": _jobs(reading),
+        "cells": f"{reading.cost.matrices} × {count(reading.cost.tokens)} × {count(reading.cost.tokens)}",
+        "table": _table(reading),
+        "memory": escape(memory(reading.cost)),
+        "bars": _bars(reading),
+        "words": _words(),
+        "command": escape(reading.command),
+        "versions": escape(_versions()),
+        "snippet": escape(_SNIPPET),
+        "footer": escape(
+            "Every number on this page was computed by attlas from queries, keys and one number a row. "
+            "Layers and heads are counted from 0. The page loads nothing from anywhere."
+        ),
+        "css": assets.joinpath("page.css").read_text("utf-8"),
+        "js": assets.joinpath("maps.js").read_text("utf-8") + assets.joinpath("page.js").read_text("utf-8"),
+        "data": payload(reading),
+    }
+    return Template(assets.joinpath("page.html").read_text("utf-8")).substitute(parts)
+
+
+def _headline(reading: Reading) -> tuple[str, str]:
+    head = reading.telling
+    kind = head.kinds[0]
+    text, model = escape(reading.source), escape(reading.model)
+    where = f"Layer {head.layer}, head {head.head}"
+    setting = f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}."
+    if kind.measure == "induction":
+        return (
+            f"{where} remembers what came next",
+            f"Show it random tokens, then the same tokens again: <b>{percent(head.induction)}</b> of its attention "
+            f"goes to the token that followed the first time. {setting}",
+        )
+    if kind.measure:
+        share = percent(getattr(head, kind.measure))
+        return f"{where} {_DOES[kind.measure]}", f"<b>{share}</b>: {escape(kind.definition)}. {setting}"
+    return f"{len(reading.heads)} heads read {text}", setting
+
+
+def _cell(per_layer: int) -> int:
+    """Return the largest side of a map in the grid, in pixels, so that the list of kinds fits beside it."""
+    beside = 780 // per_layer - 12
+    return min(beside, 150) if beside >= 100 else 138
+
+
+def _plain(headline: str) -> str:
+    return headline.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"')
+
+
+def _hero_caption(reading: Reading) -> str:
+    head = reading.telling
+    name = f"Layer {head.layer}, head {head.head}"
+    if hero_view(reading) == "repeat":
+        return (
+            f"{name} on {reading.period} random tokens, twice; queries down, keys across. The stripe in the lower left "
+            "quarter starts where the block starts again."
+        )
+    return f"{name} on the text; queries down, keys across."
+
+
+def _facts(reading: Reading) -> str:
+    named = sum(head.kinds[0] is not MIXED for head in reading.heads)
+    cost = reading.cost
+    facts = [
+        ("heads with a simple job", f"{named} of {len(reading.heads)}"),
+        ("full matrices would take", in_bytes(cost.full)),
+        ("attlas keeps", in_bytes(cost.held)),
+        ("to read all heads", f"{cost.seconds:.1f} s"),
+    ]
+    return "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts)
+
+
+def _jobs(reading: Reading) -> str:
+    """Say which heads are of each kind, the most telling kind first."""
+    items = []
+    for kind in (*KINDS, MIXED):
+        found = [i for i, head in enumerate(reading.heads) if head.kinds[0] is kind]
+        if not found:
+            continue
+        chips = "".join(
+            f'<button type="button" data-i="{i}">{reading.heads[i].layer}·{reading.heads[i].head}</button>'
+            for i in found
+        )
+        items.append(
+            f'<div><dt><span class="kind" data-kind="{kind.measure or "mixed"}">{escape(kind.name)}</span></dt>'
+            f'<dd>{escape(kind.does)}<div class="chips">{chips}</div></dd></div>'
+        )
+    return "".join(items)
+
+
+def _table(reading: Reading) -> str:
+    header = "".join(
+        f'<th{" class=words" if column.words else ""} title="{escape(column.meaning)}">'
+        f'<button type="button">{escape(column.title)}</button></th>'
+        for column in COLUMNS
+    )
+    rows = "".join(f'<tr data-i="{i}">{_row(head)}</tr>' for i, head in enumerate(reading.heads))
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _row(head: Head) -> str:
+    cells = []
+    for column in COLUMNS:
+        value = column.value(head)
+        if isinstance(value, str):
+            kind = head.kinds[0].measure or "mixed"
+            cells.append(f'<td class="words"><span class="kind" data-kind="{kind}">{escape(value)}</span></td>')
+        else:
+            share = f' class="share" style="--v:{min(max(value, 0.0), 1.0):.3f}"' if column.share else ""
+            cells.append(f'<td{share} data-v="{value:.6g}">{escape(column.show(head))}</td>')
+    return "".join(cells)
+
+
+def _bars(reading: Reading) -> str:
+    cost = reading.cost
+    per_token = cost.held / cost.tokens
+    rows = [(f"{count(cost.tokens)} tokens, this text", float(cost.full), float(cost.held))]
+    for length in _LENGTHS:
+        if length > cost.tokens:
+            rows.append((f"{count(length)} tokens", cost.full * (length / cost.tokens) ** 2, per_token * length))
+    longest = max(full for _, full, _ in rows)
+    return "".join(
+        f'<div class="bar-row"><span>{label}</span><div class="bar-pair">'
+        f"{_bar(full, longest, 'full matrices', '')}{_bar(held, longest, 'attlas', ' ours')}"
+        "</div></div>"
+        for label, full, held in rows
+    )
+
+
+def _bar(size: float, longest: float, label: str, style: str) -> str:
+    return (
+        f'<div class="bar{style}"><i style="--v:{size / longest:.6f}"></i>'
+        f"<span>{in_bytes(size)}</span><small>{label}</small></div>"
+    )
+
+
+def _words() -> str:
+    items = []
+    for kind in (*KINDS, MIXED):
+        rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
+        items.append(
+            f'<div><dt><span class="kind" data-kind="{kind.measure or "mixed"}">{escape(kind.name)}</span></dt>'
+            f"<dd>{escape(kind.does)} Here: {escape(rule)}.</dd></div>"
+        )
+    items += [
+        f"<div><dt>{escape(column.title)}</dt><dd>{escape(column.meaning)}</dd></div>"
+        for column in COLUMNS
+        if column.explain
+    ]
+    return "".join(items)
+
+
+def _versions() -> str:
+    found = []
+    for name in ("attlas", "torch", "transformers"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            continue
+    return ", ".join([*found, f"Python {platform.python_version()}"])

@@ -1,0 +1,119 @@
+"""The numbers of the report, packed small enough for one file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+
+import torch
+from torch import Tensor
+
+from attlas.cli.reading import Reading
+from attlas.cli.words import percent, visible
+from attlas.heads import NEAR, Head
+from attlas.pictures import DEPTH
+
+__all__ = ["FLOOR", "pack", "payload"]
+
+FLOOR = 1e-4  # weights below it have the palest colour
+
+
+def payload(reading: Reading) -> str:
+    """Return the data of a reading as JSON that can stand inside a script element.
+
+    Notes
+    -----
+    Weights of the text are kept with 16 bits (an error of at most 1e-5), those of maps as one byte of
+    logarithm. Memory: 4 · k bytes a token and head, and one byte a block of a map.
+    """
+    telling = reading.telling
+    data = {
+        "tokens": reading.tokens,
+        "perLayer": reading.per_layer,
+        "heads": [_facts(reading, i) for i in range(len(reading.heads))],
+        "telling": telling.layer * reading.per_layer + telling.head,
+        "heroView": hero_view(reading),
+        "k": reading.values.shape[-1],
+        "values": _words16((reading.values.double() * 65535).round()),
+        "indices": _words16(reading.indices),
+        "received": _bytes(_relative(reading.received)),
+        "maps": pack(reading.maps),
+        "side": reading.maps.shape[-1],
+        "block": block(reading),
+        "closeups": pack(reading.closeups),
+        "window": [reading.window.start, reading.window.stop],
+        "repeats": pack(reading.repeats),
+        "repeatSide": reading.repeats.shape[-1],
+        "period": reading.period,
+        "floor": FLOOR,
+        "palette": DEPTH,
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Inside <script> only these can end it or start a comment; JSON may write any character as a number.
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def hero_view(reading: Reading) -> str:
+    """Return which map of the most telling head shows best what it does."""
+    return "repeat" if reading.telling.kinds[0].measure in ("induction", "duplicate") else "text"
+
+
+def block(reading: Reading) -> str:
+    """Return the side of a block of the whole map, in cells."""
+    return f"{len(reading.tokens) / reading.maps.shape[-1]:.3g}"
+
+
+def _facts(reading: Reading, i: int) -> dict[str, object]:
+    head = reading.heads[i]
+    kind = head.kinds[0]
+    return {
+        "layer": head.layer,
+        "head": head.head,
+        "kind": kind.name,
+        "short": kind.short,
+        "measure": kind.measure or "mixed",
+        "also": [other.name for other in head.kinds[1:]],
+        "value": percent(getattr(head, kind.measure)) if kind.measure else "",
+        "does": kind.does,
+        "evidence": _evidence(head, reading.favourites[i]),
+    }
+
+
+def _evidence(head: Head, favourites: tuple[tuple[str, float], ...]) -> list[tuple[str, str, float | None]]:
+    shares = [
+        ("after the earlier copy, random block", head.induction),
+        (f"the same on this text (chance {percent(head.induction_chance)})", head.induction_text),
+        ("on the earlier copy, random block", head.duplicate),
+        ("on the token before", head.previous),
+        ("on itself", head.current),
+        (f"on the last {NEAR} tokens", head.near),
+        ("on the first token", head.first),
+    ]
+    rows: list[tuple[str, str, float | None]] = [(label, percent(share), share) for label, share in shares]
+    rows += [(f"on every  {visible(token)}", percent(share), share) for token, share in favourites[:3]]
+    rows += [
+        ("effective keys", f"{head.effective_keys:,.1f}", None),
+        ("mean distance, tokens", f"{head.distance:,.0f}", None),
+    ]
+    return rows
+
+
+def pack(weights: Tensor) -> str:
+    """Return weights as base64: 0 for NaN (nothing may attend), else 1 to 255 for the log from `FLOOR` to 1."""
+    depth = 1.0 - weights.double().clamp(FLOOR, 1.0).log() / math.log(FLOOR)
+    return _bytes((1 + 254 * depth).round().nan_to_num(0.0))
+
+
+def _relative(received: Tensor) -> Tensor:
+    """Shade what each key receives against the most that a key of its head receives; the first key aside."""
+    most = received[..., 1:].amax(-1, keepdim=True) if received.shape[-1] > 1 else received
+    return (255 * (received / most.clamp_min(1e-12)).clamp(0, 1).sqrt()).round()
+
+
+def _bytes(values: Tensor) -> str:
+    return base64.b64encode(values.to(torch.uint8).cpu().contiguous().numpy().tobytes()).decode("ascii")
+
+
+def _words16(values: Tensor) -> str:
+    return base64.b64encode(values.cpu().contiguous().numpy().astype("<u2").tobytes()).decode("ascii")

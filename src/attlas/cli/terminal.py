@@ -1,0 +1,120 @@
+"""What is written to the terminal: plain when it is piped, one moving line and colours when it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from attlas.errors import AttlasError
+
+__all__ = ["Terminal", "UsageError"]
+
+_CODES = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
+_BAR = 24
+
+
+class UsageError(AttlasError):
+    """What was asked for on the command line cannot be done."""
+
+
+class Terminal:
+    """Results go to the standard output, progress and complaints to the standard error.
+
+    Parameters
+    ----------
+    out, err : TextIO, optional
+        Where to write; the default is the process's own streams.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.out = sys.stdout if out is None else out
+        self.err = sys.stderr if err is None else err
+        for stream in (self.out, self.err):
+            # A terminal that cannot show a character gets a question mark, and not a crash.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return shutil.get_terminal_size((100, 24)).columns
+
+    def say(self, text: str = "") -> None:
+        """Write one line of the result."""
+        print(text, file=self.out, flush=True)
+
+    def complain(self, text: str) -> None:
+        """Write an error."""
+        self._clear()
+        head, _, rest = text.partition("\n")
+        print(
+            style(f"attlas: {head}", "bold", on=self._colours(self.err)), rest, sep="\n" if rest else "", file=self.err
+        )
+
+    def style(self, text: str, *names: str) -> str:
+        """Return text in a style where the standard output shows styles."""
+        return style(text, *names, on=self._colours(self.out))
+
+    @contextmanager
+    def step(self, label: str, total: int = 0) -> Iterator[Callable[[], None]]:
+        """Show that something is being done, and when it is done how long it took.
+
+        Parameters
+        ----------
+        label : str
+            What is being done.
+        total : int
+            How many parts it has; the yielded function is called after each.
+        """
+        begin, done = time.perf_counter(), 0
+
+        def show() -> None:
+            if not self._moves():
+                return
+            filled = _BAR * done // total if total else 0
+            bar = f"  {'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)} {done}/{total}" if total else " …"
+            print(f"\r\x1b[K  {label}{bar}", end="", file=self.err, flush=True)
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            show()
+
+        show()
+        yield tick
+        self._clear()
+        seconds = f"{time.perf_counter() - begin:.1f} s"
+        print(f"  {label}  {style(seconds, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
+
+    def _clear(self) -> None:
+        if self._moves():
+            print("\r\x1b[K", end="", file=self.err, flush=True)
+
+    def _moves(self) -> bool:
+        return self.err.isatty() and os.environ.get("TERM") != "dumb"
+
+    @staticmethod
+    def _colours(stream: TextIO) -> bool:
+        # https://no-color.org: any value but the empty one switches colours off.
+        return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, *names: str, on: bool) -> str:
+    """Return text between the codes of a style, or as it is."""
+    if not on or not names:
+        return text
+    return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"

@@ -1,0 +1,335 @@
+"""What a head does: a handful of exact measures, and the words for what they show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.matrix import AttentionMatrix
+from attlas.stats import Part, Statistic
+from attlas.tiles import Tile
+
+__all__ = ["KINDS", "MIXED", "NEAR", "Agreement", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
+
+NEAR = 16  # keys, the query's own included, that count as its neighbourhood
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of head: the measure that shows it, and from which value on.
+
+    Parameters
+    ----------
+    name : str
+        The name people use.
+    short : str
+        The same where there is little room.
+    measure : str
+        Field of `Head` that decides.
+    threshold : float
+        The head is of this kind if the measure is at least this.
+    does : str
+        What such a head does, in one sentence.
+    definition : str
+        What the measure is, so that anyone can compute it again.
+    """
+
+    name: str
+    short: str
+    measure: str
+    threshold: float
+    does: str
+    definition: str
+
+
+# In order of how much they tell: a head is called by the first kind whose threshold it reaches.
+KINDS = (
+    Kind(
+        "induction",
+        "induction",
+        "induction",
+        0.4,
+        "Finds the last time this token occurred and looks at what came next.",
+        "mean weight on the token after the earlier copy, in the second half of a random block that occurs twice",
+    ),
+    Kind(
+        "duplicate token",
+        "duplicate",
+        "duplicate",
+        0.4,
+        "Looks at an earlier copy of the same token.",
+        "mean weight on the earlier copy of the token itself, in the second half of a random block that occurs twice",
+    ),
+    Kind(
+        "previous token",
+        "previous",
+        "previous",
+        0.4,
+        "Looks at the token just before.",
+        "mean weight on the key one place before the query",
+    ),
+    Kind(
+        "current token",
+        "current",
+        "current",
+        0.4,
+        "Stays with the token itself.",
+        "mean weight on the query's own place",
+    ),
+    Kind(
+        "first-token sink",
+        "sink",
+        "first",
+        0.5,
+        "Parks most of its weight on the first token: mostly at rest.",
+        "mean weight on the first key, over all later queries",
+    ),
+    Kind(
+        "local",
+        "local",
+        "near",
+        0.5,
+        f"Reads its neighbourhood, the last {NEAR} tokens.",
+        f"mean weight on the query's own place and the {NEAR - 1} before it",
+    ),
+    Kind(
+        "one token",
+        "one token",
+        "favourite",
+        0.4,
+        "Keeps returning to one token of the text, wherever it stands.",
+        "weight on all copies of the one token that gets most, the first key aside, mean over queries",
+    ),
+    Kind(
+        "broad",
+        "broad",
+        "breadth",
+        0.2,
+        "Spreads its weight over much of what came before.",
+        "effective keys as a share of the keys that the query may see, mean over queries",
+    ),
+)
+MIXED = Kind(
+    "mixed", "mixed", "", 0.0, "Picks by content: none of the simple patterns.", "no other kind's threshold is reached"
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What was measured of one head; weights are shares of 1, means are over queries.
+
+    Parameters
+    ----------
+    layer, head : int
+        Which head.
+    entropy : float
+        Entropy of a row, nats.
+    effective_keys : float
+        ``exp(entropy)`` of a row: over how many keys the weight is spread.
+    breadth : float
+        `effective_keys` as a share of the keys that the query may see.
+    first, previous, current, near : float
+        Weight on the first key, the key before, the own place, and the last 16 keys.
+    distance : float
+        How many places back the weight lies.
+    favourite : float
+        Weight on all copies of the token that gets most, the first key aside.
+    induction, duplicate : float
+        On a random block that occurs twice: weight on the token after the earlier copy, and on the copy.
+    induction_text, induction_chance : float
+        On the text: weight on keys that follow an earlier copy of the query's token, and what uniform
+        weights would have put there.
+    """
+
+    layer: int
+    head: int
+    entropy: float
+    effective_keys: float
+    breadth: float
+    first: float
+    previous: float
+    current: float
+    near: float
+    distance: float
+    favourite: float
+    induction: float
+    duplicate: float
+    induction_text: float
+    induction_chance: float
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Every kind whose threshold this head reaches, the most telling first; `MIXED` where there is none."""
+        return classify(self)
+
+
+def classify(head: Head) -> tuple[Kind, ...]:
+    """Return the kinds of a head, the most telling first."""
+    reached = tuple(kind for kind in KINDS if getattr(head, kind.measure) >= kind.threshold)
+    return reached or (MIXED,)
+
+
+class Agreement(Statistic):
+    """Weight of each query on the keys that carry the same label as it does.
+
+    Parameters
+    ----------
+    queries, keys : Tensor of int, shape (m,) and (n,)
+        Label of each query and of each key.
+
+    Notes
+    -----
+    With token ids as labels this is weight on copies of the token; with the id of the token *before* each
+    key it is induction on any text, without a repeated block. Memory: m numbers a head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Agreement
+    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(4, 4))  # uniform weights, 1/4 each
+    >>> A.collect(Agreement(torch.tensor([7, 8]), torch.tensor([7, 8, 8, 9])))[0]
+    tensor([0.2500, 0.5000])
+    """
+
+    def __init__(self, queries: Tensor, keys: Tensor) -> None:
+        self.queries = queries
+        self.keys = keys
+
+    def start(self, problem: Any) -> Tensor:
+        self.queries, self.keys = self.queries.to(problem.device), self.keys.to(problem.device)
+        return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        same = self.queries[at.i] == self.keys[at.j]
+        carry[at.place] += (part.weights * same).sum(-1)
+        return carry
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry
+
+
+def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: int = 0) -> Tensor:
+    """Return random tokens that occur twice: on them, only the copy tells what comes next.
+
+    Parameters
+    ----------
+    vocabulary : int
+        Number of tokens to draw from.
+    period : int
+        Length of the block.
+    blocks : int
+        How many different blocks.
+    seed : int
+        Seed of the draw.
+
+    Returns
+    -------
+    Tensor of int64, shape (blocks, 2 * period)
+    """
+    once = torch.randint(vocabulary, (blocks, period), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([once, once], dim=1)
+
+
+def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, layer: int = 0) -> tuple[Head, ...]:
+    """Measure every head of a layer on a text and on a random block that occurs twice.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (1, heads, n, n)
+        Causal attention of the layer on the text.
+    ids : Tensor of int, shape (n,)
+        Tokens of the text.
+    R : AttentionMatrix, shape (blocks, heads, 2 * period, 2 * period)
+        Attention of the layer on `repeated_block`.
+    period : int
+        Length of the block.
+    layer : int
+        Number of the layer.
+
+    Returns
+    -------
+    tuple of Head
+
+    Notes
+    -----
+    Exact, from one pass over each matrix. Memory: a few numbers a token and head.
+    """
+    ids = ids.cpu()
+    numbers = _on_text(A[0], ids, _earlier_copies(ids)) | _on_block(R, period)
+    return tuple(
+        Head(layer=layer, head=head, **{name: float(values[head]) for name, values in numbers.items()})
+        for head in range(A.shape[1])
+    )
+
+
+def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tensor]:
+    n = len(ids)
+    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # the token before each key; nothing is before the first
+    entropy, effective, mass, offsets, follow = (
+        result.cpu().double()
+        for result in A.collect(
+            stats.Entropy(), stats.EffectiveKeys(), stats.ColumnMass(), stats.Offsets(), Agreement(ids, before)
+        )
+    )
+    seen = torch.arange(1, n + 1)
+    again = earlier > 0  # queries whose token occurred before
+    diagonals = offsets[:, :n].flip(-1)  # mass by places back: 0, 1, 2, ...
+    return {
+        "entropy": entropy.mean(-1),
+        "effective_keys": effective.mean(-1),
+        "breadth": (effective / seen)[:, 1:].mean(-1),
+        "first": (mass[:, 0] - A[:, 0, 0].cpu().double()) / (n - 1),  # the first query has no choice
+        "previous": diagonals[:, 1] / (n - 1),
+        "current": diagonals[:, 0] / n,
+        "near": diagonals[:, :NEAR].sum(-1) / n,
+        "distance": (diagonals * torch.arange(n)).sum(-1) / n,
+        "favourite": by_token(mass, ids)[0].amax(-1) / n,
+        "induction_text": follow[:, again].mean(-1) if again.any() else torch.zeros(len(mass)),
+        "induction_chance": (earlier / seen)[again].mean().expand(len(mass)) if again.any() else torch.zeros(len(mass)),
+    }
+
+
+def _on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
+    size = 2 * period
+    offsets = stats.offsets(R).cpu().double().mean(0)
+    # The diagonal of "one after the copy" also has the last query of the first block, which looks at key 0.
+    too_much = R[..., period - 1, 0].cpu().double().mean(0)
+    return {
+        "induction": (offsets[:, size - 1 - (period - 1)] - too_much) / period,
+        "duplicate": offsets[:, size - 1 - period] / period,
+    }
+
+
+def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up the mass of keys that are the same token, the first key aside.
+
+    Parameters
+    ----------
+    mass : Tensor, shape (heads, n)
+        Column mass.
+    ids : Tensor of int, shape (n,)
+        Token of each key.
+
+    Returns
+    -------
+    totals : Tensor, shape (heads, different tokens)
+    tokens : Tensor of int, shape (different tokens,)
+    """
+    tokens, place = ids[1:].unique(return_inverse=True)
+    totals = mass.new_zeros(len(mass), len(tokens))
+    return totals.index_add_(1, place, mass[:, 1:].contiguous()), tokens
+
+
+def _earlier_copies(ids: Tensor) -> Tensor:
+    """Return how often each token occurred before its place."""
+    counts: Counter[int] = Counter()
+    earlier = []
+    for token in ids.tolist():
+        earlier.append(counts[token])
+        counts[token] += 1
+    return torch.tensor(earlier, dtype=torch.float64)

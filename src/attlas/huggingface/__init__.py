@@ -1,0 +1,44 @@
+"""Run Hugging Face models on attlas: importing this module registers attention and mask under ``"attlas"``.
+
+After ``import attlas.huggingface``, a model loaded with ``attn_implementation="attlas"`` (or switched with
+``model.set_attn_implementation("attlas")``) gives the same logits as before, and
+``model(**inputs, output_attentions=True).attentions[layer]`` is a lazy `AttentionMatrix` instead of a
+tensor of m × n numbers a head.
+
+Examples
+--------
+>>> import torch, attlas.huggingface
+>>> from transformers import GPT2Config, GPT2LMHeadModel
+>>> config = GPT2Config(vocab_size=50, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+>>> model = GPT2LMHeadModel(config).eval()
+>>> model.set_attn_implementation("attlas")
+>>> output = model(torch.arange(20)[None], output_attentions=True)
+>>> len(output.attentions), output.attentions[0].shape
+(2, torch.Size([1, 2, 20, 20]))
+"""
+
+from attlas.errors import MissingExtraError, explain
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ImportError as error:
+    raise MissingExtraError(
+        explain(
+            "attlas.huggingface",
+            "transformers must be installed to run its models.",
+            found="no module named transformers",
+            fix="pip install 'attlas[hf]'",
+        )
+    ) from error
+
+from attlas.huggingface.attention import attention_forward
+from attlas.huggingface.masks import LazyMask, attention_mask
+
+__all__ = ["NAME", "LazyMask", "attention_forward", "attention_mask"]
+
+NAME = "attlas"
+
+# Both, under one name: a model whose attention has no mask function of the same name gets no mask at all, and
+# padding and windows are then dropped in silence.
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, attention_mask)
