@@ -103,7 +103,7 @@ KINDS = (
         "favourite",
         0.4,
         "Keeps returning to one token of the text, wherever it stands.",
-        "weight on all copies of the one token that gets most, the first key aside, mean over queries",
+        "mean weight on all copies of the one token that gets most, the first key aside",
     ),
     Kind(
         "broad",
@@ -111,7 +111,7 @@ KINDS = (
         "breadth",
         0.2,
         "Spreads its weight over much of what came before.",
-        "effective keys as a share of the keys that the query may see, mean over queries",
+        "mean of the effective keys as a share of the keys that the query may see",
     ),
 )
 MIXED = Kind(
