@@ -31,8 +31,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PYPROJECT["project"]["version"]
 
-CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/", "masks/", "engine/", "matrix.py", "stats/")
-CORE_CODE_LINES = 3000
+CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/", "masks/", "engine/", "stats/", "views.py",
+        "matrix.py", "attend.py")  # fmt: skip
+# A fifth of it is the texts of errors.
+CORE_CODE_LINES = 4500
 FILE_CODE_LINES = 400
 FUNCTION_STATEMENTS = 40
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
