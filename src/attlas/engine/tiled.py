@@ -7,7 +7,7 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
@@ -19,7 +19,7 @@ from torch import Tensor
 from attlas.engine import online
 from attlas.engine.cover import Panel, Strip, panels, sizes, strips
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Part, Statistic, allowed_cells, lowest
+from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, through
 from attlas.engine.workspace import Workspace
@@ -147,7 +147,8 @@ def backward(
                 grads_k[i - len(q_tile)][b, kv, columns] += g
             else:
                 p = i - len(q_tile) - len(k_tile)
-                grads_p[p] = g if grads_p[p] is None else grads_p[p] + g
+                before = grads_p[p]
+                grads_p[p] = g if before is None else before + g
     return Gradients(grads_q, grads_k, grads_p, pooled)
 
 
@@ -190,7 +191,7 @@ def _parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace)
     """Yield the parts of a panel, from left to right; each is used up before the next is asked for."""
     tokens, fill = problem.tokens, lowest(problem.dtype)
     whole = lse is None and len(panel.strips) == 1
-    row_lse = None
+    row_lse: Callable[[], Tensor] | None = None
     if lse is not None:
         row_lse = partial(lse.__getitem__, panel.at.place)
     elif not whole:
@@ -219,7 +220,8 @@ def read(
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
     index = torch.arange(m)[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
     size = sizes(problem, plan, whole_rows=False, wide=True)
-    for batches, head_range, span in product(cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)):
+    steps = cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)
+    for batches, head_range, span in product(*steps):
         some = index[span.start : span.stop]
         first, last = int(some[0]), int(some[-1])
         if last - first + 1 == len(some) and bool((some.diff() == 1).all()):
@@ -236,10 +238,10 @@ def read(
 
 def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
     """Return weights (or logits, without `lse`) of some rows and some columns."""
-    scattered = isinstance(columns, Tensor)
-    tile = replace(
-        at, columns=range(len(columns)) if scattered else columns, column_index=columns if scattered else None
-    )
+    if isinstance(columns, Tensor):
+        tile = replace(at, columns=range(len(columns)), column_index=columns)
+    else:
+        tile = at.narrow(columns)
     logits = _score(problem, *_tokens_of(problem, problem.tokens, tile), tile)
     logits = logits.clone() if logits._is_view() or problem.score.positional else logits
     if problem.mask is not None:
@@ -253,10 +255,8 @@ def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     return _row_lse(problem, problem.tokens, Panel(at, strips(at, problem.mask, width)))
 
 
-def _row_lse(
-    problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None
-) -> Tensor:
-    state = _start(problem, panel.at, None)
+def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None) -> Tensor:
+    state = _start(problem, panel.at, 0)
     for strip in panel.strips:
         at = panel.at.narrow(strip.columns)
         state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), None)
@@ -265,7 +265,7 @@ def _row_lse(
 
 def _no_keys(problem: Problem) -> Tensor:
     """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
-    return _start(problem, problem.tile(*map(range, problem.shape)), None).largest
+    return _start(problem, problem.tile(*map(range, problem.shape)), 0).largest
 
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
@@ -274,7 +274,7 @@ def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | N
     return Workspace(problem.dtype, problem.device) if same else None
 
 
-def _start(problem: Problem, at: Tile, e: int | None) -> online.Running:
+def _start(problem: Problem, at: Tile, e: int) -> online.Running:
     sink = None if problem.sink is None else problem.sink[at.heads.start : at.heads.stop]
     like = torch.empty(0, dtype=problem.dtype, device=problem.device)
     return online.empty(at.shape[:3], e, like=like, sink=sink)
@@ -319,8 +319,7 @@ def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tup
 def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
-    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at)
-    logits = logits.to(problem.dtype)
+    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at).to(problem.dtype)
     return logits if logits.shape == at.shape else logits.expand(at.shape)
 
 
