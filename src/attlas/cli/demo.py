@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,10 +162,11 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
         if not heads:
             continue
-        rule = f"{kind.definition}, at least {percent(kind.threshold)}" if kind.measure else kind.definition
+        rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
         terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
         terminal.say(f"    {kind.does}")
-        terminal.say(terminal.style(f"    {rule}", "dim"))
+        for line in textwrap.wrap(rule, min(terminal.width, 110) - 4):
+            terminal.say(terminal.style(f"    {line}", "dim"))
 
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
