@@ -9,6 +9,7 @@ import torch
 __all__ = [
     "AttlasError",
     "BackendError",
+    "ContractError",
     "DeviceError",
     "DtypeError",
     "MissingExtraError",
@@ -51,6 +52,10 @@ class TooLargeError(AttlasError, MemoryError):
 
 class RecordingError(AttlasError, RuntimeError):
     """A model, or the folder of a recording, that cannot be recorded or read."""
+
+
+class ContractError(AttlasError, AssertionError):
+    """A class of the user's own that breaks the contract which `attlas.testing` checks."""
 
 
 class MissingExtraError(AttlasError, ImportError):
