@@ -35,6 +35,7 @@ _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
     "previous": ("blue",),
+    "fixed": ("blue",),
     "current": ("cyan",),
     "first": ("dim",),
     "near": ("green",),
@@ -150,7 +151,7 @@ def _table(reading: Reading, terminal: Terminal) -> None:
             terminal.say()
         cells = []
         for column, width in zip(columns, widths, strict=True):
-            strong = any(kind.measure == column.measure for kind in head.kinds)
+            strong = column.measure in {kind.measure for kind in head.kinds} - {""}
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
         also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
         named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))

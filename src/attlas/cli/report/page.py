@@ -21,6 +21,7 @@ _LENGTHS = (8_192, 32_768, 131_072)
 _DOES = {
     "duplicate": "finds the same token again",
     "previous": "looks at the token before",
+    "fixed": "looks a fixed way back",
     "current": "stays where it is",
     "first": "rests on the first token",
     "near": "reads its neighbourhood",

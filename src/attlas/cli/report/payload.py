@@ -84,9 +84,11 @@ def _facts(reading: Reading, i: int) -> dict[str, object]:
 def _evidence(head: Head, favourites: tuple[tuple[str, float], ...]) -> list[tuple[str, str, float | None]]:
     shares = [
         ("on what came next, random tokens twice", head.induction),
-        (f"on what came next, this text (chance {percent(head.induction_chance)})", head.induction_text),
+        (f"on what came next, this text (chance {percent(head.chance)})", head.induction_text),
         ("on the copy, random tokens twice", head.duplicate),
+        ("on earlier copies, this text", head.duplicate_text),
         ("on the token before", head.previous),
+        (f"on the token {head.fixed_distance:.0f} back", head.fixed),
         ("on itself", head.current),
         (f"on the last {NEAR} tokens", head.near),
         ("on the first token", head.first),
