@@ -88,7 +88,10 @@ def _headline(reading: Reading) -> tuple[str, str]:
     kind = head.kinds[0]
     text, model = escape(reading.source), escape(reading.model)
     where = f"Layer\N{NO-BREAK SPACE}{head.layer}, head\N{NO-BREAK SPACE}{head.head}"
-    setting = f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}."
+    unseen = ", which it never saw in training" if reading.unseen else ""
+    setting = (
+        f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}{unseen}."
+    )
     if kind.measure == "induction":
         return (
             f"{where} remembers what came next",
