@@ -157,7 +157,7 @@ def _checked(entry: Any) -> Any:
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
         return int(entry)
     if isinstance(entry, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in entry):
-        return torch.tensor(entry, dtype=torch.int64)
+        return torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, Tensor) and entry.ndim == 1 and entry.dtype in (torch.int64, torch.int32):
         return entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
@@ -178,13 +178,13 @@ def _checked(entry: Any) -> Any:
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
     if isinstance(entry, range):
-        entry = torch.tensor(entry, dtype=torch.int64)
+        entry = torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, slice):
         span = range(*entry.indices(size))
         if span.step != 1:
-            return torch.tensor(span, dtype=torch.int64)
+            return torch.tensor(span, dtype=torch.int64, device="cpu")
         return range(span.start, max(span.stop, span.start))
-    places = entry if isinstance(entry, Tensor) else torch.tensor([entry])
+    places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
     outside = places[(places < -size) | (places >= size)]
     if len(outside):
         raise OutOfRangeError(
@@ -210,19 +210,19 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
     layout = tuple(map(len, picks))
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
-    batches = torch.arange(_product(axes.layout[:batch_axes])).reshape(axes.layout[:batch_axes])
+    batches = torch.arange(_product(axes.layout[:batch_axes]), device="cpu").reshape(axes.layout[:batch_axes])
     for axis, pick in enumerate(picks[:batch_axes]):
         batches = batches.index_select(axis, pick)
-    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64)
+    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64, device="cpu")
     return _as_slice(batches.flatten()), _as_slice(heads), Axes(layout, kept)
 
 
 def _pick(entry: Any, size: int) -> Tensor:
     if entry is None:
-        return torch.arange(size)
+        return torch.arange(size, device="cpu")
     if isinstance(entry, range):
-        return torch.arange(entry.start, entry.stop)
-    return entry if isinstance(entry, Tensor) else torch.tensor([entry])
+        return torch.arange(entry.start, entry.stop, device="cpu")
+    return entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
 
 
 def _as_slice(index: Tensor) -> Tensor | slice:
