@@ -112,8 +112,8 @@ class Entropy(_RowSum):
 
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
-        product = torch.mul(part.weights, part.shifted, out=part.scratch()).sum(dim=-1)
-        return (finite_shift(part.lse) - part.shift) * part.mass - product
+        products = part.row_products(part.weights, part.shifted)
+        return (finite_shift(part.lse) - part.shift) * part.mass - products
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
