@@ -103,7 +103,7 @@ KINDS = (
         "favourite",
         0.4,
         "Keeps returning to one token of the text, wherever it stands.",
-        "weight on all copies of the one token that gets most, the first key aside, mean over queries",
+        "mean weight on all copies of the one token that gets most, the first key aside",
     ),
     Kind(
         "broad",
@@ -111,7 +111,7 @@ KINDS = (
         "breadth",
         0.2,
         "Spreads its weight over much of what came before.",
-        "effective keys as a share of the keys that the query may see, mean over queries",
+        "mean of the effective keys as a share of the keys that the query may see",
     ),
 )
 MIXED = Kind(
@@ -221,7 +221,7 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     vocabulary : int
         Number of tokens to draw from.
     period : int
-        Length of the block.
+        Length of the block. Its tokens are all different, where the vocabulary is large enough.
     blocks : int
         How many different blocks.
     seed : int
@@ -231,7 +231,11 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     -------
     Tensor of int64, shape (blocks, 2 * period)
     """
-    once = torch.randint(vocabulary, (blocks, period), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if vocabulary < period:
+        once = torch.randint(vocabulary, (blocks, period), generator=generator)
+    else:  # no token twice within a block: then each has one earlier copy
+        once = torch.stack([torch.randperm(vocabulary, generator=generator)[:period] for _ in range(blocks)])
     return torch.cat([once, once], dim=1)
 
 

@@ -19,7 +19,7 @@ from attlas.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 __all__ = ["DEPTH", "FLOOR", "blocks", "depth", "draw", "grid", "label", "labelled", "plot", "save", "scale", "sheet"]
@@ -305,7 +305,7 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     return path
 
 
-def depth() -> ListedColormap:
+def depth() -> Colormap:
     """Return the palette as a colour map of matplotlib; `LAND` for what is masked."""
     from matplotlib.colors import ListedColormap
 

@@ -205,8 +205,9 @@ function pointAtMap(event, go) {
     words = `From around token ${q.toLocaleString("en")} to around token ${key.toLocaleString("en")}: at most ${percent(weightOf(byte))}.`;
     if (go) pin(q, true);
   } else if (state.view === "close") {
+    const most = byte === 1 ? "less than " : "";
     const [q, key] = [data.window[0] + r, data.window[0] + c];
-    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${percent(weightOf(byte))}.`;
+    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${most}${percent(weightOf(byte))}.`;
     for (const [box, on] of [[byId("plate-left"), r], [byId("plate-top"), c]]) [...box.children].forEach((label, i) => label.classList.toggle("on", i === on));
     if (go) pin(q, true);
   } else {
