@@ -21,7 +21,7 @@ NOISE = 0.4
 
 
 def truth(x: torch.Tensor) -> torch.Tensor:
-    """What the points come from: slow on the left, fast on the right."""
+    """What the points come from: steep at first, then a slow wave."""
     return 2.0 * torch.sin(x) + x.pow(0.8)
 
 
@@ -70,7 +70,7 @@ def draw(x: torch.Tensor, y: torch.Tensor, scores: dict[str, attlas.Gaussian], o
         top.plot(grid, (A @ y).detach(), color=pictures.ACCENT, linewidth=2.2, label="kernel pooling")
         top.set_title(f"{name}: h = {bandwidth(score):.3f}", fontsize=11, loc="left", color=pictures.INK)
         top.set_xlabel("x", fontsize=9)
-        top.legend(fontsize=8, frameon=False, loc="upper left")
+        top.legend(fontsize=8, frameon=False, loc="lower right")
         top.tick_params(labelsize=8, colors=pictures.SOFT)
         pictures.draw(below, A[:, :].detach(), extent=(0, len(x), 5, 0))
         below.set_box_aspect(0.75)
