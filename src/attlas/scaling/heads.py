@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, explain
+from attlas.errors import DtypeError, explain, kind
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.gaussian import Expected, expected
 from attlas.scaling.jacobian import Jacobian
@@ -151,7 +151,7 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
                     "heads()",
                     "every layer must be an AttentionMatrix.",
                     {f"attentions[{layer}]": type(A).__name__},
-                    found=f"a {type(A).__name__}",
+                    found=kind(A),
                     fix='load the model with attn_implementation="attlas" and pass output_attentions=True.',
                 )
             )

@@ -72,7 +72,8 @@ class Jacobian(Statistic):
         p = part.weights.double()
         squares = p.square()
         spread = p - squares
-        sums = [spread.sum(-1), spread.square().sum(-1), squares.sum(-1), squares.square().sum(-1)]
+        norms = (torch.linalg.vector_norm(t, dim=-1).square_() for t in (spread, p, squares))
+        sums = [spread.sum(-1), *norms]
         carry[at.place] += torch.stack(sums, dim=-1)
         return carry
 
@@ -80,7 +81,7 @@ class Jacobian(Statistic):
         trace, diagonal, squares, fourths = carry.unbind(-1)
         # Off the diagonal stands p_i p_j: all pairs less those of a key with itself.
         frobenius = (diagonal + (squares.square() - fourths).clamp(min=0.0)).sqrt()
-        return JacobianSize(trace.float(), frobenius.float())
+        return JacobianSize(trace, frobenius)
 
 
 def jacobian(A: AttentionMatrix) -> JacobianSize:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.heads import AllowedKeys
@@ -114,7 +114,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
             explain(
                 "temperature()",
                 "A must be an AttentionMatrix.",
-                found=f"a {type(A).__name__}",
+                found=kind(A),
                 fix="A = attlas.attend(q, k)",
             )
         )
@@ -178,7 +178,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
         raise _wrong(
             "no factor reaches this entropy.",
             f"{float(reached.max()):.4g} at the best; logits that are equal keep their weights equal",
-            f"entropy={float(reached.max()) + 0.1:.2f}",
+            f"a target above {float(reached.max()):.4g}, or leave that head out: A[:, heads]",
         )
     return x.exp(), reached
 

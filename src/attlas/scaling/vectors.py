@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.scaling.gaussian import Expected, expected
 
 __all__ = ["DISTRIBUTIONS", "MEASURES", "SIZES", "Estimate", "Measured", "Sampler", "Study", "study"]
@@ -225,7 +225,10 @@ def study(
     if not sizes:
         raise _wrong("sizes must name at least one size.", "no size", "sizes=[8, 64, 512]")
     for d in sizes:
-        _at_least("sizes", d, 1, "sizes=[8, 64, 512]")
+        if isinstance(d, bool) or not isinstance(d, int) or d < 1:
+            raise _wrong(
+                "sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]"
+            )
     _at_least("keys", keys, 2, "keys=512")
     _at_least("queries", queries, 2, "queries=256")
     name, sampler = _sampler(distribution)
@@ -290,15 +293,14 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
             )
         return distribution, DISTRIBUTIONS[distribution]
     name = getattr(distribution, "__name__", type(distribution).__name__)
-    sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else None
+    sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution
     if not isinstance(sample, Tensor) or not sample.is_floating_point():
-        found = f"a {type(sample if callable(distribution) else distribution).__name__}"
         raise DtypeError(
             explain(
                 "study()",
                 "distribution must be a name, or a function that returns a floating-point tensor.",
                 {"distribution": name},
-                found=found if not isinstance(sample, Tensor) else str(sample.dtype),
+                found=f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample),
                 fix="distribution=lambda shape, generator: torch.randn(shape, generator=generator)",
             )
         )
@@ -323,7 +325,7 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
 
 def _at_least(name: str, value: int, least: int, fix: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _wrong(f"{name} must be whole numbers of at least {least}.", f"{name} has {value!r}", fix)
+        raise _wrong(f"{name} must be a whole number of at least {least}.", f"{name} = {value!r}", fix)
 
 
 def _wrong(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
