@@ -205,12 +205,15 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)
     print(f"  held-out dates right to the last letter: {right:.1%} of {len(held):,}")
+    aligned = [float(model.alignment(written(date, 4))[1][:4, -4:].sum(-1).mean()) for date in held[:32]]
+    share = sum(aligned) / len(aligned)
+    print(f"  weight of the year's letters on the year, where it stands last: {share:.0%}")
     samples = [written(held[0], 4), written(held[1], 2), written(held[2], 6)]
     for text in samples[:2]:
         answer, A = model.alignment(text)
         show(answer, text, A[:, :])
     print(f"\n  {draw(model, samples, options.out)}")
-    return {"accuracy": right}
+    return {"accuracy": right, "aligned": share}
 
 
 if __name__ == "__main__":

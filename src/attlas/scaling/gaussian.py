@@ -14,7 +14,7 @@ from attlas.errors import ShapeError, explain
 __all__ = ["Expected", "expected", "limit"]
 
 _REACH = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
-_STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-9
+_STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7
 _STEP_DEVIATIONS = 0.3  # the same for the grid of the logit, in its standard deviations
 _WIDEST = 32.0  # standard deviation from which on two terms in 1/σ are used
 _EARLY, _LATE = 36.0, 4.0  # e^-36 is nothing beside 1, and so is exp(-e^4)
@@ -83,7 +83,7 @@ def expected(keys: int, variance: float) -> Expected:
     - ``E max p_j``: the same with the other logits kept below the largest.
 
     Both integrals are sums on an even grid in s and in ln t, which converge exponentially for functions as
-    smooth as these; the numbers hold to 1e-9 (the largest weight to 1e-3 of itself). Above σ = 32 two keys
+    smooth as these; the numbers hold to 1e-7 (the largest weight to 1e-3 of itself). Above σ = 32 two keys
     seldom compete, and ``entropy``, ``1 - largest`` and ``trace`` fall as 1/σ; they are continued by two
     terms in 1/σ, to about 0.5 %.
 

@@ -64,24 +64,25 @@ class Jacobian(Statistic):
     tensor([0.7500])
     """
 
-    def start(self, problem: Any) -> Tensor:
+    def start(self, problem: Any) -> tuple[Tensor, torch.dtype]:
         # Σ p (1 - p), Σ p² (1 - p)², Σ p², Σ p⁴
-        return torch.zeros(*problem.shape[:3], 4, dtype=torch.float64, device=problem.device)
+        carry = torch.zeros(*problem.shape[:3], 4, dtype=torch.float64, device=problem.device)
+        return carry, problem.dtype
 
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+    def step(self, carry: tuple[Tensor, torch.dtype], part: Part, at: Tile) -> tuple[Tensor, torch.dtype]:
         p = part.weights.double()
         squares = p.square()
         spread = p - squares
         norms = (torch.linalg.vector_norm(t, dim=-1).square_() for t in (spread, p, squares))
-        sums = [spread.sum(-1), *norms]
-        carry[at.place] += torch.stack(sums, dim=-1)
+        carry[0][at.place] += torch.stack([spread.sum(-1), *norms], dim=-1)
         return carry
 
-    def finish(self, carry: Tensor) -> JacobianSize:
-        trace, diagonal, squares, fourths = carry.unbind(-1)
+    def finish(self, carry: tuple[Tensor, torch.dtype]) -> JacobianSize:
+        sums, dtype = carry
+        trace, diagonal, squares, fourths = sums.unbind(-1)
         # Off the diagonal stands p_i p_j: all pairs less those of a key with itself.
         frobenius = (diagonal + (squares.square() - fourths).clamp(min=0.0)).sqrt()
-        return JacobianSize(trace, frobenius)
+        return JacobianSize(trace.to(dtype), frobenius.to(dtype))
 
 
 def jacobian(A: AttentionMatrix) -> JacobianSize:

@@ -226,9 +226,7 @@ def study(
         raise _wrong("sizes must name at least one size.", "no size", "sizes=[8, 64, 512]")
     for d in sizes:
         if isinstance(d, bool) or not isinstance(d, int) or d < 1:
-            raise _wrong(
-                "sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]"
-            )
+            raise _wrong("sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]")
     _at_least("keys", keys, 2, "keys=512")
     _at_least("queries", queries, 2, "queries=256")
     name, sampler = _sampler(distribution)
