@@ -23,7 +23,8 @@ def run(name: str, arguments: list[str], out: Path) -> dict[str, float]:
 
 def test_kernel_pooling_finds_the_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run("kernel_pooling", ["--quick"], tmp_path / "pooling.png")
-    assert found["bandwidth"] == pytest.approx(found["grid"], rel=0.15)  # it started at 0.5, six times too wide
+    assert found["bandwidth"] == pytest.approx(found["grid"], rel=0.25)  # it started at 0.5, six times too wide
+    assert found["last"] < 1.02 * found["best"]
     assert found["last"] < 0.6 * found["first"]
     assert found["learned"] < 0.75 * found["fixed"]  # the distance to the truth, which training never saw
     assert "bandwidth        0.500 -> " in capsys.readouterr().out
