@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
     print(f"{len(x)} noisy points; bandwidth learned by gradient on the error of leaving one out")
     print(f"  bandwidth        {START:.3f} -> {bandwidth(score):.3f}   (best of a grid of 80: {by_grid:.3f})")
-    print(f"  left-out error   {errors[0]:.3f} -> {errors[-1]:.3f}   (best of the grid: {best:.3f}, noise alone: {NOISE**2:.3f})")
+    print(f"  left-out error   {errors[0]:.3f} -> {errors[-1]:.3f}   (there: {best:.3f}; noise alone: {NOISE**2:.3f})")
     print(f"  off the truth    {distance['fixed']:.3f} -> {distance['learned']:.3f}   (root mean square, new places)")
     print(f"  {draw(x, y, {'fixed': fixed, 'learned': score}, options.out)}")
     return {

@@ -53,11 +53,11 @@ def loss_on(model: GPT2, held: Tensor) -> float:
 def train(model: GPT2, seen: Tensor, held: Tensor, seconds: float) -> int:
     """Train for so many seconds of processor time; returns the number of steps."""
     generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     begin, step, said = time.process_time(), 0, 0.0  # the time that this process computes, whatever else runs
     while (spent := time.process_time() - begin) < seconds:
         for group in optimizer.param_groups:  # warm up, then down towards nothing
-            group["lr"] = 8e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.95 * spent / seconds)
+            group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.95 * spent / seconds)
         places = torch.randint(len(seen) - CONTEXT, (BATCH, 1), generator=generator)
         batch = seen[places + torch.arange(CONTEXT)]
         loss = model(batch, labels=batch).loss

@@ -238,7 +238,7 @@ def _conclude(found: scaling.Study, terminal: Terminal) -> None:
         f"{scaled.trace.value:.2f}, and gradients pass.",
     ]
     notes = [
-        "theory: Var(q·k) = d for every distribution; the rest is that of Gaussian logits, which q·k tends to as d grows.",
+        "theory: Var(q·k) = d for every distribution; the rest for Gaussian logits, which q·k tends to as d grows.",
         "J = diag(p) - p pᵀ is the Jacobian of softmax, with trace 1 - Σ p² and Frobenius norm ‖J‖.",
     ]
     for line in lines:
