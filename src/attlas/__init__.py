@@ -11,6 +11,7 @@ from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
     BackendError,
+    CheckpointError,
     DeviceError,
     DtypeError,
     OutOfRangeError,
@@ -57,6 +58,7 @@ __all__ = [
     "AttentionMatrix",
     "AttlasError",
     "BackendError",
+    "CheckpointError",
     "Bilinear",
     "Boxcar",
     "Causal",
