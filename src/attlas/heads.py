@@ -167,10 +167,21 @@ class Head:
         """Every kind whose threshold this head reaches, the most telling first; `MIXED` where there is none."""
         return classify(self)
 
+    @property
+    def leaning(self) -> Kind | None:
+        """For a mixed head, the kind it comes nearest to, where it is at least half way there."""
+        nearest = max(KINDS, key=lambda kind: self.of(kind) / kind.threshold)
+        near = self.kinds == (MIXED,) and self.of(nearest) >= nearest.threshold / 2
+        return nearest if near else None
+
+    def of(self, kind: Kind) -> float:
+        """Return the measure that decides about a kind; 0 for `MIXED`, about which none does."""
+        return float(getattr(self, kind.measure)) if kind.measure else 0.0
+
 
 def classify(head: Head) -> tuple[Kind, ...]:
     """Return the kinds of a head, the most telling first."""
-    reached = tuple(kind for kind in KINDS if getattr(head, kind.measure) >= kind.threshold)
+    reached = tuple(kind for kind in KINDS if head.of(kind) >= kind.threshold)
     return reached or (MIXED,)
 
 
@@ -221,7 +232,7 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     vocabulary : int
         Number of tokens to draw from.
     period : int
-        Length of the block.
+        Length of the block. Its tokens are all different, where the vocabulary is large enough.
     blocks : int
         How many different blocks.
     seed : int
@@ -231,7 +242,11 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     -------
     Tensor of int64, shape (blocks, 2 * period)
     """
-    once = torch.randint(vocabulary, (blocks, period), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if vocabulary < period:
+        once = torch.randint(vocabulary, (blocks, period), generator=generator)
+    else:  # no token twice within a block: then each has one earlier copy
+        once = torch.stack([torch.randperm(vocabulary, generator=generator)[:period] for _ in range(blocks)])
     return torch.cat([once, once], dim=1)
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-
-transformers = pytest.importorskip("transformers")
-
 import torch
+import transformers
 from torch import Tensor, nn
 
 import attlas.huggingface  # noqa: F401 - registers "attlas"

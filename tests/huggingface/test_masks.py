@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-
-transformers = pytest.importorskip("transformers")
-
 import torch
 from torch import Tensor
 from transformers import masking_utils

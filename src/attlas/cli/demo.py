@@ -18,7 +18,7 @@ from attlas.cli.reader import read
 from attlas.cli.reading import Reading
 from attlas.cli.report import page
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import COLUMNS, count, memory, percent
+from attlas.cli.words import COLUMNS, count, memory, others, percent
 from attlas.errors import explain
 from attlas.heads import KINDS, MIXED
 
@@ -151,9 +151,8 @@ def _table(reading: Reading, terminal: Terminal) -> None:
         for column, width in zip(columns, widths, strict=True):
             strong = any(kind.measure == column.measure for kind in head.kinds)
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
-        first, *others = head.kinds
-        also = terminal.style(", " + ", ".join(kind.name for kind in others), "dim") if others else ""
-        named = terminal.style(first.name, *_COLOURS.get(first.measure, ("dim",)))
+        also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
+        named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
         terminal.say(f"  {'  '.join(cells)}  {named}{also}")
 
 

@@ -81,7 +81,7 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
     told = telling(heads)
-    window = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    window, query = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
@@ -100,6 +100,7 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
         values=values,
         indices=indices,
         window=window,
+        query=query,
         closeups=closeups.masked_fill(~allowed, torch.nan),
         period=period,
         repeats=torch.stack([layer.repeat for layer in layers]),
@@ -145,16 +146,19 @@ def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, peri
     )
 
 
-def _window(values: Tensor, indices: Tensor, ids: Tensor) -> range:
-    """Return the part of the text where a head finds most of what followed an earlier copy, close by."""
+def _window(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
+    """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
     n, width = len(ids), min(_WINDOW, len(ids))
     place = torch.arange(n)[:, None]
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
     found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
     mass = (values * found).sum(-1)
-    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)  # copies stand before: the window's first third is theirs
+    # Copies stand before: the first third of the window is theirs.
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
     start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
-    return range(start, start + width)
+    shown = slice(start + width // 3, start + width)
+    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
+    return range(start, start + width), start + width // 3 + int(score.argmax())
 
 
 def _named(loaded: Loaded, found: list[tuple[int, float]]) -> tuple[tuple[str, float], ...]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.tiles import Tile
 
-__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens"]
+__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens", "finite_number"]
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -120,7 +121,7 @@ class Score(nn.Module):
                     "score + other",
                     "both sides must be scores.",
                     {"other": type(other).__name__},
-                    found=f"a {type(other).__name__} on the right",
+                    found=f"{kind(other)} on the right",
                     fix="add a Score; a constant shift of all log-weights changes no weight.",
                 )
             )
@@ -214,3 +215,11 @@ class Scaled(Score):
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
+
+
+def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
+    """Return a setting of a score as a float, or raise a ShapeError."""
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > above:
+        return float(value)
+    rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
+    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=fix))

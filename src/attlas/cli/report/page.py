@@ -55,6 +55,7 @@ def page(reading: Reading) -> str:
         "facts": _facts(reading),
         "hero_label": escape(f"Attention map of layer {reading.telling.layer}, head {reading.telling.head}"),
         "hero_caption": _hero_caption(reading),
+        "again": '<i class="again"><span>the second time</span></i>' if hero_view(reading) == "repeat" else "",
         "per_layer": str(reading.per_layer),
         "cell": str(_cell(reading.per_layer)),
         "block": block(reading),
@@ -94,7 +95,7 @@ def _headline(reading: Reading) -> tuple[str, str]:
             f"goes to the token that followed the first time. {setting}",
         )
     if kind.measure:
-        share = percent(getattr(head, kind.measure))
+        share = percent(head.of(kind))
         return f"{where} {_DOES[kind.measure]}", f"Its {escape(kind.definition)}: <b>{share}</b>. {setting}"
     return f"{len(reading.heads)} heads read {text}", setting
 
@@ -127,7 +128,7 @@ def _facts(reading: Reading) -> str:
         ("heads with a simple job", f"{named} of {len(reading.heads)}"),
         ("full matrices would take", in_bytes(cost.full)),
         ("attlas keeps", in_bytes(cost.held)),
-        ("to read all heads", f"{cost.seconds:.1f} s"),
+        ("to run and read it", f"{cost.seconds:.1f} s"),
     ]
     return "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts)
 
