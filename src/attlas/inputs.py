@@ -261,6 +261,8 @@ def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
 def _broadcast(
     where: str, first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
 ) -> tuple[int, ...]:
+    if first == second:
+        return tuple(first)
     try:
         return tuple(torch.broadcast_shapes(first, second))
     except RuntimeError:

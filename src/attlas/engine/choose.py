@@ -71,6 +71,10 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     if tracing():
         return traced.multiply(problem, v, dropout), None
     graph = torch.is_grad_enabled()
+    if not graph and dropout is None and plan.backend in ("auto", "sdpa"):
+        at_once = sdpa.at_once(problem, v)
+        if at_once is not None:
+            return at_once
     tokens = problem.project() if graph else problem.tokens
     dot = None if plan.backend in ("tiled", "reference") else _dot(problem, tokens)
     choice = choose(problem, plan, dropout, dot)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from attlas.errors import CheckpointError, explain
 
-__all__ = ["fit", "read_config", "read_weights", "write"]
+__all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
 
 _WHERE = "GPT2.from_pretrained()"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,6 +42,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             "import attlas.huggingface; AutoModelForCausalLM.from_pretrained(folder, attn_implementation='attlas')",
         )
     return settings
+
+
+def dtype_of(settings: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that a configuration names, under its new or its old name; None where it does not."""
+    name = settings.get("dtype", settings.get("torch_dtype"))
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, torch.dtype) else None
 
 
 def read_weights(folder: Path, device: str) -> dict[str, Tensor]:

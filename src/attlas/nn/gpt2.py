@@ -130,8 +130,8 @@ class _MLP(nn.Module):
         self.activation = config.activation_function
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.dropout(self.c_proj(_ACTIVATIONS[self.activation](self.c_fc(x))))
-        return out
+        out: Tensor = self.c_proj(_ACTIVATIONS[self.activation](self.c_fc(x)))
+        return self.dropout(out) if self.training else out
 
 
 class _Block(nn.Module):
@@ -275,7 +275,8 @@ class GPT2(nn.Module):
         if position_ids is None:
             self._check_length(past + input_ids.shape[1])
             position_ids = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)
-        x = self.drop(self.wte(input_ids) + self.wpe(position_ids))
+        x = self.wte(input_ids) + self.wpe(position_ids)
+        x = self.drop(x) if self.training else x
         mask = self._mask(attention_mask, input_ids.shape[1], cache)
         weights, cross = [], []
         for block in self.h:
@@ -397,7 +398,7 @@ class GPT2(nn.Module):
         folder : str or PathLike
             The folder. Nothing is downloaded, and no pickle is read.
         dtype : torch.dtype, optional
-            Dtype of the parameters; the default is that of the files.
+            Dtype of the parameters; the default is what ``config.json`` says, else that of the files.
         device : torch.device or str
             Where the parameters are put.
 
@@ -418,6 +419,7 @@ class GPT2(nn.Module):
         found = checkpoint.read_weights(Path(folder), str(device))
         state = checkpoint.fit(found, model.state_dict(), Path(folder), tied=config.tie_word_embeddings)
         model.load_state_dict(state, assign=True)
+        dtype = checkpoint.dtype_of(settings) if dtype is None else dtype
         return (model if dtype is None else model.to(dtype)).eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:

@@ -197,7 +197,9 @@ class GPT2Attention(nn.Module):
             pooled = attention(q, k, v, self.score, mask, dropout_p=self.attn_dropout.p)
         else:
             pooled = matrix @ v
-        out: Tensor = self.resid_dropout(self.c_proj(pooled.transpose(1, 2).flatten(2)))
+        out: Tensor = self.c_proj(pooled.transpose(1, 2).flatten(2))
+        if self.training:
+            out = self.resid_dropout(out)
         # The result of an export or of a transform may hold tensors only.
         hidden = transforming() or torch.compiler.is_exporting()
         return out, None if hidden else matrix.detach()
