@@ -36,16 +36,9 @@ def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Ten
 
 
 def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
-    at, mask = problem.tile(*map(range, problem.shape)), problem.mask
-    square = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3]
-    added: Tensor | None = None
-    if dot.bias is not None:
-        none = torch.empty(0, dtype=problem.dtype)
-        added = dot.bias(none, none, at).to(dot.q.dtype)
-    if mask is not None and not (square and added is None):
-        allowed = mask.allows(at)
-        allowed = allowed.expand(*allowed.shape[:-2], *at.shape[2:])
-        added = allowed if added is None else torch.where(allowed, added, -math.inf)
+    mask = problem.mask
+    causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
+    added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
     k, values = (t if t.shape[1] == problem.shape[1] else _spread(t, problem) for t in (dot.k, v))
     return functional.scaled_dot_product_attention(
         dot.q,
@@ -53,9 +46,23 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
         values.to(dot.q.dtype),
         attn_mask=added,
         dropout_p=p,
-        is_causal=square and added is None,
+        is_causal=causal,
         scale=dot.scale,
     ).to(v.dtype)
+
+
+def _added(problem: Problem, dot: Dot) -> Tensor:
+    """Return what the fused function adds to the logits, or the pairs that it may see."""
+    at = problem.tile(*map(range, problem.shape))
+    allowed = None
+    if problem.mask is not None:
+        allowed = problem.mask.allows(at)
+        allowed = allowed.expand(*allowed.shape[:-2], *at.shape[2:])
+    if dot.bias is None:
+        return torch.ones(at.shape[2:], dtype=torch.bool) if allowed is None else allowed
+    none = torch.empty(0, dtype=problem.dtype)
+    bias = dot.bias(none, none, at).to(dot.q.dtype)
+    return bias if allowed is None else torch.where(allowed, bias, -math.inf)
 
 
 def _spread(t: Tensor, problem: Problem) -> Tensor:

@@ -7,13 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from attlas.attend import attend, attention
 from attlas.errors import ShapeError, explain
 from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
-from attlas.nn.layer import checked_dropout
+from attlas.nn.layer import checked_dropout, pooled
 from attlas.scores import ScaledDot
 
 __all__ = ["AttentionSettings", "Conv1D", "GPT2Attention", "causal_mask"]
@@ -188,16 +187,14 @@ class GPT2Attention(nn.Module):
         else:
             q, k, v = map(self._heads, self.c_attn(hidden_states).split(self.embed_dim, dim=-1))
             if past_key_values is not None:
-                k, v = past_key_values.update(k, v, self.layer_idx)
+                # A cache of transformers for decoders with an encoder has one for each of the two.
+                own = getattr(past_key_values, "self_attention_cache", past_key_values)
+                k, v = own.update(k, v, self.layer_idx)
             mask = _as_given(attention_mask, k.shape[2])
             if mask is None or (isinstance(attention_mask, Tensor) and attention_mask.ndim == 2):
                 mask = causal_mask(q.shape[2], mask, past_key_values)
-        matrix = attend(q, k, self.score, mask)
-        if self.training and self.attn_dropout.p > 0:
-            pooled = attention(q, k, v, self.score, mask, dropout_p=self.attn_dropout.p)
-        else:
-            pooled = matrix @ v
-        out: Tensor = self.c_proj(pooled.transpose(1, 2).flatten(2))
+        heads, matrix = pooled(q, k, v, self.score, mask, self.attn_dropout.p if self.training else 0.0)
+        out: Tensor = self.c_proj(heads.transpose(1, 2).flatten(2))
         if self.training:
             out = self.resid_dropout(out)
         # The result of an export or of a transform may hold tensors only.

@@ -16,7 +16,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.nn.lengths import ValidLengths
 from attlas.scores import Score
 
-__all__ = ["PoolingLayer", "checked_dropout"]
+__all__ = ["PoolingLayer", "checked_dropout", "pooled"]
 
 
 class PoolingLayer(nn.Module):
@@ -80,11 +80,7 @@ class PoolingLayer(nn.Module):
         mask: Mask | Tensor | Callable[..., Any] | None,
     ) -> Tensor:
         allowed = _both(type(self).__name__, valid_lens, mask)
-        matrix = attend(queries, keys, score, allowed)
-        if self.training and self.dropout > 0:
-            out = attention(queries, keys, values, score, allowed, dropout_p=self.dropout)
-        else:
-            out = matrix @ values
+        out, matrix = pooled(queries, keys, values, score, allowed, self.dropout if self.training else 0.0)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
         self._kept = None if tracing() else (matrix.detach(), _versions(self))
         return out
@@ -95,6 +91,21 @@ class PoolingLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}" if self.dropout else ""
+
+
+def pooled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    mask: Mask | Tensor | Callable[..., Any] | None,
+    dropout: float,
+) -> tuple[Tensor, AttentionMatrix]:
+    """Return the pooled values and the matrix of weights, before dropout."""
+    matrix = attend(q, k, score, mask)
+    if dropout > 0 or tracing():  # torch.compile follows a function into a matrix, and not an operator
+        return attention(q, k, v, score, mask, dropout_p=dropout), matrix
+    return matrix @ v, matrix
 
 
 def checked_dropout(name: str, dropout: float) -> float:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.attend import attend, attention
 from attlas.errors import ShapeError, explain
 from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
-from attlas.nn.layer import checked_dropout
+from attlas.nn.layer import checked_dropout, pooled
 from attlas.nn.mean import HeadMean
 from attlas.scores import ScaledDot, Score
 
@@ -198,12 +197,8 @@ class MultiHeadAttention(nn.Module):
         real = k.shape[2]
         k, v = self._appended(k, v)
         mask = self._mask(q, real, k.shape[2] - real, key_padding_mask, attn_mask, is_causal, cache)
-        matrix = attend(q, k, self.score, mask)
-        if self.training and self.dropout > 0:
-            pooled = attention(q, k, v, self.score, mask, dropout_p=self.dropout)
-        else:
-            pooled = matrix @ v
-        out: Tensor = self.out_proj(pooled.transpose(1, 2).flatten(2))
+        heads, matrix = pooled(q, k, v, self.score, mask, self.dropout if self.training else 0.0)
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if single:
             out = out.squeeze(0)
         elif not self.batch_first:

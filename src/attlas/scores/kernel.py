@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError, explain
-from attlas.inputs import tracing, transforming
+from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
@@ -64,7 +64,7 @@ class _Kernel(Score):
         # rounding error that grows with spread / bandwidth.
         scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # these tokens are one tensor
         scale = scale / self._unit(scale)
-        if transforming():  # a transform has to see torch's own operations
+        if tracing():  # a program that torch records is made of torch's own operations
             gap = (q.unsqueeze(-2) - k.unsqueeze(-3)) * scale  # type: ignore[union-attr]  # one tensor each
             return self.log_weight((gap.square() if self.power == 2 else gap.abs()).sum(-1))
         distance: Tensor = Distance.apply(q, k, scale, self.power)  # type: ignore[no-untyped-call]
