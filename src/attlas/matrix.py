@@ -104,9 +104,9 @@ class AttentionMatrix:
         problem = self.problem
         if not (problem.q.requires_grad or problem.k.requires_grad):
             return self
-        tokens = {"q": problem.q.detach(), "k": problem.k.detach()}
         sink = None if problem.sink is None else problem.sink.detach()
-        return AttentionMatrix(replace(problem, **tokens, sink=sink), self.plan, self._axes, self._lse)
+        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink)
+        return AttentionMatrix(problem, self.plan, self._axes, self._lse)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         vector = isinstance(v, Tensor) and v.ndim == 1

@@ -96,7 +96,9 @@ def test_attention_masks_mean_what_they_say():
     x = torch.randn(2, 6, 24)
     causal = layer(x)[0]
     torch.testing.assert_close(layer(x, attention_mask=attlas.Causal())[0], causal)
-    torch.testing.assert_close(layer(x, attention_mask=torch.ones(6, 6, dtype=torch.bool).tril()[None, None])[0], causal)
+    torch.testing.assert_close(
+        layer(x, attention_mask=torch.ones(6, 6, dtype=torch.bool).tril()[None, None])[0], causal
+    )
     torch.testing.assert_close(layer(x, attention_mask=torch.ones(2, 6))[0], causal)
     left = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     out, weights = layer(x, attention_mask=left)
@@ -432,6 +434,8 @@ def test_the_shipped_model_writes_the_same_text():
     ours = GPT2.from_pretrained(models_.path())
     for text in ("def area(radius):\n", "import json\n\n\nclass Reader:\n", "for i in range("):
         ids = tokenizer(text, return_tensors="pt").input_ids
-        want = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False, pad_token_id=0)
+        want = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False, pad_token_id=0
+        )
         assert tokenizer.decode(ours.generate(ids, 120)[0]) == tokenizer.decode(want[0])
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5 * 15, rtol=1e-5)

@@ -186,7 +186,9 @@ def test_copies_are_the_parameters_alone(name):
     layer(q, k, v)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.testing.assert_close(other(q, k, v), layer(q, k, v))
-        assert {n: p.shape for n, p in other.state_dict().items()} == {n: p.shape for n, p in layer.state_dict().items()}
+        assert {n: p.shape for n, p in other.state_dict().items()} == {
+            n: p.shape for n, p in layer.state_dict().items()
+        }
     with pytest.raises(attlas.RecordingError):
         _ = copy.deepcopy(layer).weights
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +12,11 @@ from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
+from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.layer import checked_dropout, pooled
 from attlas.scores import ScaledDot
 
-__all__ = ["AttentionSettings", "Conv1D", "GPT2Attention", "causal_mask"]
-
-
-class AttentionSettings(Protocol):
-    """What `GPT2Attention` reads of a configuration: ours, or transformers' GPT2Config."""
-
-    n_embd: int
-    n_head: int
-    attn_pdrop: float
-    resid_pdrop: float
-    scale_attn_weights: bool
-    scale_attn_by_inverse_layer_idx: bool
+__all__ = ["Conv1D", "GPT2Attention", "causal_mask"]
 
 
 class Conv1D(nn.Module):
@@ -103,7 +93,7 @@ class GPT2Attention(nn.Module):
     """
 
     def __init__(
-        self, config: AttentionSettings, is_cross_attention: bool = False, layer_idx: int | None = None
+        self, config: GPT2Config | Any, is_cross_attention: bool = False, layer_idx: int | None = None
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads = config.n_embd, config.n_head

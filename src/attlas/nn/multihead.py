@@ -266,9 +266,8 @@ class MultiHeadAttention(nn.Module):
         if isinstance(given, Mask):
             parts.append(_or_appended(given, real, extra))
         elif given is not None:
-            if given.ndim == 3:
-                given = given.unflatten(0, (-1, self.num_heads))
-            parts.append(_from_torch(given, extra))
+            of_heads = given.unflatten(0, (-1, self.num_heads)) if given.ndim == 3 else given  # type: ignore[no-untyped-call]
+            parts.append(_from_torch(of_heads, extra))
         elif is_causal:
             # Like torch, the first query with the first key; queries after a cache are the last ones.
             parts.append(_or_appended(Causal(real - m if cache is not None else 0), real, extra))
