@@ -50,11 +50,11 @@ def test_one_map_for_each_head_and_one_scale(leading: tuple[int, ...], maps: int
 
 
 def test_a_part_that_is_a_tensor_has_labels() -> None:
-    labels = ["def", "␣f", "(", "$x$", "日", "🦊", ")", "\N{REPLACEMENT CHARACTER}"]
+    labels = ["def", "␣f", "(", "$x$", "\n", "🦊", ")", "\N{REPLACEMENT CHARACTER}"]
     figure = pictures.plot(matrix()[10:18, 10:18], labels=labels)
     figure.canvas.draw()  # no warning about characters that the font does not have
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert shown[:4] == labels[:4]
+    assert shown[:5] == [*labels[:4], "↵"]
     assert shown[5] == "\N{WHITE SQUARE}"
 
 

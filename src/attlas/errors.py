@@ -10,6 +10,7 @@ __all__ = [
     "AttlasError",
     "BackendError",
     "CheckpointError",
+    "ContractError",
     "DeviceError",
     "DtypeError",
     "MissingExtraError",
@@ -56,6 +57,10 @@ class RecordingError(AttlasError, RuntimeError):
 
 class CheckpointError(AttlasError, RuntimeError):
     """A folder whose weights cannot be read, or are not those of the model."""
+
+
+class ContractError(AttlasError, AssertionError):
+    """A class of the user's own that breaks the contract which `attlas.testing` checks."""
 
 
 class MissingExtraError(AttlasError, ImportError):

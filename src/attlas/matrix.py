@@ -158,10 +158,10 @@ class AttentionMatrix:
         row, column = where.rows, where.columns
         row_index = range(row, row + 1) if isinstance(row, int) else row
         column_index = range(column, column + 1) if isinstance(column, int) else column
-        if where.pairs:
+        if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
             chunks = [
                 torch.diagonal(self._cells(r, c, before_softmax), dim1=-2, dim2=-1)
-                for r, c in zip(row_index.split(64), column_index.split(64), strict=True)
+                for r, c in zip(row.split(64), column.split(64), strict=True)
             ]
             return self._axes.restore(torch.cat(chunks, dim=-1))
         out = self._axes.restore(self._cells(row_index, column_index, before_softmax))

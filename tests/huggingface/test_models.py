@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import attlas
@@ -29,6 +30,51 @@ def test_logits_and_weights_equal_eager(model: nn.Module, side: str | None, padd
         difference = (A.to_dense() - weights).abs().amax((1, 3))
         assert difference[text].max() < 1e-4  # queries that are text; those of padding may see no key
         assert torch.isfinite(A.to_dense()).all()
+
+
+SMALL = {"vocab_size": 61, "num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+OTHERS = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
+    "t5": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+        )
+    ),
+    "bart": lambda: transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=61,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+            forced_eos_token_id=None,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_encoders_and_cross_attention_equal_eager(name: str, padded: Padded) -> None:
+    model = OTHERS[name]().eval()
+    ids, mask = padded("right")
+    given = {"input_ids": ids, "attention_mask": mask, "output_attentions": True}
+    if name != "bert":
+        given["decoder_input_ids"] = ids[:, :5]
+    outputs = []
+    for implementation in ("attlas", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(model(**given))
+    torch.testing.assert_close(outputs[0][0], outputs[1][0], atol=1e-4, rtol=1e-4)
+    kinds = ["attentions"] if name == "bert" else ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    for kind in kinds:
+        assert len(outputs[0][kind]) == 2
+        for A, weights in zip(outputs[0][kind], outputs[1][kind], strict=True):
+            torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
 
 
 def test_queries_without_a_key_have_no_weight(llama: nn.Module, padded: Padded) -> None:

@@ -1,7 +1,6 @@
 """KVCache: what it returns, what it copies, and its file."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -94,7 +93,7 @@ def test_save_and_load(tmp_path, window):
             cache.update(*tokens(1), layer)
     fixed = cache.once(1, lambda: tokens(3))
     cache.save(tmp_path / "cache.safetensors")
-    assert os.listdir(tmp_path) == ["cache.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
     other = KVCache.load(tmp_path / "cache.safetensors")
     assert (other.seen, other.window, len(other)) == (9, window, 2)
     assert torch.equal(other.once(1, tokens)[0], fixed[0])

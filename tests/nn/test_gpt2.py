@@ -245,14 +245,21 @@ def test_generates_the_same_text_as_transformers(tmp_path):
     assert ours.training
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 5},
-                                      {"temperature": 1.0, "top_p": 0.6}, {"temperature": 2.0, "top_k": 9, "top_p": 0.8}])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.6},
+        {"temperature": 2.0, "top_k": 9, "top_p": 0.8},
+    ],
+)
 def test_draws_the_same_tokens_as_transformers(tmp_path, settings):
     theirs, ours = models(tmp_path)
     ids = torch.randint(60, (2, 4))
     torch.manual_seed(3)
-    want = theirs.eval().generate(ids, max_new_tokens=15, do_sample=True, pad_token_id=60, attention_mask=torch.ones_like(ids),
-                                  **{"top_k": 0, "top_p": 1.0, **settings})  # fmt: skip
+    options = {"do_sample": True, "pad_token_id": 60, "top_k": 0, "top_p": 1.0, **settings}
+    want = theirs.eval().generate(ids, max_new_tokens=15, attention_mask=torch.ones_like(ids), **options)
     assert torch.equal(ours.generate(ids, 15, seed=3, **settings), want)
     torch.manual_seed(3)
     assert torch.equal(ours.generate(ids, 15, **settings), want)

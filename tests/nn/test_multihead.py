@@ -39,17 +39,7 @@ def pair(*args, **kwargs):
     return theirs, ours
 
 
-def without_dead_rows(theirs, out, weights):
-    """torch gives NaN for a query that sees no key; we give weights 0 and the bias of the output."""
-    dead = weights.isnan().any(-1)
-    if not dead.any():
-        return out, weights
-    bias = theirs.out_proj.bias
-    row = torch.zeros(out.shape[-1], dtype=out.dtype) if bias is None else bias
-    return torch.where(out.isnan(), row, out), weights.masked_fill(weights.isnan(), 0.0)
-
-
-def run(layer, tensors, forward, dead=None):
+def run(layer, tensors, forward):
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     out, weights = layer(*leaves, **forward)
     return leaves, out, weights
@@ -59,19 +49,11 @@ def same(theirs, ours, tensors, forward):
     """Compare output, weights and every gradient."""
     left, out, weights = run(theirs, tensors, forward)
     right, our_out, our_weights = run(ours, tensors, forward)
-    dead = None if weights is None else weights.isnan().any()
+    torch.testing.assert_close(our_out, out)
+    assert (our_weights is None) == (weights is None)
     if weights is not None:
-        out_, weights = without_dead_rows(theirs, out, weights)
         assert our_weights.shape == weights.shape
         torch.testing.assert_close(our_weights.to_dense(), weights.detach())
-        torch.testing.assert_close(our_out, out_)
-    elif not out.isnan().any():
-        torch.testing.assert_close(our_out, out)
-    if dead or out.isnan().any():
-        our_out.sum().backward()
-        assert all(t.grad is None or t.grad.isfinite().all() for t in (*right, *ours.parameters()))
-        ours.zero_grad()
-        return
     slope = torch.randn_like(out)
     theirs.zero_grad()
     ours.zero_grad()
@@ -83,6 +65,7 @@ def same(theirs, ours, tensors, forward):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_equals_torch_on_every_input_that_torch_ships(training, monkeypatch):
+    torch.manual_seed(0)
     inputs = shipped_inputs(training, monkeypatch)
     assert len(inputs) == 64
     for item in inputs:
@@ -97,11 +80,21 @@ def test_equals_torch_on_every_input_that_torch_ships(training, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("options", [{}, {"kdim": 10, "vdim": 6}, {"add_bias_kv": True}, {"add_zero_attn": True},
-                                     {"bias": False}, {"add_bias_kv": True, "add_zero_attn": True, "kdim": 4}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kdim": 10, "vdim": 6},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"bias": False},
+        {"add_bias_kv": True, "add_zero_attn": True, "kdim": 4},
+    ],
+)
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("masks", ["none", "bool", "float", "heads", "padding", "both", "float padding"])
 def test_equals_torch(batch_first, options, average, masks):
+    torch.manual_seed(0)
     theirs, ours = pair(8, 2, batch_first=batch_first, **options)
     batch, m, n = 3, 5, 7
     sizes = [(m, 8), (n, options.get("kdim", 8)), (n, options.get("vdim", 8))]
@@ -218,9 +211,9 @@ def test_head_mean_reads_like_the_dense_mean():
     assert mean.shape == mean.size() == dense.shape
     assert (mean.ndim, mean.size(-1), len(mean), mean.dtype, mean.device) == (3, 7, 2, A.dtype, A.device)
     torch.testing.assert_close(mean.to_dense(), dense)
-    index = [(0, 3), (slice(None), 2), (Ellipsis, 1), (0, slice(1, 3), 4), (1, [0, 2], [1, 3]), (Ellipsis, -2, slice(2)),
-             (slice(None), slice(None), 3), (slice(1), Ellipsis, 0)]  # fmt: skip
-    for key in index:
+    whole = slice(None)
+    index = [(0, 3), (whole, 2), (..., 1), (0, slice(1, 3), 4), (1, [0, 2], [1, 3]), (..., -2, slice(2))]
+    for key in [*index, (whole, whole, 3), (slice(1), ..., 0)]:
         torch.testing.assert_close(mean[key], dense[key])
     assert isinstance(mean[1], HeadMean)
     torch.testing.assert_close(mean[1][2], dense[1, 2])

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
     "previous": ("blue",),
+    "fixed": ("blue",),
     "current": ("cyan",),
     "first": ("dim",),
     "near": ("green",),
@@ -149,7 +151,7 @@ def _table(reading: Reading, terminal: Terminal) -> None:
             terminal.say()
         cells = []
         for column, width in zip(columns, widths, strict=True):
-            strong = any(kind.measure == column.measure for kind in head.kinds)
+            strong = column.measure in {kind.measure for kind in head.kinds} - {""}
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
         also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
         named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
@@ -161,10 +163,11 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
         if not heads:
             continue
-        rule = f"{kind.definition}, at least {percent(kind.threshold)}" if kind.measure else kind.definition
+        rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
         terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
         terminal.say(f"    {kind.does}")
-        terminal.say(terminal.style(f"    {rule}", "dim"))
+        for line in textwrap.wrap(rule, min(terminal.width, 110) - 4):
+            terminal.say(terminal.style(f"    {line}", "dim"))
 
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 _SIDE = 128  # blocks of a map
-_TOP = 8  # weights kept for each query
+_TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads
+_KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 _WINDOW = 32  # tokens shown cell by cell
 _PERIOD = 128  # length of the random block that occurs twice
 _FAVOURITES = 3  # tokens named for each head
@@ -74,9 +75,10 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
         del logits  # the largest thing here; it is not attention's memory
     peak = Peak()
     layers: list[_Layer] = []
+    top = min(max(_KEPT // (len(attentions) * attentions[0].shape[1] * n), _TOP[0]), _TOP[-1])
     with terminal.step(f"reading {len(attentions) * attentions[0].shape[1]} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
-            layers.append(_layer(len(layers), A, R, ids, period))
+            layers.append(_layer(len(layers), A, R, ids, period, top))
             tick()
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
@@ -126,9 +128,9 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
     return attentions, output.logits.cpu()
 
 
-def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int) -> _Layer:
+def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int) -> _Layer:
     n = len(ids)
-    mass, top = A[0].collect(stats.ColumnMass(), stats.TopK(min(_TOP, n)))
+    mass, largest = A[0].collect(stats.ColumnMass(), stats.TopK(top))
     mass = mass.double().cpu()
     totals, tokens = by_token(mass, ids)
     shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
@@ -141,8 +143,8 @@ def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, peri
         map=pictures.blocks(A[0], _SIDE),
         repeat=pictures.blocks(R[0], _SIDE),
         received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
-        values=top.values.float().cpu(),
-        indices=top.indices.cpu(),
+        values=largest.values.float().cpu(),
+        indices=largest.indices.cpu(),
     )
 
 

@@ -76,7 +76,8 @@ class Problem:
     def tokens(self) -> tuple[Tokens, Tokens]:
         """Projected tokens without a graph, kept for all reads."""
         with torch.no_grad():
-            return through(self.project(), Tensor.detach)
+            q, k = self.project()
+            return through(q, Tensor.detach), through(k, Tensor.detach)
 
     @cached_property
     def plain_dot(self) -> Dot | None:

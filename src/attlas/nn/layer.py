@@ -49,7 +49,7 @@ class PoolingLayer(nn.Module):
             raise RecordingError(
                 explain(
                     f"{type(self).__name__}.weights",
-                    "the layer must have been called; calls in torch.compile, torch.export and torch.func keep nothing.",
+                    "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
                     found="no call that can be read",
                     fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
                 )

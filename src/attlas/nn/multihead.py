@@ -266,7 +266,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(given, Mask):
             parts.append(_or_appended(given, real, extra))
         elif given is not None:
-            of_heads = given.unflatten(0, (-1, self.num_heads)) if given.ndim == 3 else given  # type: ignore[no-untyped-call]
+            of_heads = given.unflatten(0, (-1, self.num_heads)) if given.ndim == 3 else given
             parts.append(_from_torch(of_heads, extra))
         elif is_causal:
             # Like torch, the first query with the first key; queries after a cache are the last ones.

@@ -339,9 +339,7 @@ def _checked_slopes(slopes: object) -> Tensor:
                 "Alibi()",
                 "slopes must be a number of heads, or a floating-point number for each head.",
                 {"slopes": slopes},
-                found=str(value.dtype).removeprefix("torch.")
-                if isinstance(slopes, Tensor)
-                else kind(slopes),
+                found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
                 fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
             )
         )
