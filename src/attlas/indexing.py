@@ -90,25 +90,11 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     entries = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1:
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "there is at most one Ellipsis.",
-                {"A": f"shape {shape}"},
-                found=f"{len(dots)} of them",
-                fix="A[..., 17, :] for one row of all heads.",
-            )
-        )
+        fix = "A[..., 17, :] for one row of all heads."
+        raise _wrong("there is at most one Ellipsis.", shape, f"{len(dots)} of them", fix)
     if len(entries) - len(dots) > len(shape):
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "there are more indices than axes.",
-                {"A": f"shape {shape}"},
-                found=f"{len(entries) - len(dots)} indices, {len(shape)} axes",
-                fix="A[0, 3, 17, :] for one row of one head.",
-            )
-        )
+        found, fix = f"{len(entries) - len(dots)} indices, {len(shape)} axes", "A[0, 3, 17, :] for one row of one head."
+        raise _wrong("there are more indices than axes.", shape, found, fix)
     missing = [None] * (len(shape) - (len(entries) - len(dots)))
     split = dots[0] if dots else len(entries)
     # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
@@ -116,15 +102,9 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range)]
     pairs = lists == [len(shape) - 2, len(shape) - 1]
     if len(lists) > 1 and not pairs:
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs.",
-                {"A": f"shape {shape}"},
-                found=f"lists on axes {', '.join(map(str, lists))}",
-                fix="A[[0, 2]][:, [1, 3]], one axis after the other.",
-            )
-        )
+        rule = "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs."
+        found, fix = f"lists on axes {', '.join(map(str, lists))}", "A[[0, 2]][:, [1, 3]], one axis after the other."
+        raise _wrong(rule, shape, found, fix)
     resolved = [
         None if entry is None else _resolve(entry, size, axis, shape)
         for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
@@ -138,16 +118,14 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     if pairs and 1 in (len(rows), len(columns)):
         rows, columns = torch.broadcast_tensors(rows, columns)
     if pairs and len(rows) != len(columns):
-        raise ShapeError(
-            explain(
-                "A[..., rows, columns]",
-                "two lists of indices name cells in pairs and must have the same length.",
-                {"A": f"shape {shape}"},
-                found=f"{len(rows)} rows, {len(columns)} columns",
-                fix="A[..., rows, :][..., columns] for every row with every column.",
-            )
-        )
+        rule = "two lists of indices name cells in pairs and must have the same length."
+        fix = "A[..., rows, :][..., columns] for every row with every column."
+        raise _wrong(rule, shape, f"{len(rows)} rows, {len(columns)} columns", fix)
     return Where(leading, rows, columns, pairs)
+
+
+def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
+    return error(explain("A[...]", rule, {"A": f"shape {shape}"}, found=found, fix=fix))
 
 
 def _checked(entry: Any) -> Any:
@@ -187,15 +165,9 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
     outside = places[(places < -size) | (places >= size)]
     if len(outside):
-        raise OutOfRangeError(
-            explain(
-                "A[...]",
-                "an index lies outside its axis.",
-                {"A": f"shape {shape}"},
-                found=f"index {int(outside[0])} on axis {axis} of size {size}",
-                fix=f"use an index from {-size} to {size - 1}." if size else "this axis is empty.",
-            )
-        )
+        fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
+        found = f"index {int(outside[0])} on axis {axis} of size {size}"
+        raise _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
     places = places % size if size else places
     return places if isinstance(entry, Tensor) else int(places[0])
 

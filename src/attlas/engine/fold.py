@@ -82,6 +82,21 @@ class Part:
         Buffers that all parts of one pass share.
     first, last : bool
         Whether this is the first, the last part of its rows.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> class Sizes(stats.RowMass):
+    ...     def step(self, carry, part, at):
+    ...         print(tuple(part.weights.shape), part.first, part.last)
+    ...         return super().step(carry, part, at)
+    >>> plan = attlas.Plan("tiled", rows=4, columns=5)
+    >>> A = attlas.attend(torch.zeros(4, 2), torch.zeros(8, 2), plan=plan)
+    >>> A.lse.shape, A.collect(Sizes())[0].sum()
+    (1, 1, 4, 5) True False
+    (1, 1, 4, 3) False True
+    (torch.Size([4]), tensor(4.))
     """
 
     problem: Problem
@@ -273,6 +288,28 @@ class Statistic(ABC):
     ----------
     whole_rows : bool
         Whether `step` needs all columns of a row in one part. Costs speed beyond some 100,000 keys.
+
+    See Also
+    --------
+    attlas.testing.check_statistic : the contract that every statistic keeps.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> class SumOfSquares(stats.Statistic):
+    ...     def start(self, problem):
+    ...         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+    ...
+    ...     def step(self, carry, part, at):
+    ...         carry[at.place] += part.weights.square().sum(-1)
+    ...         return carry
+    ...
+    ...     def finish(self, carry):
+    ...         return carry
+    >>> attlas.testing.check_statistic(SumOfSquares(), dense=lambda weights: weights.square().sum(-1))
+    >>> attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2)).collect(SumOfSquares())
+    (tensor([0.2500, 0.2500, 0.2500]),)
     """
 
     whole_rows: bool = False

@@ -311,7 +311,7 @@ class Coverage(Statistic):
         return torch.zeros(shape, dtype=torch.int64, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        ordered = _ascending(part.weights)
+        ordered = _ascending(part)
         # The number of smallest weights that may be left out: first in blocks, then within one block.
         blocks = ordered.unflatten(-1, (-1, _BLOCK))
         mass = blocks.sum(dim=-1).cumsum(dim=-1)
@@ -333,22 +333,24 @@ def _is_share(level: object) -> bool:
     return isinstance(level, int | float) and not isinstance(level, bool) and 0.0 < level <= 1.0
 
 
-def _ascending(weights: Tensor) -> Tensor:
-    """Return sorted rows, with zeros in front up to a whole number of blocks."""
-    c = weights.shape[-1]
-    padded = torch.nn.functional.pad(weights, (max(-c % _BLOCK, _BLOCK * (c == 0)), 0))
-    if weights.device.type != "cpu":
-        return padded.sort(dim=-1).values
+def _ascending(part: Part) -> Tensor:
+    """Return the sorted weights of each row, with zeros in front up to a whole number of blocks."""
+    c = part.shape[3]
+    zeros = -c % _BLOCK
+    ordered = part.space.take("ordered", (*part.shape[:3], zeros + c))
+    ordered[..., :zeros] = 0.0
+    ordered[..., zeros:] = part.weights
+    if ordered.device.type != "cpu":
+        return ordered.sort(dim=-1).values
     # numpy sorts with vector instructions, ten times as fast as torch, in place, and without the GIL.
-    padded = padded.clone() if padded is weights else padded
-    rows = padded.view(-1, padded.shape[-1]).numpy()
+    rows = ordered.view(-1, zeros + c).numpy()
     threads = min(torch.get_num_threads(), len(rows))
     if threads < 2:
         rows.sort(axis=-1)
-        return padded
+        return ordered
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(np.ndarray.sort, np.array_split(rows, threads)))
-    return padded
+    return ordered
 
 
 def check_number(where: str, name: str, value: object) -> None:
