@@ -33,6 +33,7 @@ def reading() -> Reading:
     return Reading(
         model="tiny <model>",
         source="a & b.py",
+        unseen=True,
         command="attlas demo --text 'a & b.py'",
         tokens=tuple(WORDS[i % len(WORDS)] for i in range(N)),
         layers=LAYERS,

@@ -21,14 +21,16 @@ from attlas.engine.cover import Panel, Strip, panels, sizes, strips
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild, through
+from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
 from attlas.engine.workspace import Workspace
+from attlas.errors import ShapeError, explain
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
 __all__ = ["Gradients", "backward", "fold", "forward", "log_sum_exp", "read", "transposed"]
 
 
+@full_precision
 def forward(
     problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -50,6 +52,7 @@ def forward(
     return out, lse
 
 
+@full_precision
 def transposed(
     problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan, dropout: Dropout | None = None
 ) -> Tensor:
@@ -75,6 +78,7 @@ class Gradients(NamedTuple):
     pooled: Tensor
 
 
+@full_precision
 def backward(
     problem: Problem,
     tokens: tuple[Tokens, Tokens],
@@ -153,6 +157,7 @@ def backward(
 
 
 @torch.no_grad()
+@full_precision
 def fold(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor | None]:
@@ -177,6 +182,7 @@ def fold(
 
 
 @torch.no_grad()
+@full_precision
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     space = Workspace(problem.dtype, problem.device)
@@ -203,6 +209,7 @@ def _parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace)
 
 
 @torch.no_grad()
+@full_precision
 def read(
     problem: Problem,
     plan: Plan,
@@ -218,7 +225,7 @@ def read(
     """
     batch, heads, m, n = problem.shape
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
-    index = torch.arange(m)[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
+    index = torch.arange(m, device="cpu")[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
     size = sizes(problem, plan, whole_rows=False, wide=True)
     steps = cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)
     for batches, head_range, span in product(*steps):
@@ -242,8 +249,7 @@ def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | No
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _score(problem, *_tokens_of(problem, problem.tokens, tile), tile)
-    logits = logits.clone() if logits._is_view() or problem.score.positional else logits
+    logits = _own(problem, _score(problem, *_tokens_of(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
@@ -320,7 +326,27 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
     logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at).to(problem.dtype)
-    return logits if logits.shape == at.shape else logits.expand(at.shape)
+    if logits.shape == at.shape:
+        return logits
+    try:
+        return logits.expand(at.shape)
+    except RuntimeError:
+        raise ShapeError(
+            explain(
+                f"{type(problem.score).__name__}()",
+                "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
+                {"returned": logits},
+                found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
+                fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
+            )
+        ) from None
+
+
+def _own(problem: Problem, logits: Tensor) -> Tensor:
+    """Return logits that may be written to: not expanded, and no part of a tensor that the score or the user holds."""
+    storage = logits.untyped_storage()
+    shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.held
+    return logits.clone() if shared else logits
 
 
 def _logits(
@@ -335,9 +361,7 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _score(problem, *_tokens_of(problem, tokens, at), at)
-        if logits._is_view() or problem.score.positional:
-            logits = logits.clone()  # a slice of the user's own tensor must not be written to
+        logits = _own(problem, _score(problem, *_tokens_of(problem, tokens, at), at))
     if fill != -math.inf and not problem.stays_finite:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, strip, fill)

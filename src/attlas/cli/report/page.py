@@ -58,6 +58,7 @@ def page(reading: Reading) -> str:
         "hero_caption": _hero_caption(reading),
         "again": '<i class="again"><span>the second time</span></i>' if hero_view(reading) == "repeat" else "",
         "per_layer": str(reading.per_layer),
+        "tight": " tight" if reading.per_layer > 8 else "",
         "cell": str(_cell(reading.per_layer)),
         "block": block(reading),
         "jobs": _jobs(reading),
@@ -88,7 +89,10 @@ def _headline(reading: Reading) -> tuple[str, str]:
     kind = head.kinds[0]
     text, model = escape(reading.source), escape(reading.model)
     where = f"Layer\N{NO-BREAK SPACE}{head.layer}, head\N{NO-BREAK SPACE}{head.head}"
-    setting = f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}."
+    unseen = ", which it never saw in training" if reading.unseen else ""
+    setting = (
+        f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}{unseen}."
+    )
     if kind.measure == "induction":
         return (
             f"{where} remembers what came next",
