@@ -131,6 +131,21 @@ def test_attention_stands_in_a_transformers_model(implementation):
     torch.testing.assert_close(run()[seen], want[seen], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cross", [False, True])
+def test_gradcheck(cross):
+    torch.manual_seed(0)
+    small = transformers.GPT2Config(n_embd=4, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0)
+    layer = GPT2Attention(small, is_cross_attention=cross).double()
+    x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def call(x, y, *_):
+        return layer(x, encoder_hidden_states=y if cross else None)[0]
+
+    inputs = (x, y if cross else y.detach(), *layer.parameters())
+    assert torch.autograd.gradcheck(call, inputs)
+
+
 def test_dropouts_are_for_training():
     torch.manual_seed(0)
     layer = GPT2Attention(config(attn_pdrop=0.5, resid_pdrop=0.0))
@@ -289,6 +304,18 @@ def test_left_padding_changes_nothing(tmp_path):
     batch = ours.generate(torch.cat([padded, torch.randint(60, (1, 8))]), 10, stop=(),
                           attention_mask=torch.cat([mask, torch.ones_like(mask)]))  # fmt: skip
     assert torch.equal(batch[0, 8:], alone[0, 5:])
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_goes_on_from_a_cache(tmp_path, window):
+    _, ours = models(tmp_path)
+    ids = torch.randint(60, (2, 5))
+    whole = ours.generate(ids, 12, stop=(), cache=KVCache(window))
+    cache = KVCache(window)
+    part = ours.generate(ids, 4, stop=(), cache=cache)
+    assert torch.equal(ours.generate(part, 8, stop=(), cache=cache), whole)
+    with pytest.raises(attlas.ShapeError, match="5 tokens, 16 in the cache"):
+        ours.generate(ids, 8, cache=cache)
 
 
 def test_a_step_computes_one_row_and_one_row_of_logits(tmp_path):

@@ -122,6 +122,16 @@ def test_exports(name):
     torch.testing.assert_close(program.module()(*tensors), module(*tensors), atol=1e-5, rtol=1e-5)
 
 
+def test_exports_without_weights():
+    """An export holds tensors only, so the weights are left out, as GPT2Attention's are."""
+    layer = MultiHeadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 6, 16)
+    program = torch.export.export(layer, (x, x, x)).module()
+    out, weights = program(x, x, x)
+    assert weights is None
+    torch.testing.assert_close(out, layer(x, x, x)[0], atol=1e-5, rtol=1e-5)
+
+
 def test_exports_for_any_length():
     layer = DotProductAttention()
     q, k = torch.randn(2, 6, 16), torch.randn(2, 7, 16)

@@ -287,7 +287,7 @@ class GPT2(nn.Module):
         stop : int or sequence of int, optional
             Tokens that end a text; the default is ``eos_token_id``, ``()`` is none.
         cache : KVCache, optional
-            An empty one, for a sliding window or to go on from; the default is new.
+            One for a sliding window, or one that has read the first of these tokens already; the default is new.
 
         Returns
         -------
@@ -304,6 +304,17 @@ class GPT2(nn.Module):
         batch, begun = input_ids.shape
         self._check_length(begun + max_new_tokens - 1)  # the last token is written and not read
         cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
+        first, end = cache.get_seq_length(), begun
+        if first >= begun:
+            raise ShapeError(
+                explain(
+                    "generate()",
+                    "input_ids must hold what the cache has read, and at least one token more.",
+                    {"input_ids": input_ids},
+                    found=f"{begun} tokens, {first} in the cache",
+                    fix="pass the whole text so far, or cache.crop(-1) first.",
+                )
+            )
         padded = attention_mask is not None and not bool(attention_mask.all())
         ids = functional.pad(input_ids, (0, max_new_tokens))
         seen = functional.pad(attention_mask, (0, max_new_tokens), value=1) if attention_mask is not None else ids
@@ -312,7 +323,6 @@ class GPT2(nn.Module):
         done = torch.zeros(batch, dtype=torch.bool, device=ids.device)
         was_training = self.training
         self.eval()
-        first, end = 0, begun
         while end < begun + max_new_tokens:
             places = (seen[:, :end].long().cumsum(-1) - 1).clamp_min_(0)[:, first:] if padded else None
             mask = seen[:, :end] if padded else None

@@ -171,11 +171,11 @@ class GPT2Attention(nn.Module):
                 )
             )
         if encoder_hidden_states is not None:
-            q = self._heads(self.q_attn(hidden_states))
+            (q,) = self._heads(self.q_attn(hidden_states), 1)
             k, v = self._encoded(encoder_hidden_states, past_key_values)
             mask = _as_given(encoder_attention_mask, k.shape[2])
         else:
-            q, k, v = map(self._heads, self.c_attn(hidden_states).split(self.embed_dim, dim=-1))
+            q, k, v = self._heads(self.c_attn(hidden_states), 3)
             if past_key_values is not None:
                 # A cache of transformers for decoders with an encoder has one for each of the two.
                 own = getattr(past_key_values, "self_attention_cache", past_key_values)
@@ -191,12 +191,14 @@ class GPT2Attention(nn.Module):
         hidden = transforming() or torch.compiler.is_exporting()
         return out, None if hidden else matrix.detach()
 
-    def _heads(self, t: Tensor) -> Tensor:
-        return t.view(*t.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+    def _heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Take apart what was projected at once: `parts` tensors of shape (batch, heads, tokens, head_dim)."""
+        whole = t.view(*t.shape[:2], parts, self.num_heads, self.head_dim)
+        return whole.permute(2, 0, 3, 1, 4).unbind(0)
 
     def _encoded(self, states: Tensor, cache: KVCache | Any) -> tuple[Tensor, Tensor]:
         def make() -> tuple[Tensor, Tensor]:
-            k, v = map(self._heads, self.c_attn(states).split(self.embed_dim, dim=-1))
+            k, v = self._heads(self.c_attn(states), 2)
             return k, v
 
         return cache.once(self.layer_idx, make) if isinstance(cache, KVCache) else make()

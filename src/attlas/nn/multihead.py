@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError, explain
+from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
@@ -168,7 +169,8 @@ class MultiHeadAttention(nn.Module):
         key_padding_mask : Tensor, optional, shape (batch, n) or (n,)
             True, or a number that is added, where a key is padding.
         need_weights : bool
-            Whether the weights are returned; else None.
+            Whether the weights are returned; else None. Inside torch.export and torch.func, which know
+            tensors only, it is None in any case.
         attn_mask : Tensor or Mask, optional
             Tensor of shape (m, n) or (batch * heads, m, n): True where a pair is not seen, or numbers that
             are added. Or a mask of attlas, which says what is seen.
@@ -203,7 +205,8 @@ class MultiHeadAttention(nn.Module):
             out = out.squeeze(0)
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        if not need_weights:
+        # The result of an export or of a transform may hold tensors only.
+        if not need_weights or transforming() or torch.compiler.is_exporting():
             return out, None
         weights: AttentionMatrix = matrix.detach()
         weights = weights[0] if single else weights
