@@ -89,6 +89,7 @@ def test_compiles_to_one_graph(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor loads
 @pytest.mark.parametrize("name", ["dot", "additive", "heads", "gpt2"])
 def test_compiles_with_inductor(name):
     torch.compiler.reset()
