@@ -53,7 +53,7 @@ format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 
 .PHONY: bench
 bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; use an idle one)
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Run the code in every Markdown page and docstring; check that links lead somewhere

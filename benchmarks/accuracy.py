@@ -6,9 +6,9 @@ Run with ``make bench`` or ``python benchmarks/accuracy.py``.
 from __future__ import annotations
 
 import torch
-from harness import save
 
 import attlas
+from harness import save
 
 
 def main() -> None:

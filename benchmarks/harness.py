@@ -68,8 +68,8 @@ def save(name: str, results: Any) -> None:
     with tempfile.NamedTemporaryFile("w", dir=RESULTS, suffix=".tmp", delete=False) as file:
         json.dump(record, file, indent=2)
         file.write("\n")
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, RESULTS / f"{name}.json")
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(RESULTS / f"{name}.json")
     print(f"written: benchmarks/results/{name}.json")
 
 

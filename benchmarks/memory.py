@@ -13,12 +13,12 @@ import sys
 import time
 
 import torch
-from harness import extra_peak_bytes, save
-from speed import all_statistics
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
+from harness import extra_peak_bytes, save
+from speed import all_statistics
 
 
 def every_statistic() -> int:
@@ -85,9 +85,7 @@ def main() -> None:
         return
     results = {}
     for name in CASES:
-        done = subprocess.run(
-            [sys.executable, __file__, "--case", name], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{name}: exit status {done.returncode}\n{done.stderr}")
         used, seconds = done.stdout.split()

@@ -12,11 +12,11 @@ import statistics
 import time
 
 import torch
-from harness import ratios, save
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
+from harness import ratios, save
 
 
 def main() -> None:

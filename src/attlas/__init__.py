@@ -4,7 +4,7 @@
 the speed of a fused kernel, and any cell, row, tile, statistic or picture of A is computed on demand.
 """
 
-from attlas import stats
+from attlas import stats, testing
 from attlas.attend import attend, attention
 from attlas.attend import explain_choice as explain
 from attlas.engine.plan import Plan
@@ -91,4 +91,5 @@ __all__ = [
     "from_function",
     "from_tensor",
     "stats",
+    "testing",
 ]

@@ -13,7 +13,7 @@ from attlas.engine import choose
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.indexing import Axes
 from attlas.inputs import check_inputs, check_sink
 from attlas.masks.base import Mask
@@ -85,15 +85,17 @@ def attend(
     """
     inputs = check_inputs("attend()", q, k)
     if score is None:
-        score = _scaled_dot(scale)
+        score = _scaled_dot(scale) if scale is None or isinstance(scale, float) else ScaledDot(scale)
     elif not isinstance(score, Score):
         raise DtypeError(
             explain(
                 "attend()",
                 "score must be an attlas.Score.",
-                {"score": type(score).__name__},
-                found=f"a {type(score).__name__}",
-                fix="make it a class: class MyScore(attlas.Score) with forward(self, q, k, at).",
+                {"score": score.__name__ if isinstance(score, type) else type(score).__name__},
+                found=kind(score),
+                fix=f"score={score.__name__}(), an object and not its class."
+                if isinstance(score, type)
+                else "make it a class: class MyScore(attlas.Score) with forward(self, q, k, at).",
             )
         )
     elif scale is not None:
@@ -122,7 +124,7 @@ def attend(
                 "attend()",
                 "plan must be an attlas.Plan.",
                 {"plan": type(plan).__name__},
-                found=f"a {type(plan).__name__}",
+                found=kind(plan),
                 fix="plan=attlas.Plan(backend='tiled')",
             )
         )
@@ -178,7 +180,7 @@ def attention(
     >>> attlas.attention(q, k, v, score=attlas.Gaussian(0.5)).shape
     torch.Size([5, 3])
     """
-    if not 0.0 <= dropout_p <= 1.0:
+    if not (isinstance(dropout_p, int | float) and 0.0 <= dropout_p <= 1.0):
         raise ShapeError(
             explain(
                 "attention()",
@@ -204,14 +206,14 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
         return mask
     if isinstance(mask, Tensor):
         return from_tensor(mask)
-    if callable(mask):
+    if callable(mask) and not isinstance(mask, type):
         return from_function(mask)
     raise DtypeError(
         explain(
             "attend()",
             "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
-            {"mask": type(mask).__name__},
-            found=f"a {type(mask).__name__}",
+            {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
+            found=kind(mask),
             fix="mask=attlas.Causal()",
         )
     )

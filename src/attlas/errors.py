@@ -9,6 +9,7 @@ import torch
 __all__ = [
     "AttlasError",
     "BackendError",
+    "ContractError",
     "DeviceError",
     "DtypeError",
     "MissingExtraError",
@@ -17,6 +18,7 @@ __all__ = [
     "TooLargeError",
     "describe",
     "explain",
+    "kind",
 ]
 
 
@@ -52,6 +54,10 @@ class RecordingError(AttlasError, RuntimeError):
     """A model, or the folder of a recording, that cannot be recorded or read."""
 
 
+class ContractError(AttlasError, AssertionError):
+    """A class of the user's own that breaks the contract which `attlas.testing` checks."""
+
+
 class MissingExtraError(AttlasError, ImportError):
     """An optional package that is needed here and not installed."""
 
@@ -63,6 +69,20 @@ def describe(value: object) -> str:
     if isinstance(value, str):
         return value
     return repr(value)
+
+
+def kind(value: object) -> str:
+    """Word what an argument is, where it is of a wrong type.
+
+    Examples
+    --------
+    >>> kind(3), kind([1.0]), kind(int)
+    ('an int', 'a list', 'the class int')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("nd") else f"a {name}"
 
 
 def explain(

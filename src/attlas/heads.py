@@ -53,7 +53,7 @@ KINDS = (
         "induction",
         "induction",
         "induction",
-        0.4,
+        0.5,
         "Finds the last time this token occurred and looks at what came next.",
         "mean weight on the token after the earlier copy, in the second half of a random block that occurs twice",
     ),
@@ -61,7 +61,7 @@ KINDS = (
         "duplicate token",
         "duplicate",
         "duplicate",
-        0.4,
+        0.5,
         "Looks at an earlier copy of the same token.",
         "mean weight on the earlier copy of the token itself, in the second half of a random block that occurs twice",
     ),
@@ -69,7 +69,7 @@ KINDS = (
         "previous token",
         "previous",
         "previous",
-        0.4,
+        0.5,
         "Looks at the token just before.",
         "mean weight on the key one place before the query",
     ),
@@ -77,7 +77,7 @@ KINDS = (
         "current token",
         "current",
         "current",
-        0.4,
+        0.5,
         "Stays with the token itself.",
         "mean weight on the query's own place",
     ),
@@ -101,9 +101,9 @@ KINDS = (
         "one token",
         "one token",
         "favourite",
-        0.4,
+        0.5,
         "Keeps returning to one token of the text, wherever it stands.",
-        "weight on all copies of the one token that gets most, the first key aside, mean over queries",
+        "mean weight on all copies of the one token that gets most, the first key aside",
     ),
     Kind(
         "broad",
@@ -111,7 +111,7 @@ KINDS = (
         "breadth",
         0.2,
         "Spreads its weight over much of what came before.",
-        "effective keys as a share of the keys that the query may see, mean over queries",
+        "mean of the effective keys as a share of the keys that the query may see",
     ),
 )
 MIXED = Kind(
@@ -167,10 +167,21 @@ class Head:
         """Every kind whose threshold this head reaches, the most telling first; `MIXED` where there is none."""
         return classify(self)
 
+    @property
+    def leaning(self) -> Kind | None:
+        """For a mixed head, the kind it comes nearest to, where it is at least half way there."""
+        nearest = max(KINDS, key=lambda kind: self.of(kind) / kind.threshold)
+        near = self.kinds == (MIXED,) and self.of(nearest) >= nearest.threshold / 2
+        return nearest if near else None
+
+    def of(self, kind: Kind) -> float:
+        """Return the measure that decides about a kind; 0 for `MIXED`, about which none does."""
+        return float(getattr(self, kind.measure)) if kind.measure else 0.0
+
 
 def classify(head: Head) -> tuple[Kind, ...]:
     """Return the kinds of a head, the most telling first."""
-    reached = tuple(kind for kind in KINDS if getattr(head, kind.measure) >= kind.threshold)
+    reached = tuple(kind for kind in KINDS if head.of(kind) >= kind.threshold)
     return reached or (MIXED,)
 
 
@@ -221,7 +232,7 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     vocabulary : int
         Number of tokens to draw from.
     period : int
-        Length of the block.
+        Length of the block. Its tokens are all different, where the vocabulary is large enough.
     blocks : int
         How many different blocks.
     seed : int
@@ -231,7 +242,11 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     -------
     Tensor of int64, shape (blocks, 2 * period)
     """
-    once = torch.randint(vocabulary, (blocks, period), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if vocabulary < period:
+        once = torch.randint(vocabulary, (blocks, period), generator=generator)
+    else:  # no token twice within a block: then each has one earlier copy
+        once = torch.stack([torch.randperm(vocabulary, generator=generator)[:period] for _ in range(blocks)])
     return torch.cat([once, once], dim=1)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain, kind
 
 __all__ = ["Axes", "Where", "parse"]
 
@@ -89,7 +89,17 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     shape = (*axes.shape, m, n)
     entries = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
-    if len(entries) - len(dots) > len(shape) or len(dots) > 1:
+    if len(dots) > 1:
+        raise ShapeError(
+            explain(
+                "A[...]",
+                "there is at most one Ellipsis.",
+                {"A": f"shape {shape}"},
+                found=f"{len(dots)} of them",
+                fix="A[..., 17, :] for one row of all heads.",
+            )
+        )
+    if len(entries) - len(dots) > len(shape):
         raise ShapeError(
             explain(
                 "A[...]",
@@ -152,13 +162,15 @@ def _checked(entry: Any) -> Any:
         return entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
+    parts = entry if isinstance(entry, list | tuple) else [entry]
+    boolean = any(isinstance(part, bool) or getattr(part, "dtype", None) == torch.bool for part in parts)
     raise DtypeError(
         explain(
             "A[...]",
             "an index is an integer, a slice, or a list of integers.",
-            {"index": entry if isinstance(entry, Tensor) else type(entry).__name__},
-            found=f"a {type(entry).__name__}",
-            fix="A[0, 3, 5:9, :]; turn a bool mask into a list with mask.nonzero().flatten().",
+            {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
+            found=kind(entry),
+            fix="index with mask.nonzero().flatten()." if boolean else "A[0, 3, 5:9, :] or A[..., [2, 5], :].",
         )
     )
 

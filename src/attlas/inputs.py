@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attlas.errors import DeviceError, DtypeError, ShapeError, explain
+from attlas.errors import DeviceError, DtypeError, ShapeError, explain, kind
 from attlas.indexing import Axes
 
 __all__ = ["Inputs", "accumulation_dtype", "check_inputs", "check_sink", "check_values"]
@@ -66,7 +66,7 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
                 "the heads of k must divide the heads of q (grouped heads).",
                 labels,
                 found=f"{query_heads} query heads, {key_heads} key heads",
-                fix="pass q and k as (batch, heads, tokens, size).",
+                fix=f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size).",
             )
         )
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
@@ -104,7 +104,7 @@ def check_values(
         If it does not fit the matrix.
     """
     name, size, token = names
-    labels = {f"{name} (..., {size}, e)": v, f"{token} tokens (batch, heads, {size}, d)": tokens}
+    labels = {f"{token} tokens (batch, heads, {size}, d)": tokens, f"{name} (..., {size}, e)": v}
     check_tensors(where, labels)
     if v.shape[-2] != tokens.shape[-2]:
         raise ShapeError(
@@ -131,7 +131,7 @@ def check_values(
                 f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
                 {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
                 found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
-                fix=f"give {name} the leading axes {axes.shape}, or none.",
+                fix=f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.",
             )
         )
     return _flat(v4, batch, v4.shape[-3])
@@ -146,7 +146,7 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
                 where,
                 "sink must be a floating point tensor with one logit for each head.",
                 {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
-                found="integers" if isinstance(sink, Tensor) else f"a {type(sink).__name__}",
+                found="integers" if isinstance(sink, Tensor) else kind(sink),
                 fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
             )
         )
@@ -184,7 +184,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                     where,
                     f"{name} must be a torch.Tensor.",
                     {label: type(t).__name__},
-                    found=f"a {type(t).__name__}",
+                    found=kind(t),
                     fix=f"torch.as_tensor({name})",
                 )
             )
@@ -204,7 +204,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                     where,
                     f"{name} needs at least two axes, tokens and size.",
                     labels,
-                    found=f"{t.ndim} axes in {name}",
+                    found=f"shape {tuple(t.shape)} in {name}",
                     fix=f"{name}.unsqueeze(-1) for tokens of size 1.",
                 )
             )
@@ -215,7 +215,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                     f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
                     labels,
                     found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
-                    fix=f"{name}.to({first_label.split(' ')[0]}.dtype)",
+                    fix=f"{name}.to({first.dtype})",
                 )
             )
         if t.device != first.device:
@@ -225,7 +225,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                     f"{first_label.split(' ')[0]} and {name} must be on the same device.",
                     labels,
                     found=f"{first.device} and {t.device}",
-                    fix=f"{name}.to({first_label.split(' ')[0]}.device)",
+                    fix=f"{name}.to({str(first.device)!r})",
                 )
             )
 
@@ -237,6 +237,12 @@ def _with_heads(t: Tensor, rank: int) -> Tensor:
     while t.ndim < max(rank, 2) + 2:
         t = t.unsqueeze(0)
     return t
+
+
+def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
+    """Word the shapes that values may have."""
+    plain = f"({tokens}, e)"
+    return f"({', '.join(map(str, leading))}, {tokens}, e), or {plain} for all" if leading else plain
 
 
 def _broadcast(

@@ -13,7 +13,7 @@ from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, TooLargeError, explain
+from attlas.errors import DtypeError, ShapeError, TooLargeError, explain, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values
 from attlas.stats import columns, largest, rows
@@ -100,7 +100,9 @@ class AttentionMatrix:
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         vector = isinstance(v, Tensor) and v.ndim == 1
-        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, self.problem.k, self._axes, self.problem.shape[1])
+        values = check_values(
+            "A @ v", v.unsqueeze(-1) if vector else v, self.problem.k, self._axes, self.problem.shape[1]
+        )
         out, lse = choose.multiply(self.problem, values, self.plan, dropout)
         if self._lse is None and lse is not None:
             self._lse = lse
@@ -119,8 +121,7 @@ class AttentionMatrix:
 
     def _known_lse(self) -> Tensor:
         if self._lse is None:
-            with torch.no_grad():
-                self._lse = tiled.fold(self.problem, (), self.plan)[1]
+            self._lse = tiled.log_sum_exp(self.problem, self.plan)
         return self._lse
 
     @property
@@ -147,10 +148,10 @@ class AttentionMatrix:
         row, column = where.rows, where.columns
         row_index = range(row, row + 1) if isinstance(row, int) else row
         column_index = range(column, column + 1) if isinstance(column, int) else column
-        if where.pairs:
+        if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
             chunks = [
                 torch.diagonal(self._cells(r, c, before_softmax), dim1=-2, dim2=-1)
-                for r, c in zip(row_index.split(64), column_index.split(64), strict=True)
+                for r, c in zip(row.split(64), column.split(64), strict=True)
             ]
             return self._axes.restore(torch.cat(chunks, dim=-1))
         out = self._axes.restore(self._cells(row_index, column_index, before_softmax))
@@ -200,9 +201,11 @@ class AttentionMatrix:
                     explain(
                         "collect()",
                         "every argument must be a Statistic, an object and not its class.",
-                        {"statistic": repr(statistic)},
-                        found=f"a {type(statistic).__name__}",
-                        fix="A.collect(stats.Entropy(), stats.TopK(8))",
+                        {"statistic": statistic.__name__ if isinstance(statistic, type) else repr(statistic)},
+                        found=kind(statistic),
+                        fix=f"A.collect({statistic.__name__}())"
+                        if isinstance(statistic, type)
+                        else "A.collect(stats.Entropy(), stats.TopK(8))",
                     )
                 )
         results, self._lse = tiled.fold(self.problem, statistics, self.plan, self._lse)
@@ -349,10 +352,9 @@ class AttentionMatrix:
         -----
         Cost: ``rows * n`` float64 scores a head, whole in memory.
         """
-        if rows < 1:
-            raise ShapeError(
-                explain("A.check()", "rows must be 1 or more.", found=f"rows = {rows}", fix="A.check(rows=64)")
-            )
+        if not isinstance(rows, int) or rows < 1:
+            rule = "rows must be a whole number above 0."
+            raise ShapeError(explain("A.check()", rule, found=f"rows = {rows!r}", fix="A.check(rows=64)"))
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0

@@ -19,7 +19,7 @@ from attlas.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 __all__ = ["DEPTH", "FLOOR", "blocks", "depth", "draw", "grid", "label", "labelled", "plot", "save", "scale", "sheet"]
@@ -149,6 +149,14 @@ def blocks(A: AttentionMatrix | Tensor, size: int, pool: Pool = "max") -> Tensor
     Returns
     -------
     Tensor, shape (..., height, width)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import pictures
+    >>> A = attlas.attend(torch.randn(3, 900, 8), torch.randn(3, 900, 8))
+    >>> pictures.blocks(A, 100).shape
+    torch.Size([3, 100, 100])
     """
     if isinstance(A, Tensor):
         return A.detach().float().cpu()
@@ -189,6 +197,14 @@ def grid(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> figure = pictures.grid(torch.rand(2, 3, 16, 16), row_names=["layer 0", "layer 1"])
+    >>> len(figure.axes)
+    7
     """
     rows, columns, height, width = maps.shape
     single = rows == columns == 1
@@ -231,6 +247,14 @@ def labelled(weights: Tensor, labels: Sequence[str], *, title: str | None = None
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> figure = pictures.labelled(torch.rand(3, 3), ["import", " os", ";"])
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()][:2]
+    ['import', ' os']
     """
     figure = sheet(7.4, 6.6)
     ax = figure.subplots()
@@ -243,7 +267,23 @@ def labelled(weights: Tensor, labels: Sequence[str], *, title: str | None = None
 
 
 def label(ax: Axes, labels: Sequence[str]) -> None:
-    """Write the text of each token at both axes of a map."""
+    """Write the text of each token at both axes of a map.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Axes with one map of as many cells as there are labels.
+    labels : sequence of str
+        Text of each token. What the font cannot draw becomes a white square.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> ax = pictures.sheet(3, 3).subplots()
+    >>> pictures.draw(ax, torch.rand(2, 2))
+    >>> pictures.label(ax, ["a", "b"])
+    """
     shown = _in_font(labels)
     size = max(4.0, min(8.0, 260 / max(len(labels), 1)))
     ax.set_xticks(range(len(labels)), shown, rotation=90, family="monospace", fontsize=size, parse_math=False)
@@ -252,7 +292,23 @@ def label(ax: Axes, labels: Sequence[str]) -> None:
 
 
 def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | None = None) -> None:
-    """Draw one map into axes: logarithmic colours from `FLOOR` to 1, and `LAND` for NaN."""
+    """Draw one map into axes: logarithmic colours from `FLOOR` to 1, and another colour for NaN.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Axes to draw into.
+    weights : Tensor, shape (height, width)
+        The weights; NaN where nothing may attend.
+    extent : tuple of float, optional
+        Left, right, bottom and top of the axes, where blocks stand for several queries and keys.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> pictures.draw(pictures.sheet(3, 3).subplots(), torch.rand(64, 64), extent=(0, 4096, 4096, 0))
+    """
     from matplotlib.colors import LogNorm
 
     values = np.ma.masked_invalid(weights.numpy()).clip(FLOOR, 1.0)
@@ -288,9 +344,23 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     Path
         The file.
 
+    Raises
+    ------
+    OSError
+        If the folder does not exist or cannot be written; the file is then as it was before.
+
     Notes
     -----
     The figure is written beside the file under a temporary name and renamed, so that nobody reads half of it.
+
+    Examples
+    --------
+    >>> import tempfile, torch, attlas
+    >>> from attlas import pictures
+    >>> figure = attlas.attend(torch.randn(50, 8), torch.randn(50, 8)).plot()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pictures.save(figure, f"{folder}/head.png").name
+    'head.png'
     """
     path = Path(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
@@ -305,15 +375,50 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     return path
 
 
-def depth() -> ListedColormap:
-    """Return the palette as a colour map of matplotlib; `LAND` for what is masked."""
+def depth() -> Colormap:
+    """Return the palette as a colour map of matplotlib, with the colour of what may not attend.
+
+    Returns
+    -------
+    matplotlib.colors.Colormap
+        From paper to deep sea in 256 steps that look equal. Lightness falls all the way, so that the order
+        is seen in grey and without colour vision too.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> pictures.depth().N
+    256
+    """
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(_palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
 
 
 def sheet(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches, or say that matplotlib is missing."""
+    """Return an empty figure.
+
+    Parameters
+    ----------
+    width, height : float
+        Size in inches.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A figure of its own: pyplot does not know it.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> pictures.sheet(3, 2).get_size_inches().tolist()
+    [3.0, 2.0]
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -330,7 +435,24 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def scale(figure: Figure, axes: list[Axes]) -> None:
-    """Draw the one scale of colour beside several maps."""
+    """Draw the one scale of colour beside several maps.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        Where the maps are.
+    axes : list of matplotlib.axes.Axes
+        Axes of the maps.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> figure = pictures.sheet(4, 3)
+    >>> ax = figure.subplots()
+    >>> pictures.draw(ax, torch.rand(8, 8))
+    >>> pictures.scale(figure, [ax])
+    """
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.5 if len(axes) > 8 else 0.8, aspect=28, pad=0.015)
     bar.set_label("weight", fontsize=8, color=SOFT)
     bar.ax.tick_params(labelsize=7.5, colors=SOFT)
@@ -366,9 +488,13 @@ _TO_LAB = np.array(
 )
 
 
+_ONE_LINE = {ord("\n"): "↵", ord("\r"): "↵", ord("\t"): "⇥"}
+
+
 def _in_font(labels: Sequence[str]) -> list[str]:
     """Return labels without characters that the font cannot draw: matplotlib would warn and draw boxes."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
-    return ["".join(c if ord(c) in known else "\N{WHITE SQUARE}" for c in label) for label in labels]
+    shown = [label.translate(_ONE_LINE) for label in labels]
+    return ["".join(c if ord(c) in known else "\N{WHITE SQUARE}" for c in label) for label in shown]

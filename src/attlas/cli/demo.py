@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from attlas.cli.reader import read
 from attlas.cli.reading import Reading
 from attlas.cli.report import page
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import COLUMNS, count, memory, percent
+from attlas.cli.words import COLUMNS, count, memory, others, percent
 from attlas.errors import explain
 from attlas.heads import KINDS, MIXED
 
@@ -151,9 +152,8 @@ def _table(reading: Reading, terminal: Terminal) -> None:
         for column, width in zip(columns, widths, strict=True):
             strong = any(kind.measure == column.measure for kind in head.kinds)
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
-        first, *others = head.kinds
-        also = terminal.style(", " + ", ".join(kind.name for kind in others), "dim") if others else ""
-        named = terminal.style(first.name, *_COLOURS.get(first.measure, ("dim",)))
+        also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
+        named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
         terminal.say(f"  {'  '.join(cells)}  {named}{also}")
 
 
@@ -162,10 +162,11 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
         if not heads:
             continue
-        rule = f"{kind.definition}, at least {percent(kind.threshold)}" if kind.measure else kind.definition
+        rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
         terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
         terminal.say(f"    {kind.does}")
-        terminal.say(terminal.style(f"    {rule}", "dim"))
+        for line in textwrap.wrap(rule, min(terminal.width, 110) - 4):
+            terminal.say(terminal.style(f"    {line}", "dim"))
 
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:

@@ -28,7 +28,7 @@ def head_figure(reading: Reading) -> Figure:
     """Draw the most telling head three times: on the text, on the repeated block, and cell by cell."""
     head, kind = reading.telling, reading.telling.kinds[0]
     n, twice, window = len(reading.tokens), 2 * reading.period, reading.window
-    share = f", {percent(getattr(head, kind.measure))}" if kind.measure else ""
+    share = f", {percent(head.of(kind))}" if kind.measure else ""
     figure = pictures.sheet(13.6, 5.3)
     whole, repeat, close = figure.subplots(1, 3)
     pictures.draw(whole, reading.maps[head.layer, head.head], extent=(0, n, n, 0))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 _SIDE = 128  # blocks of a map
-_TOP = 8  # weights kept for each query
+_TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads
+_KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 _WINDOW = 32  # tokens shown cell by cell
 _PERIOD = 128  # length of the random block that occurs twice
 _FAVOURITES = 3  # tokens named for each head
@@ -74,14 +75,15 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
         del logits  # the largest thing here; it is not attention's memory
     peak = Peak()
     layers: list[_Layer] = []
+    top = min(max(_KEPT // (len(attentions) * attentions[0].shape[1] * n), _TOP[0]), _TOP[-1])
     with terminal.step(f"reading {len(attentions) * attentions[0].shape[1]} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
-            layers.append(_layer(len(layers), A, R, ids, period))
+            layers.append(_layer(len(layers), A, R, ids, period, top))
             tick()
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
     told = telling(heads)
-    window = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    window, query = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
@@ -100,6 +102,7 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
         values=values,
         indices=indices,
         window=window,
+        query=query,
         closeups=closeups.masked_fill(~allowed, torch.nan),
         period=period,
         repeats=torch.stack([layer.repeat for layer in layers]),
@@ -125,9 +128,9 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
     return attentions, output.logits.cpu()
 
 
-def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int) -> _Layer:
+def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int) -> _Layer:
     n = len(ids)
-    mass, top = A[0].collect(stats.ColumnMass(), stats.TopK(min(_TOP, n)))
+    mass, largest = A[0].collect(stats.ColumnMass(), stats.TopK(top))
     mass = mass.double().cpu()
     totals, tokens = by_token(mass, ids)
     shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
@@ -140,21 +143,24 @@ def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, peri
         map=pictures.blocks(A[0], _SIDE),
         repeat=pictures.blocks(R[0], _SIDE),
         received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
-        values=top.values.float().cpu(),
-        indices=top.indices.cpu(),
+        values=largest.values.float().cpu(),
+        indices=largest.indices.cpu(),
     )
 
 
-def _window(values: Tensor, indices: Tensor, ids: Tensor) -> range:
-    """Return the part of the text where a head finds most of what followed an earlier copy, close by."""
+def _window(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
+    """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
     n, width = len(ids), min(_WINDOW, len(ids))
     place = torch.arange(n)[:, None]
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
     found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
     mass = (values * found).sum(-1)
-    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)  # copies stand before: the window's first third is theirs
+    # Copies stand before: the first third of the window is theirs.
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
     start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
-    return range(start, start + width)
+    shown = slice(start + width // 3, start + width)
+    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
+    return range(start, start + width), start + width // 3 + int(score.argmax())
 
 
 def _named(loaded: Loaded, found: list[tuple[int, float]]) -> tuple[tuple[str, float], ...]:

@@ -66,6 +66,8 @@ class Reading:
         Largest weights of each query, and the keys that have them.
     window : range
         Part of the text shown cell by cell.
+    query : int
+        A token of it from which the most telling head shows what it does.
     closeups : Tensor, shape (layers, heads, len(window), len(window))
         The weights there; NaN where nothing may attend.
     period : int
@@ -91,6 +93,7 @@ class Reading:
     values: Tensor
     indices: Tensor
     window: range
+    query: int
     closeups: Tensor
     period: int
     repeats: Tensor
@@ -105,9 +108,4 @@ class Reading:
 
 def telling(heads: Sequence[Head]) -> Head:
     """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
-    return max(heads, key=lambda head: (head.kinds[0].measure == "induction", _peculiarity(head)))
-
-
-def _peculiarity(head: Head) -> float:
-    kind = head.kinds[0]
-    return float(getattr(head, kind.measure)) if kind.measure else 0.0
+    return max(heads, key=lambda head: (head.kinds[0].measure == "induction", head.of(head.kinds[0])))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attlas.cli.reading import Cost
 from attlas.heads import NEAR, Head
 
-__all__ = ["COLUMNS", "Column", "count", "in_bytes", "memory", "percent", "visible"]
+__all__ = ["COLUMNS", "Column", "count", "in_bytes", "memory", "others", "percent", "visible"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ COLUMNS = (
     Column(
         "what it is",
         "The kinds whose threshold it reaches.",
-        lambda head: ", ".join(kind.name for kind in head.kinds),
+        lambda head: ", ".join((head.kinds[0].name, *others(head))),
         words=True,
     ),
     Column(
@@ -134,6 +134,13 @@ COLUMNS = (
         explain=True,
     ),
 )
+
+
+def others(head: Head) -> list[str]:
+    """Return what a head is besides its first kind; for a mixed head, what it comes near to."""
+    if head.leaning is not None:
+        return [f"some {head.leaning.short}"]
+    return [kind.name for kind in head.kinds[1:]]
 
 
 def percent(share: float) -> str:

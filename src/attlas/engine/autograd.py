@@ -62,15 +62,17 @@ def pool(job: Job, v: Tensor) -> tuple[Tensor, Tensor]:
     sink = job.problem.sink
     if not torch.is_grad_enabled():
         return _forward(job, job.tokens, v)[:2]
-    out, lse = _Pool.apply(job, v, sink, *job.inputs())
-    return out, lse
+    found: tuple[Tensor, Tensor] = _Pool.apply(job, v, sink, *job.inputs())  # type: ignore[no-untyped-call]
+    return found
 
 
 def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     if not torch.is_grad_enabled():
         return tiled.transposed(job.problem, job.tokens, lse, x, job.plan).to(x.dtype)
-    out: Tensor = _PoolTransposed.apply(job, lse, x, job.problem.sink, *job.inputs())
+    out: Tensor = _PoolTransposed.apply(  # type: ignore[no-untyped-call]
+        job, lse, x, job.problem.sink, *job.inputs()
+    )
     return out
 
 
@@ -101,7 +103,7 @@ class _Pool(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves this decorator untyped
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         v, out, lse, sink, *inputs = ctx.saved_tensors
@@ -138,7 +140,7 @@ class _PoolTransposed(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves this decorator untyped
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         lse, x, sink, *inputs = ctx.saved_tensors
@@ -151,7 +153,7 @@ class _PoolTransposed(torch.autograd.Function):
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """A sink has a weight and no value: what it takes, the other weights lose."""
+    """Return the gradient of the sink: it has a weight and no value, and what it takes the others lose."""
     share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
     share = torch.where(lse == -torch.inf, torch.zeros_like(share), share)
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import Strip
+from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
@@ -46,7 +48,8 @@ class Part:
     """Some rows of the matrix and some of their columns, with their numbers.
 
     Everything is computed when it is first asked for, and shared by all statistics of one pass. A step must
-    not write into these tensors, nor keep them: their memory is used again for the next part. Shapes: B batches, H heads, r rows, c columns of the tile.
+    not write into these tensors, nor keep them: their memory is used again for the next part. Shapes:
+    B batches, H heads, r rows, c columns of the tile.
 
     Parameters
     ----------
@@ -56,14 +59,10 @@ class Part:
         The place of the part.
     strip : Strip
         Its columns and what the mask says of them.
-    shifted : Tensor, shape (B, H, r, c)
-        Logits less `shift`, finite: a very low number where a key may not be seen.
-    shift : Tensor, shape (B, H, r)
-        What was subtracted from each row.
-    raw, inverse : Tensor, optional, shape (B, H, r, c) and (B, H, r)
-        ``exp(shifted)`` and the factor of each row that makes weights of it.
-    lse : Tensor, shape (B, H, r)
-        Log-sum-exp of the whole rows.
+    score : callable
+        Computes the logits of the part, `lowest` where masked, in memory that the part may write to.
+    row_lse : callable, optional
+        Gives the log-sum-exp of the whole rows; None where this part holds them whole and can tell itself.
     space : Workspace
         Buffers that all parts of one pass share.
     first, last : bool
@@ -73,24 +72,97 @@ class Part:
     problem: Problem
     at: Tile
     strip: Strip
-    shifted: Tensor
-    shift: Tensor
-    lse: Tensor
+    score: Callable[[], Tensor]
+    row_lse: Callable[[], Tensor] | None
     space: Workspace
-    raw: Tensor | None = None
-    inverse: Tensor | None = None
     first: bool = True
     last: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Sizes of the part: B, H, r, c."""
+        return self.at.shape
+
+    @property
+    def knows_lse(self) -> bool:
+        """Whether someone has asked for numbers that made the log-sum-exp known."""
+        return "lse" in self.__dict__
+
+    @cached_property
+    def shifted(self) -> Tensor:
+        """Logits less `shift`, finite: a very low number where a key may not be seen; shape (B, H, r, c)."""
+        if self.row_lse is None:
+            return self._logits.sub_(self.shift.unsqueeze(-1))
+        shift = self.shift  # first: what it takes may pass through the buffer of the logits
+        return self._logits.sub_(shift.unsqueeze(-1))
+
+    @cached_property
+    def shift(self) -> Tensor:
+        """What was subtracted from each row, shape (B, H, r)."""
+        if self.row_lse is not None:
+            return finite_shift(self.lse)
+        top = self._top.masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
+        if self._sink is not None:
+            top = torch.maximum(top, self._sink)
+        return finite_shift(top)
+
+    @cached_property
+    def lse(self) -> Tensor:
+        """Log-sum-exp of the whole rows, shape (B, H, r)."""
+        if self.row_lse is not None:
+            return self.row_lse()
+        total = self._total
+        return torch.where(total == 0, torch.full_like(total, -math.inf), self.shift + torch.log(total))
 
     @cached_property
     def weights(self) -> Tensor:
         """Weights, 0 where masked, shape (B, H, r, c)."""
-        raw = torch.exp(self.shifted, out=self.scratch("raw")) if self.raw is None else self.raw
-        return raw if self.inverse is None else raw.mul_(self.inverse.unsqueeze(-1))
+        return self._raw if self._inverse is None else self._raw.mul_(self._inverse.unsqueeze(-1))
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Sum of each row's weights in this part, shape (B, H, r)."""
+        return self._sums if self._inverse is None else self._sums * self._inverse
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        return self.score()
+
+    @cached_property
+    def _top(self) -> Tensor:
+        return self._logits.amax(dim=-1)
+
+    @cached_property
+    def _sink(self) -> Tensor | None:
+        sink = self.problem.sink
+        if sink is None:
+            return None
+        return sink[self.at.heads.start : self.at.heads.stop].to(self.problem.dtype).view(1, -1, 1)
+
+    @cached_property
+    def _raw(self) -> Tensor:
+        return torch.exp(self.shifted, out=self.scratch("raw"))
+
+    @cached_property
+    def _sums(self) -> Tensor:
+        return self._raw.sum(dim=-1)
+
+    @cached_property
+    def _total(self) -> Tensor:
+        """Sum of a whole row, with its sink, of what exp gave."""
+        return self._sums if self._sink is None else self._sums + torch.exp(self._sink - self.shift)
+
+    @cached_property
+    def _inverse(self) -> Tensor | None:
+        """The factor of each row that makes weights of what exp gave; None where that is 1."""
+        if self.row_lse is not None:
+            return None
+        # Who has the weights has paid for the log-sum-exp: it is kept.
+        return torch.where(self.lse == -math.inf, torch.zeros_like(self._total), 1 / self._total)
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return a buffer of the part's shape to compute in; it is overwritten by the next who asks for it."""
-        return self.space.take(name, tuple(self.shifted.shape))
+        return self.space.take(name, self.shape)
 
     @cached_property
     def allowed(self) -> Tensor | None:
@@ -104,7 +176,7 @@ class Part:
         The cells are None where all may, else bool and broadcastable to (B, H, r, columns): a mask that
         is the same for all heads is asked and counted once.
         """
-        start, r = self.strip.columns.start, self.shifted.shape[-2]
+        start, r = self.strip.columns.start, self.shape[2]
         out: list[tuple[range, Tensor | None]] = []
         for columns, coverage in self.strip.segments:
             if coverage is Coverage.NONE:
@@ -119,15 +191,10 @@ class Part:
     @cached_property
     def keys(self) -> Tensor:
         """How many keys of this part each query may see, shape (B, H, r), in the dtype of the scores."""
-        total = torch.zeros_like(self.shift)
+        total = torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         for columns, cells in self.seen:
             total += float(len(columns)) if cells is None else cells.sum(dim=-1)
         return total
-
-    @cached_property
-    def mass(self) -> Tensor:
-        """Sum of each row's weights in this part, shape (B, H, r)."""
-        return self.weights.sum(dim=-1)
 
     @cached_property
     def column_sums(self) -> Tensor:
@@ -143,12 +210,12 @@ class Part:
     @cached_property
     def largest(self) -> Tensor:
         """Largest shifted logit of each row in this part, shape (B, H, r)."""
-        return self.shifted.amax(dim=-1)
+        return self.shifted.amax(dim=-1) if self.row_lse is not None else self._top - self.shift
 
     def as_weights(self, shifted: Tensor) -> Tensor:
         """Return the weights of some shifted logits of each row, shape (B, H, r, any number)."""
         raw = torch.exp(shifted)
-        return raw if self.inverse is None else raw * self.inverse.unsqueeze(-1)
+        return raw if self._inverse is None else raw * self._inverse.unsqueeze(-1)
 
 
 class Statistic(ABC):

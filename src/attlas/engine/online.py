@@ -1,8 +1,8 @@
 """Softmax that is fed tile by tile: empty, absorb, merge, finish.
 
-Of each row it keeps the largest logit so far, the sum of ``exp(logit - largest)`` and, where values are
-pooled, the sum of ``exp(logit - largest) * value``. `merge` is associative, so that parts of a row computed
-anywhere can be joined in any order.
+Of each row it keeps the largest logit so far, the sum of ``exp(logit - largest)`` and the sum of
+``exp(logit - largest) * value``. `merge` is associative, so that parts of a row computed anywhere can be
+joined in any order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Running", "absorb", "empty", "finish", "finite_shift", "merge"]
 
 
 class Running(NamedTuple):
-    """State of the rows: `largest` and `total` (..., r), `pooled` (..., r, e) or None."""
+    """State of the rows: `largest` and `total` (..., r), `pooled` (..., r, e), e = 0 without values."""
 
     largest: Tensor
     total: Tensor
-    pooled: Tensor | None
+    pooled: Tensor
 
 
 def finite_shift(largest: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def finite_shift(largest: Tensor) -> Tensor:
     return torch.where(largest == -math.inf, torch.zeros_like(largest), largest)
 
 
-def empty(shape: tuple[int, ...], e: int | None, *, like: Tensor, sink: Tensor | None = None) -> Running:
+def empty(shape: tuple[int, ...], e: int, *, like: Tensor, sink: Tensor | None = None) -> Running:
     """Return rows that have seen no key yet; a sink is a key without a value, seen first."""
     if sink is None:
         largest = like.new_full(shape, -math.inf)
@@ -37,7 +37,7 @@ def empty(shape: tuple[int, ...], e: int | None, *, like: Tensor, sink: Tensor |
     else:
         largest = sink.to(like.dtype).view(1, -1, 1).expand(shape).contiguous()
         total = torch.exp(largest - finite_shift(largest))
-    return Running(largest, total, None if e is None else like.new_zeros(*shape, e))
+    return Running(largest, total, like.new_zeros(*shape, e))
 
 
 def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor | None = None) -> Running:
@@ -60,7 +60,7 @@ def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor |
     before = torch.exp(state.largest - shift)
     total = state.total * before + weights.sum(dim=-1)
     pooled = state.pooled
-    if pooled is not None and values is not None:
+    if values is not None:
         kept = weights if keep is None else weights.mul_(keep)
         pooled = pooled * before.unsqueeze(-1) + torch.matmul(kept, values)
     return Running(largest, total, pooled)
@@ -71,17 +71,13 @@ def merge(left: Running, right: Running) -> Running:
     largest = torch.maximum(left.largest, right.largest)
     shift = finite_shift(largest)
     a, b = torch.exp(left.largest - shift), torch.exp(right.largest - shift)
-    pooled = None
-    if left.pooled is not None and right.pooled is not None:
-        pooled = left.pooled * a.unsqueeze(-1) + right.pooled * b.unsqueeze(-1)
+    pooled = left.pooled * a.unsqueeze(-1) + right.pooled * b.unsqueeze(-1)
     return Running(largest, left.total * a + right.total * b, pooled)
 
 
-def finish(state: Running) -> tuple[Tensor | None, Tensor]:
-    """Return the output (..., r, e), if values were pooled, and the log-sum-exp (..., r)."""
-    lse = state.largest + torch.log(state.total)
-    lse = torch.where(state.total == 0, torch.full_like(lse, -math.inf), lse)
-    if state.pooled is None:
-        return None, lse
+def finish(state: Running) -> tuple[Tensor, Tensor]:
+    """Return the output, shape (..., r, e), and the log-sum-exp, shape (..., r)."""
+    nothing = state.total == 0
+    lse = torch.where(nothing, torch.full_like(state.total, -math.inf), state.largest + torch.log(state.total))
     # A row that has seen no key has total 0 and pooled 0: its output is 0.
-    return state.pooled / torch.where(state.total == 0, torch.ones_like(state.total), state.total).unsqueeze(-1), lse
+    return state.pooled / torch.where(nothing, torch.ones_like(state.total), state.total).unsqueeze(-1), lse

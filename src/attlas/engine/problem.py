@@ -76,7 +76,8 @@ class Problem:
     def tokens(self) -> tuple[Tokens, Tokens]:
         """Projected tokens without a graph, kept for all reads."""
         with torch.no_grad():
-            return through(self.project(), Tensor.detach)
+            q, k = self.project()
+            return through(q, Tensor.detach), through(k, Tensor.detach)
 
     @cached_property
     def plain_dot(self) -> Dot | None:
@@ -112,7 +113,7 @@ class Problem:
         """Return the problem of some batches and heads; slices of whole key groups are views."""
         head_list = torch.arange(self.shape[1])[heads]
         key_heads = head_list // self.group
-        first, last = (int(key_heads[0]), int(key_heads[-1]) + 1) if len(key_heads) else (0, 0)
+        first, last = (int(key_heads.min()), int(key_heads.max()) + 1) if len(key_heads) else (0, 0)
         owned = torch.arange(first, last).repeat_interleave(max(len(key_heads) // max(last - first, 1), 1))
         if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
             k = self.k[batches, first:last]

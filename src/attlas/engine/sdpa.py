@@ -187,7 +187,7 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
 
 def _runs(strip: Strip) -> Iterator[Strip]:
     """Divide a strip where the mask has something to say from where it has not: a kernel without one is faster."""
-    for whole, group in groupby(strip.segments, lambda segment: segment[1] is Coverage.ALL):
+    for _, group in groupby(strip.segments, lambda segment: segment[1] is Coverage.ALL):
         segments = tuple(group)
         while segments and segments[0][1] is Coverage.NONE:
             segments = segments[1:]

@@ -7,9 +7,10 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from functools import cache, partial
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +19,14 @@ from torch import Tensor
 from attlas.engine import online
 from attlas.engine.cover import Panel, Strip, panels, sizes, strips
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Part, Statistic, allowed_cells, lowest
+from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, through
 from attlas.engine.workspace import Workspace
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Gradients", "backward", "fold", "forward", "read", "transposed"]
+__all__ = ["Gradients", "backward", "fold", "forward", "log_sum_exp", "read", "transposed"]
 
 
 def forward(
@@ -146,42 +147,59 @@ def backward(
                 grads_k[i - len(q_tile)][b, kv, columns] += g
             else:
                 p = i - len(q_tile) - len(k_tile)
-                grads_p[p] = g if grads_p[p] is None else grads_p[p] + g
+                before = grads_p[p]
+                grads_p[p] = g if before is None else before + g
     return Gradients(grads_q, grads_k, grads_p, pooled)
 
 
 @torch.no_grad()
 def fold(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
-) -> tuple[list[Any], Tensor]:
-    """Run statistics over the matrix in one pass; return their results and the log-sum-exp.
+) -> tuple[list[Any], Tensor | None]:
+    """Run statistics over the matrix in one pass; return their results, and the log-sum-exp if it came out.
 
     Where a row fits into one tile, its log-sum-exp and its weights come from one product of queries and
-    keys; longer rows are computed twice, unless their log-sum-exp is known already.
+    keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
+    that no statistic asks for.
     """
     carries = [statistic.start(problem) for statistic in statistics]
-    known, tokens = lse, problem.tokens
     space = Workspace(problem.dtype, problem.device)
-    if lse is None:
-        lse = _start(problem, problem.tile(*map(range, problem.shape)), None).largest
+    found, complete = _no_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
-    for panel in panels(problem, plan, whole_rows=whole_rows, wide=known is None):
-        place = panel.at.place
-        single = len(panel.strips) == 1
-        if known is None and not single and panel.strips:
-            lse[place] = _row_lse(problem, tokens, panel, space)
-        for index, strip in enumerate(panel.strips):
-            at = panel.at.narrow(strip.columns)
-            logits = _logits(problem, tokens, at, strip, fill=lowest(problem.dtype), space=space)
-            if known is None and single:
-                part = _whole_part(problem, at, strip, logits, space)
-                lse[place] = part.lse
+    for panel in panels(problem, plan, whole_rows=whole_rows, wide=lse is None):
+        for part in _parts(problem, panel, lse, space):
+            carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
+            if part.knows_lse:
+                found[panel.at.place] = part.lse
             else:
-                shift = online.finite_shift(lse[place])
-                part = Part(problem, at, strip, logits.sub_(shift.unsqueeze(-1)), shift, lse[place], space)
-            part.first, part.last = index == 0, index == len(panel.strips) - 1
-            carries = [s.step(c, part, at) for s, c in zip(statistics, carries, strict=True)]
-    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], lse
+                complete = False
+    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], found if complete else lse
+
+
+@torch.no_grad()
+def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+    space = Workspace(problem.dtype, problem.device)
+    found = _no_keys(problem)
+    for panel in panels(problem, plan):
+        for part in islice(_parts(problem, panel, None, space), 1):  # any part of a row tells it
+            found[panel.at.place] = part.lse
+    return found
+
+
+def _parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
+    """Yield the parts of a panel, from left to right; each is used up before the next is asked for."""
+    tokens, fill = problem.tokens, lowest(problem.dtype)
+    whole = lse is None and len(panel.strips) == 1
+    row_lse: Callable[[], Tensor] | None = None
+    if lse is not None:
+        row_lse = partial(lse.__getitem__, panel.at.place)
+    elif not whole:
+        row_lse = cache(partial(_row_lse, problem, tokens, panel, space))
+    for index, strip in enumerate(panel.strips):
+        at = panel.at.narrow(strip.columns)
+        score = partial(_logits, problem, tokens, at, strip, fill, space)
+        yield Part(problem, at, strip, score, row_lse, space, index == 0, index == len(panel.strips) - 1)
 
 
 @torch.no_grad()
@@ -202,7 +220,8 @@ def read(
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
     index = torch.arange(m)[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
     size = sizes(problem, plan, whole_rows=False, wide=True)
-    for batches, head_range, span in product(cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)):
+    steps = cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)
+    for batches, head_range, span in product(*steps):
         some = index[span.start : span.stop]
         first, last = int(some[0]), int(some[-1])
         if last - first + 1 == len(some) and bool((some.diff() == 1).all()):
@@ -219,10 +238,10 @@ def read(
 
 def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
     """Return weights (or logits, without `lse`) of some rows and some columns."""
-    scattered = isinstance(columns, Tensor)
-    tile = replace(
-        at, columns=range(len(columns)) if scattered else columns, column_index=columns if scattered else None
-    )
+    if isinstance(columns, Tensor):
+        tile = replace(at, columns=range(len(columns)), column_index=columns)
+    else:
+        tile = at.narrow(columns)
     logits = _score(problem, *_tokens_of(problem, problem.tokens, tile), tile)
     logits = logits.clone() if logits._is_view() or problem.score.positional else logits
     if problem.mask is not None:
@@ -236,37 +255,17 @@ def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     return _row_lse(problem, problem.tokens, Panel(at, strips(at, problem.mask, width)))
 
 
-def _row_lse(
-    problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None
-) -> Tensor:
-    state = _start(problem, panel.at, None)
+def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None) -> Tensor:
+    state = _start(problem, panel.at, 0)
     for strip in panel.strips:
         at = panel.at.narrow(strip.columns)
         state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), None)
     return online.finish(state)[1]
 
 
-def _whole_part(problem: Problem, at: Tile, strip: Strip, logits: Tensor, space: Workspace) -> Part:
-    """Return a part that holds whole rows: its own sums give the log-sum-exp."""
-    sink = problem.sink
-    largest = logits.amax(dim=-1)
-    unseen = largest <= lowest(logits.dtype) / 2
-    top = torch.where(unseen, torch.full_like(largest, -math.inf), largest)
-    if sink is not None:
-        extra = sink[at.heads.start : at.heads.stop].to(logits.dtype).view(1, -1, 1)
-        top = torch.maximum(top, extra)
-    shift = online.finite_shift(top)
-    shifted = logits.sub_(shift.unsqueeze(-1))
-    raw = torch.exp(shifted, out=space.take("raw", tuple(shifted.shape)))
-    keys = total = raw.sum(dim=-1)
-    if sink is not None:
-        total = total + torch.exp(extra - shift)
-    nothing = total == 0
-    lse = torch.where(nothing, torch.full_like(total, -math.inf), shift + torch.log(total))
-    inverse = torch.where(nothing, torch.zeros_like(total), 1 / total)
-    part = Part(problem, at, strip, shifted, shift, lse, space, raw, inverse)
-    part.__dict__.update(largest=largest - shift, mass=keys * inverse)
-    return part
+def _no_keys(problem: Problem) -> Tensor:
+    """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
+    return _start(problem, problem.tile(*map(range, problem.shape)), 0).largest
 
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
@@ -275,7 +274,7 @@ def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | N
     return Workspace(problem.dtype, problem.device) if same else None
 
 
-def _start(problem: Problem, at: Tile, e: int | None) -> online.Running:
+def _start(problem: Problem, at: Tile, e: int) -> online.Running:
     sink = None if problem.sink is None else problem.sink[at.heads.start : at.heads.stop]
     like = torch.empty(0, dtype=problem.dtype, device=problem.device)
     return online.empty(at.shape[:3], e, like=like, sink=sink)
@@ -320,8 +319,7 @@ def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tup
 def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
-    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at)
-    logits = logits.to(problem.dtype)
+    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at).to(problem.dtype)
     return logits if logits.shape == at.shape else logits.expand(at.shape)
 
 

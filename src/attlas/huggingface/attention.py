@@ -66,6 +66,16 @@ def attention_forward(
     -----
     A query that may see no key (left padding) has output 0 and weights 0 here; ``eager`` gives it uniform
     weights over all keys, the future and the padding included.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from attlas.huggingface import attention_forward
+    >>> q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    >>> output, A = attention_forward(nn.Identity(), q, k, v, None, is_causal=True)
+    >>> output.shape, A.shape
+    (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
     score: Score = ScaledDot(scaling)
     if softcap is not None:

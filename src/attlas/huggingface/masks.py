@@ -195,6 +195,14 @@ def attention_mask(
     -------
     LazyMask, shape (batch, 1, m, n)
         Never None: a model without `is_causal` takes None for "causal".
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.huggingface import attention_mask
+    >>> padding = torch.tensor([[0, 1, 1, 1]])
+    >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
+    LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
     first_query = int(q_offset)  # a static cache passes a tensor
     mask: Mask | None = None

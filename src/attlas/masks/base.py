@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.masks.picture import picture
 from attlas.tiles import Tile
 
@@ -150,7 +150,7 @@ def _mask(value: object, operator: str) -> Mask:
             f"mask {operator} other",
             "both sides must be masks of attlas.",
             {"other": f"{type(value).__name__}"},
-            found=f"a {type(value).__name__} on one side",
+            found=f"{kind(value)} on one side",
             fix="wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod).",
         )
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, explain
+from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, explain, kind
 from attlas.masks.base import Mask
 from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.tiles import Tile
@@ -186,7 +186,7 @@ class FunctionMask(Mask):
                     "from_function()",
                     "mask_mod must be a function of batch, head, query and key.",
                     {"mask_mod": type(mask_mod).__name__},
-                    found=f"a {type(mask_mod).__name__}, which cannot be called",
+                    found=f"{kind(mask_mod)}, which cannot be called",
                     fix="from_tensor(t) for a tensor; from_function(lambda b, h, i, j: j <= i) for a function.",
                 )
             )
@@ -288,7 +288,7 @@ class FunctionMask(Mask):
                 self.name(),
                 "mask_mod must return True or False.",
                 {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__},
-                found="numbers" if isinstance(allowed, Tensor) else f"a {type(allowed).__name__}",
+                found="numbers" if isinstance(allowed, Tensor) else kind(allowed),
                 fix="compare: return scores > 0. Numbers that are added belong into a score.",
             )
         )

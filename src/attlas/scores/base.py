@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from numbers import Real
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.tiles import Tile
 
-__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens"]
+__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens", "finite_number"]
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -74,6 +76,7 @@ class Score(nn.Module):
     scratch: int = 1
     finite: bool = False
     positional: bool = False
+    __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
@@ -120,7 +123,7 @@ class Score(nn.Module):
                     "score + other",
                     "both sides must be scores.",
                     {"other": type(other).__name__},
-                    found=f"a {type(other).__name__} on the right",
+                    found=f"{kind(other)} on the right",
                     fix="add a Score; a constant shift of all log-weights changes no weight.",
                 )
             )
@@ -162,16 +165,16 @@ class Sum(Score):
         right_q, right_k = ((), ()) if self.right.positional else self.right.project(q, k)
         return (left_q, right_q), (left_k, right_k)
 
-    def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:  # type: ignore[override]  # a sum has a tuple of tokens
+    def forward(self, q: Any, k: Any, at: Tile) -> Tensor:  # a sum has a tuple of tokens
         if self.positional:  # no part looks at tokens, and there may be none to take apart
             return self.left(q, k, at) + self.right(q, k, at)
         return self.left(q[0], k[0], at) + self.right(q[1], k[1], at)
 
-    def as_dot(self, q: Tokens, k: Tokens) -> Dot | None:  # type: ignore[override]  # a sum has a tuple of tokens
+    def as_dot(self, q: Any, k: Any) -> Dot | None:
         if self.left.positional == self.right.positional:
             return None
         part, place = (1, self.left) if self.left.positional else (0, self.right)
-        dot = (self.right if part else self.left).as_dot(q[part], k[part])  # type: ignore[arg-type]
+        dot = (self.right if part else self.left).as_dot(q[part], k[part])
         if dot is None:
             return None
         return Dot(dot.q, dot.k, dot.scale, dot.row, place if dot.bias is None else dot.bias + place)
@@ -214,3 +217,11 @@ class Scaled(Score):
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
+
+
+def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
+    """Return a setting of a score as a float, or raise a ShapeError."""
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > above:
+        return float(value)
+    rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
+    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=fix))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import ShapeError, explain
-from attlas.scores.base import Dot, Score, Tokens
+from attlas.scores.base import Dot, Score, Tokens, finite_number
 from attlas.tiles import Tile
 
 __all__ = ["Bilinear"]
@@ -75,17 +75,8 @@ class Bilinear(Score):
                         fix="give Bilinear(q.shape[-1], k.shape[-1]).",
                     )
                 )
-        if scale is not None and not math.isfinite(scale):
-            raise ShapeError(
-                explain(
-                    "Bilinear()",
-                    "scale must be a finite number.",
-                    found=f"scale = {scale!r}",
-                    fix="leave scale out for 1.",
-                )
-            )
         self.query_size, self.key_size = query_size, key_size
-        self.scale = 1.0 if scale is None else float(scale)
+        self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.tiles import cut
 
 __all__ = ["Distance", "checked_bandwidth"]
@@ -85,7 +85,7 @@ def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
                 {"bandwidth": bandwidth},
                 found=f"a {str(value.dtype).removeprefix('torch.')} tensor"
                 if isinstance(bandwidth, Tensor)
-                else f"a {type(bandwidth).__name__}",
+                else kind(bandwidth),
                 fix="give a float, such as bandwidth=1.0, or tensor.float().",
             )
         )

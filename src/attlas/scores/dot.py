@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import ShapeError, explain
-from attlas.scores.base import Dot, Score, Tokens
+from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.scores.base import Dot, Score, Tokens, finite_number
 from attlas.tiles import Tile
 
 __all__ = ["Cosine", "ScaledDot", "SoftCap"]
@@ -55,16 +55,8 @@ class ScaledDot(Score):
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
-        if scale is not None and not math.isfinite(scale):
-            raise ShapeError(
-                explain(
-                    "ScaledDot()",
-                    "scale must be a finite number.",
-                    found=f"scale = {scale!r}",
-                    fix="leave scale out for 1 / sqrt(d).",
-                )
-            )
-        self.scale = None if scale is None else float(scale)
+        fix = "leave scale out for 1 / sqrt(d)."
+        self.scale = None if scale is None else finite_number("ScaledDot()", "scale", scale, fix)
 
     def factor(self, d: int) -> float:
         """Return the factor of the dot product for tokens of size `d`."""
@@ -117,17 +109,18 @@ class SoftCap(Score):
 
     def __init__(self, score: Score, cap: float) -> None:
         super().__init__()
-        if not (math.isfinite(cap) and cap > 0):
-            raise ShapeError(
+        if not isinstance(score, Score):
+            raise DtypeError(
                 explain(
                     "SoftCap()",
-                    "cap must be a finite number above 0.",
-                    found=f"cap = {cap!r}",
-                    fix="leave SoftCap out if the scores need no bound.",
+                    "score must be an attlas.Score.",
+                    {"score": repr(score)},
+                    found=kind(score),
+                    fix="attlas.SoftCap(attlas.ScaledDot(), 50.0)",
                 )
             )
         self.score = score
-        self.cap = float(cap)
+        self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
         self.scratch = score.scratch + 1
         self.finite = score.finite
         self.positional = score.positional
@@ -178,16 +171,7 @@ class Cosine(Score):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        if not math.isfinite(scale):
-            raise ShapeError(
-                explain(
-                    "Cosine()",
-                    "scale must be a finite number.",
-                    found=f"scale = {scale!r}",
-                    fix="leave scale out for the plain cosine.",
-                )
-            )
-        self.scale = float(scale)
+        self.scale = finite_number("Cosine()", "scale", scale, "leave scale out for the plain cosine.")
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)

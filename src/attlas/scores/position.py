@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.scores.base import Score
 from attlas.tiles import Tile
 
@@ -251,7 +251,7 @@ class TensorBias(Score):
                     "TensorBias()",
                     "t must be a floating-point tensor of log-weights.",
                     {"t": t if isinstance(t, Tensor) else type(t).__name__},
-                    found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else f"a {type(t).__name__}",
+                    found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t),
                     fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
                 )
             )
@@ -336,9 +336,7 @@ def _checked_slopes(slopes: object) -> Tensor:
                 "Alibi()",
                 "slopes must be a number of heads, or a floating-point number for each head.",
                 {"slopes": slopes},
-                found=str(value.dtype).removeprefix("torch.")
-                if isinstance(slopes, Tensor)
-                else f"a {type(slopes).__name__}",
+                found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
                 fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
             )
         )

@@ -86,20 +86,7 @@ class TopK(Statistic):
         self.k = k
 
     def start(self, problem: Problem) -> Largest:
-        n = problem.shape[3]
-        if self.k > n:
-            raise ShapeError(
-                explain(
-                    "TopK()",
-                    "k cannot be larger than the number of keys.",
-                    {"A": f"{problem.shape[2]} queries × {n} keys"},
-                    found=f"k = {self.k}, n = {n}",
-                    fix=f"TopK({n})" if n else "give attend() a key.",
-                )
-            )
-        shape = (*problem.shape[:3], self.k)
-        values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
-        return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
+        return _no_keys_yet("TopK", self.k, problem)
 
     def step(self, carry: Largest, part: Part, at: Tile) -> Largest:
         found = _largest_logits(part.shifted, min(self.k, part.shifted.shape[-1]))
@@ -116,6 +103,24 @@ class TopK(Statistic):
     def finish(self, carry: Largest) -> Largest:
         _name_unseen(carry.indices)
         return carry
+
+
+def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
+    """Return the carry of rows of which no key was seen; the door for a `k` that is too large."""
+    n = problem.shape[3]
+    if k > n:
+        raise ShapeError(
+            explain(
+                f"{name}()",
+                "k cannot be larger than the number of keys.",
+                {"A": f"{problem.shape[2]} queries × {n} keys"},
+                found=f"k = {k}, n = {n}",
+                fix=f"{name}({n})" if n else "give attend() a key.",
+            )
+        )
+    shape = (*problem.shape[:3], k)
+    values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
 
 
 def _largest_logits(x: Tensor, k: int) -> Largest:
@@ -193,7 +198,7 @@ class ArgMax(Statistic):
         self._top = TopK(1)
 
     def start(self, problem: Problem) -> Largest:
-        return self._top.start(problem)
+        return _no_keys_yet("ArgMax", 1, problem)
 
     def step(self, carry: Largest, part: Part, at: Tile) -> Largest:
         return self._top.step(carry, part, at)
@@ -240,7 +245,8 @@ class TailMass(Statistic):
         self._top = TopK(k)
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
-        return self._top.start(problem), torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+        mass = torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+        return _no_keys_yet("TailMass", self._top.k, problem), mass
 
     def step(self, carry: tuple[Largest, Tensor], part: Part, at: Tile) -> tuple[Largest, Tensor]:
         top, mass = carry

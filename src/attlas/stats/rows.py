@@ -131,7 +131,8 @@ class EffectiveKeys(Statistic):
     -----
     Kish's effective sample size [1]_, known as inverse participation ratio too: 1 if one key has all the
     weight, n if all are alike. The square of the sum makes it independent of a sink; without one it is
-    ``1 / Σ_j A_ij²``. A row with no allowed key has 0. Cost: one norm, no memory beyond the tile.
+    ``1 / Σ_j A_ij²``. A row with no allowed key has 0, and so has one to whose keys a sink leaves too
+    little to be squared (1e-19 in float32). Cost: one norm, no memory beyond the tile.
 
     References
     ----------

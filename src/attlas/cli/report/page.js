@@ -6,7 +6,7 @@ const k = data.k;
 const values = words16(data.values);
 const indices = words16(data.indices);
 const received = bytes(data.received);
-const state = { head: data.telling, view: "text", pinned: null, shown: null };
+const state = { head: data.telling, view: "close", pinned: data.query, shown: null };
 
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
@@ -126,7 +126,7 @@ function readOut(i) {
   let [rest, named] = [65535, 0];
   for (let r = 0; r < Math.min(k, i + 1); r++) {
     const w = values[from + r];
-    if (w < 4) break; // below 0.01 %
+    if (w < 33 && named > 0) break; // below 0.05 %: it would read 0.0
     named += 1;
     rest -= w;
     const j = indices[from + r];
@@ -205,8 +205,9 @@ function pointAtMap(event, go) {
     words = `From around token ${q.toLocaleString("en")} to around token ${key.toLocaleString("en")}: at most ${percent(weightOf(byte))}.`;
     if (go) pin(q, true);
   } else if (state.view === "close") {
+    const most = byte === 1 ? "less than " : "";
     const [q, key] = [data.window[0] + r, data.window[0] + c];
-    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${percent(weightOf(byte))}.`;
+    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${most}${percent(weightOf(byte))}.`;
     for (const [box, on] of [[byId("plate-left"), r], [byId("plate-top"), c]]) [...box.children].forEach((label, i) => label.classList.toggle("on", i === on));
     if (go) pin(q, true);
   } else {
@@ -266,6 +267,7 @@ function paintAll() {
 buildAtlas();
 buildText();
 choose(data.telling);
+pin(data.query, true);
 paintAll();
 dark.addEventListener("change", paintAll);
 
@@ -290,7 +292,7 @@ text.addEventListener("keydown", (event) => {
   if (event.key === "Escape") pin(null, false);
   else if (step) {
     event.preventDefault();
-    pin(Math.min(n - 1, Math.max(0, (state.shown ?? data.window[0]) + step)), true);
+    pin(Math.min(n - 1, Math.max(0, (state.shown ?? data.query) + step)), true);
   }
 });
 byId("map").addEventListener("pointermove", (event) => pointAtMap(event, false));

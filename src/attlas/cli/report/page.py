@@ -55,13 +55,17 @@ def page(reading: Reading) -> str:
         "facts": _facts(reading),
         "hero_label": escape(f"Attention map of layer {reading.telling.layer}, head {reading.telling.head}"),
         "hero_caption": _hero_caption(reading),
+        "again": '<i class="again"><span>the second time</span></i>' if hero_view(reading) == "repeat" else "",
         "per_layer": str(reading.per_layer),
         "cell": str(_cell(reading.per_layer)),
         "block": block(reading),
         "jobs": _jobs(reading),
         "cells": f"{reading.cost.matrices} × {count(reading.cost.tokens)} × {count(reading.cost.tokens)}",
         "table": _table(reading),
-        "memory": escape(memory(reading.cost)),
+        "memory": escape(
+            f"{memory(reading.cost)} The longer lengths below are computed: full matrices grow with the square of the "
+            "length, what attlas keeps with the length."
+        ),
         "bars": _bars(reading),
         "words": _words(),
         "command": escape(reading.command),
@@ -91,8 +95,8 @@ def _headline(reading: Reading) -> tuple[str, str]:
             f"goes to the token that followed the first time. {setting}",
         )
     if kind.measure:
-        share = percent(getattr(head, kind.measure))
-        return f"{where} {_DOES[kind.measure]}", f"<b>{share}</b>: {escape(kind.definition)}. {setting}"
+        share = percent(head.of(kind))
+        return f"{where} {_DOES[kind.measure]}", f"Its {escape(kind.definition)}: <b>{share}</b>. {setting}"
     return f"{len(reading.heads)} heads read {text}", setting
 
 
@@ -124,7 +128,7 @@ def _facts(reading: Reading) -> str:
         ("heads with a simple job", f"{named} of {len(reading.heads)}"),
         ("full matrices would take", in_bytes(cost.full)),
         ("attlas keeps", in_bytes(cost.held)),
-        ("to read all heads", f"{cost.seconds:.1f} s"),
+        ("to run and read it", f"{cost.seconds:.1f} s"),
     ]
     return "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts)
 
@@ -149,7 +153,7 @@ def _jobs(reading: Reading) -> str:
 
 def _table(reading: Reading) -> str:
     header = "".join(
-        f'<th{" class=words" if column.words else ""} title="{escape(column.meaning)}">'
+        f'<th class="{"name" if column.words else "number"}" title="{escape(column.meaning)}">'
         f'<button type="button">{escape(column.title)}</button></th>'
         for column in COLUMNS
     )
@@ -163,7 +167,7 @@ def _row(head: Head) -> str:
         value = column.value(head)
         if isinstance(value, str):
             kind = head.kinds[0].measure or "mixed"
-            cells.append(f'<td class="words"><span class="kind" data-kind="{kind}">{escape(value)}</span></td>')
+            cells.append(f'<td class="name"><span class="kind" data-kind="{kind}">{escape(value)}</span></td>')
         else:
             share = f' class="share" style="--v:{min(max(value, 0.0), 1.0):.3f}"' if column.share else ""
             cells.append(f'<td{share} data-v="{value:.6g}">{escape(column.show(head))}</td>')

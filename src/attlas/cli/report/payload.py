@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.cli.reading import Reading
-from attlas.cli.words import percent, visible
+from attlas.cli.words import others, percent, visible
 from attlas.heads import NEAR, Head
 from attlas.pictures import DEPTH
 
@@ -42,6 +42,7 @@ def payload(reading: Reading) -> str:
         "side": reading.maps.shape[-1],
         "block": block(reading),
         "closeups": pack(reading.closeups),
+        "query": reading.query,
         "window": [reading.window.start, reading.window.stop],
         "repeats": pack(reading.repeats),
         "repeatSide": reading.repeats.shape[-1],
@@ -73,8 +74,8 @@ def _facts(reading: Reading, i: int) -> dict[str, object]:
         "kind": kind.name,
         "short": kind.short,
         "measure": kind.measure or "mixed",
-        "also": [other.name for other in head.kinds[1:]],
-        "value": percent(getattr(head, kind.measure)) if kind.measure else "",
+        "also": others(head),
+        "value": percent(head.of(kind)) if kind.measure else "",
         "does": kind.does,
         "evidence": _evidence(head, reading.favourites[i]),
     }
@@ -82,9 +83,9 @@ def _facts(reading: Reading, i: int) -> dict[str, object]:
 
 def _evidence(head: Head, favourites: tuple[tuple[str, float], ...]) -> list[tuple[str, str, float | None]]:
     shares = [
-        ("after the earlier copy, random block", head.induction),
-        (f"the same on this text (chance {percent(head.induction_chance)})", head.induction_text),
-        ("on the earlier copy, random block", head.duplicate),
+        ("on what came next, random tokens twice", head.induction),
+        (f"on what came next, this text (chance {percent(head.induction_chance)})", head.induction_text),
+        ("on the copy, random tokens twice", head.duplicate),
         ("on the token before", head.previous),
         ("on itself", head.current),
         (f"on the last {NEAR} tokens", head.near),

@@ -1,0 +1,458 @@
+"""The contracts that every score, mask and statistic of attlas keeps, for classes of your own.
+
+Each function is silent where all laws hold, and raises a `ContractError`, which is an AssertionError, at the
+first that does not: put one call into your tests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.attend import attend
+from attlas.engine.fold import Statistic
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, flatten, through
+from attlas.errors import ContractError, ShapeError, explain
+from attlas.masks import Causal, Coverage, Mask, from_function
+from attlas.matrix import AttentionMatrix
+from attlas.scores import Score
+from attlas.stats import RowMass
+from attlas.tiles import Tile, cut
+
+__all__ = ["ContractError", "check_mask", "check_score", "check_statistic"]
+
+Given: TypeAlias = Mapping[str, object]
+
+_CLOSE = 1e-8  # in float64: far above rounding, far below any mistake
+# Whole, several strips and panels, and next to no memory: the result must not depend on it.
+_PLANS = (Plan("tiled"), Plan("tiled", rows=3, columns=4), Plan("tiled", cells=16), Plan())
+_PLANS_FOR_MASKS = (Plan("tiled"), Plan("tiled", rows=31, columns=47), Plan(rows=64), Plan())
+
+
+def check_score(score: Score, query_size: int = 8, key_size: int | None = None, heads: int = 2) -> None:
+    """Check that a score keeps the contract of `attlas.Score`.
+
+    Parameters
+    ----------
+    score : Score
+        A score, as it is handed to `attlas.attend`. It is copied to float64 and left as it is.
+    query_size : int, default 8
+        Size of a query that it takes.
+    key_size : int, optional
+        Size of a key; the default is `query_size`.
+    heads : int, default 2
+        Number of heads that it is made for.
+
+    Raises
+    ------
+    ContractError
+        If `forward` gives a wrong shape or dtype, a tile that differs from that part of the whole matrix, or
+        writes to its tokens; if `finite`, `positional` or `as_dot` say what is not so; if output or gradients
+        depend on the plan, or gradients differ from finite differences.
+
+    See Also
+    --------
+    check_mask, check_statistic
+
+    Notes
+    -----
+    Cost: some hundred matrices of 7 × 9, well under a second. Run it at points where the score is
+    differentiable: random tokens are.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> class Cauchy(attlas.Score):
+    ...     def forward(self, q, k, at):
+    ...         return -torch.log1p((q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1))
+    >>> attlas.testing.check_score(Cauchy())
+    >>> class Centred(attlas.Score):  # a score may not look beyond its tile
+    ...     def forward(self, q, k, at):
+    ...         return q @ (k - k.mean(-2, keepdim=True)).mT
+    >>> attlas.testing.check_score(Centred())
+    Traceback (most recent call last):
+    attlas.errors.ContractError: check_score(Centred): a tile must equal that part of the whole matrix.
+      score: Centred()
+      found: rows 0 to 2, columns 0 to 3, off by 2
+      fix: let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().
+    """
+    if not isinstance(score, Score):
+        raise _broken("check_score()", "score must be an attlas.Score.", found=repr(score), fix="class MyScore(Score)")
+    where, given = f"check_score({type(score).__name__})", {"score": repr(score)}
+    score = copy.deepcopy(score).double()
+    q = _numbers(2, heads, 7, query_size).requires_grad_()
+    k = _numbers(2, heads, 9, query_size if key_size is None else key_size, seed=1).requires_grad_()
+    score.check(q, k, heads)
+    problem = attend(q, k, score=score).problem
+    before = [t.detach().clone() for t in (q, k)]
+    _check_tiles_of_score(where, given, problem)
+    if not all(torch.equal(a, b) for a, b in zip((q, k), before, strict=True)):
+        fix = "leave out in-place operations, or work on a copy."
+        raise _broken(where, "forward() must not write to its tokens.", given, found="q or k has changed", fix=fix)
+    _check_words_of_score(where, given, problem)
+    _check_products(where, given, lambda plan: attend(q, k, score=score, mask=_some_pairs(), plan=plan), score)
+
+
+def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: int = 1, heads: int = 1) -> None:
+    """Check that a mask keeps the contract of `attlas.masks.Mask`.
+
+    Parameters
+    ----------
+    mask : Mask
+        A mask, as it is handed to `attlas.attend`.
+    m, n : int, optional
+        Number of queries and of keys; the default is what the mask says of itself, else 70 and 150.
+    batch, heads : int, default 1
+        Sizes of the leading axes that it is made for.
+
+    Raises
+    ------
+    ContractError
+        If `allows` gives a wrong shape or dtype, or a tile that differs from that part of the whole mask; if
+        `coverage` says NONE or ALL of a tile of which it is not so; if the output differs from that of the
+        definition.
+
+    See Also
+    --------
+    check_score, check_statistic
+
+    Notes
+    -----
+    ``Coverage.SOME`` is always right, so a mask that never skips a tile passes. Cost: a second.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> class Even(attlas.Mask):
+    ...     def allows(self, at):
+    ...         return at.j % 2 == 0
+    >>> attlas.testing.check_mask(Even())
+    >>> class Hasty(Even):  # skips what it should not
+    ...     def coverage(self, at):
+    ...         return attlas.Coverage.NONE if len(at.columns) < 8 else attlas.Coverage.SOME
+    >>> attlas.testing.check_mask(Hasty())
+    Traceback (most recent call last):
+    attlas.errors.ContractError: check_mask(Hasty): coverage() must be NONE only where allows() is False everywhere.
+      mask: Hasty()
+      found: rows 0 to 34, columns 0 to 6 are said to be NONE, and 140 of 245 pairs may attend
+      fix: return Coverage.SOME where you cannot be sure: it costs time, and is always right.
+    """
+    if not isinstance(mask, Mask):
+        raise _broken("check_mask()", "mask must be an attlas.Mask.", found=repr(mask), fix="from_function(mask_mod)")
+    where, given = f"check_mask({type(mask).__name__})", {"mask": mask.name()}
+    own_m, own_n = mask.size()
+    n = n or own_n or 150
+    m = m or own_m or min(70, n)
+    q, k = _numbers(batch, heads, m, 3).requires_grad_(), _numbers(batch, heads, n, 3, seed=1).requires_grad_()
+    try:
+        problem = attend(q, k, mask=mask).problem
+    except ShapeError as error:
+        raise _broken(
+            where,
+            "check() must accept the sizes that the mask is made for.",
+            given,
+            found=str(error).splitlines()[0],
+            fix=f"check_mask(mask, m={m}, n={n}, batch={batch}, heads={heads}) with the sizes that fit.",
+        ) from error
+    whole = _allowed(where, given, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
+    for at in _rectangles(problem):
+        _check_tile_of_mask(where, given, mask, at, whole)
+    _check_products(where, given, lambda plan: attend(q, k, mask=mask, plan=plan), None)
+
+
+def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None = None) -> None:
+    """Check that a statistic keeps the contract of `attlas.stats.Statistic`.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        A statistic, as it is handed to `AttentionMatrix.collect`.
+    dense : callable, optional
+        What it should give: takes the whole weights, shape (batch, heads, m, n), in float64.
+
+    Raises
+    ------
+    ContractError
+        If the result depends on the plan, on an earlier run or on what else is collected; if it lacks the
+        axes (batch, heads), or that of one head is not what it is in the whole; if a step writes into what
+        other statistics read; if it differs from `dense`.
+
+    See Also
+    --------
+    check_score, check_mask
+
+    Notes
+    -----
+    The matrices are 2 × 3 heads of 13 × 17, causal and with holes, with and without a sink, and one whose
+    first queries see no key. Cost: under a second.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas import stats
+    >>> attlas.testing.check_statistic(stats.MaxWeight(), dense=lambda weights: weights.amax(-1))
+    >>> attlas.testing.check_statistic(stats.MaxWeight(), dense=lambda weights: weights.sum(-1))
+    Traceback (most recent call last):
+    attlas.errors.ContractError: check_statistic(MaxWeight): the result must be that of the dense formula.
+      statistic: MaxWeight
+      found: off by 0.93 with plan Plan(backend='tiled', rows=None, columns=None, cells=None)
+      fix: compare statistic and dense on one row; a row that sees no key has weights 0.
+    """
+    if not isinstance(statistic, Statistic):
+        fix = "class MyStatistic(stats.Statistic)"
+        raise _broken("check_statistic()", "statistic must be a Statistic.", found=repr(statistic), fix=fix)
+    where = f"check_statistic({type(statistic).__name__})"
+    given = {"statistic": type(statistic).__name__}
+    for sink in (None, _numbers(3, seed=7)):
+        for mask in (None, _some_pairs(), Causal(-3)):
+            q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
+            matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
+            _check_results(where, given, statistic, matrices, dense)
+
+
+def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:
+    at = problem.tile(*map(range, problem.shape))
+    whole = _scores(where, given, problem, at)
+    for tile in _rectangles(problem):
+        part = _scores(where, given, problem, tile)
+        error = _difference(part, _part(whole, tile))
+        if error > _CLOSE:
+            raise _broken(
+                where,
+                "a tile must equal that part of the whole matrix.",
+                given,
+                found=f"{_place(tile)}, off by {error:.2g}",
+                fix="let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().",
+            )
+
+
+def _scores(where: str, given: Given, problem: Problem, at: Tile) -> Tensor:
+    """Run `forward` on one tile, as the engine does."""
+    rows: Any = slice(at.rows.start, at.rows.stop) if at.row_index is None else at.row_index
+    columns: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index
+    b, h, _ = at.place
+    q, k = problem.tokens
+    logits = problem.score(through(q, lambda t: t[b, h, rows]), through(k, lambda t: t[b, h, columns]), at)
+    shape, dtype = tuple(getattr(logits, "shape", ())), getattr(logits, "dtype", None)
+    fits = len(shape) <= 4 and all(a in (1, b) for a, b in zip(shape[::-1], at.shape[::-1], strict=False))
+    if not fits or not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise _broken(
+            where,
+            "forward() must return floating point log-weights that broadcast to (batches, heads, rows, columns).",
+            given,
+            found=f"shape {shape}, {dtype}, for a tile of {at.shape}",
+            fix="q.unsqueeze(-2) and k.unsqueeze(-3) give one cell for each pair; sum over the last axis.",
+        )
+    return logits.detach().double().expand(at.shape)
+
+
+def _check_words_of_score(where: str, given: Given, problem: Problem) -> None:
+    """Check what a score says of itself: finite, positional, as_dot."""
+    score, at = problem.score, problem.tile(*map(range, problem.shape))
+    logits = _scores(where, given, problem, at)
+    if score.finite and not bool(logits.isfinite().all()):
+        found = f"{int((~logits.isfinite()).sum())} of {logits.numel()} log-weights of finite tokens are not"
+        rule = "a score that says finite = True must give finite log-weights."
+        raise _broken(where, rule, given, found=found, fix="leave `finite` at False.")
+    if score.positional:
+        other = attend(problem.q.detach() + 1, problem.k.detach() - 1, score=score).problem
+        if _difference(_scores(where, given, other, at), logits) > _CLOSE:
+            rule = "a score that says positional = True must not look at the tokens."
+            raise _broken(
+                where, rule, given, found="other tokens, other log-weights", fix="leave `positional` at False."
+            )
+    with torch.no_grad():
+        dot = score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+        if dot is None:
+            return
+        product = dot.scale * torch.matmul(dot.q, dot.k.mT)
+        product = product if dot.row is None else product + dot.row.unsqueeze(-1)
+        product = product if dot.bias is None else product + dot.bias(problem.q, problem.k, at)
+    error = _difference(product.expand(at.shape), logits)
+    if error > _CLOSE:
+        rule = "as_dot() must be the score that forward() gives."
+        fix = "check scale, row and bias; or return None."
+        raise _broken(where, rule, given, found=f"off by {error:.2g}", fix=fix)
+
+
+def _check_products(where: str, given: Given, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:
+    """Check output and gradients of all plans against the definition, and that against finite differences."""
+    exact = make(Plan("reference"))
+    q, k, n = exact.problem.q, exact.problem.k, exact.problem.shape[3]
+    v = _numbers(n, 3, seed=2).requires_grad_()
+    leaves = [q, k, v, *(p for p in (() if score is None else score.parameters()) if p.requires_grad)]
+    wanted = exact @ v
+    slope = _numbers(*wanted.shape, seed=3)
+    gradients = _gradients(wanted, leaves, slope)
+    for plan in _PLANS_FOR_MASKS if score is None else _PLANS:
+        found = make(plan) @ v
+        if (error := _difference(found.detach(), wanted.detach())) > _CLOSE:
+            rule = "the output must be that of the definition, whatever the plan."
+            fix = "compare A[:, :] with the formula on a small matrix."
+            raise _broken(where, rule, given, found=f"off by {error:.2g} with {plan}", fix=fix)
+        for name, a, b in zip(_names(leaves), _gradients(found, leaves, slope), gradients, strict=True):
+            if (error := _difference(a, b)) > _CLOSE * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
+                rule = "the gradients must be those of the definition, whatever the plan."
+                fix = "keep to torch's operations, or check the backward of your own."
+                raise _broken(where, rule, given, found=f"gradient of {name} off by {error:.2g} with {plan}", fix=fix)
+    if score is None:
+        return
+    try:
+        torch.autograd.gradcheck(lambda *_: make(Plan("reference")) @ v, leaves, fast_mode=True)
+    except RuntimeError as error:
+        rule = "the gradients of forward() must be those of finite differences."
+        fix = "check the backward of your own autograd function, and where a parameter is detached."
+        raise _broken(where, rule, given, found=str(error).strip().splitlines()[0][:100], fix=fix) from error
+
+
+def _check_tile_of_mask(where: str, given: Given, mask: Mask, at: Tile, whole: Tensor) -> None:
+    allowed = _allowed(where, given, mask, at)
+    wanted = _part(whole, at)
+    if not torch.equal(allowed, wanted):
+        raise _broken(
+            where,
+            "a tile must equal that part of the whole mask.",
+            given,
+            found=f"{_place(at)}, {int((allowed != wanted).sum())} of {allowed.numel()} pairs differ",
+            fix="ask at.i, at.j, at.b and at.h for places: they count in the whole matrix.",
+        )
+    coverage = mask.coverage(at)
+    for amount, right in ((Coverage.NONE, not bool(wanted.any())), (Coverage.ALL, bool(wanted.all()))):
+        if coverage is amount and not right:
+            everywhere = "False" if amount is Coverage.NONE else "True"
+            count = f"{int(wanted.sum())} of {wanted.numel()} pairs may attend"
+            raise _broken(
+                where,
+                f"coverage() must be {amount.name} only where allows() is {everywhere} everywhere.",
+                given,
+                found=f"{_place(at)} are said to be {amount.name}, and {count}",
+                fix="return Coverage.SOME where you cannot be sure: it costs time, and is always right.",
+            )
+
+
+def _allowed(where: str, given: Given, mask: Mask, at: Tile) -> Tensor:
+    allowed = mask.allows(at)
+    shape, dtype = tuple(getattr(allowed, "shape", ())), getattr(allowed, "dtype", None)
+    fits = len(shape) <= 4 and all(a in (1, b) for a, b in zip(shape[::-1], at.shape[::-1], strict=False))
+    if not fits or dtype is not torch.bool:
+        raise _broken(
+            where,
+            "allows() must return a bool tensor that broadcasts to (batches, heads, rows, columns).",
+            given,
+            found=f"shape {shape}, {dtype}, for a tile of {at.shape}",
+            fix="compare at.i and at.j, whose shapes broadcast: at.j <= at.i.",
+        )
+    return allowed.expand(at.shape)
+
+
+def _check_results(
+    where: str,
+    given: Given,
+    statistic: Statistic,
+    matrices: dict[Plan, AttentionMatrix],
+    dense: Callable[[Tensor], Any] | None,
+) -> None:
+    first = next(iter(matrices.values()))
+    mass = RowMass()
+    wanted = _tensors(first.collect(statistic)[0])
+    for t in wanted:
+        if tuple(t.shape[:2]) != (2, 3):
+            fix = "carry (batch, heads, ...) and write into part.at.place."
+            rule = "the first axes of a result must be (batch, heads)."
+            raise _broken(where, rule, given, found=f"shape {tuple(t.shape)}, expected (2, 3, ...)", fix=fix)
+    again = "start() must return a fresh carry."
+    runs = [("a second run gives the same", first.collect(statistic)[0], again)]
+    runs += [(f"{plan} gives the same", A.collect(statistic)[0], "sum over parts; leave nothing to their order.")
+             for plan, A in matrices.items()]  # fmt: skip
+    beside = first.collect(statistic, mass, statistic)
+    runs.append(("it gives the same beside others", beside[2], again))
+    for rule, result, fix in runs:
+        error = max(_difference(a, b) for a, b in zip(_tensors(result), wanted, strict=True))
+        if error > _CLOSE:
+            raise _broken(where, f"{rule} result.", given, found=f"off by {error:.2g}", fix=fix)
+    if _difference(beside[1], first.collect(mass)[0]) > _CLOSE:
+        rule = "a step must not write into the tensors of its part."
+        raise _broken(where, rule, given, found="other statistics change", fix="work on a copy: part.weights.clone().")
+    one = _tensors(first[1, 2].collect(statistic)[0])
+    if max(_difference(a, b[1, 2]) for a, b in zip(one, wanted, strict=True)) > _CLOSE:
+        rule, found = "a head must give alone what it gives in the whole matrix.", "A[1, 2] differs from [1, 2] of A"
+        raise _broken(where, rule, given, found=found, fix="do not mix batches or heads.")
+    if dense is not None:
+        expected = _tensors(dense(first.to_dense()))
+        for plan, A in matrices.items():
+            results = _tensors(A.collect(statistic)[0])
+            error = max(_difference(a, b) for a, b in zip(results, expected, strict=True))
+            if error > _CLOSE:
+                rule, fix = "the result must be that of the dense formula.", "compare statistic and dense on one row; "
+                found = f"off by {error:.2g} with plan {plan}"
+                raise _broken(where, rule, given, found=found, fix=fix + "a row that sees no key has weights 0.")
+
+
+def _rectangles(problem: Problem) -> Iterator[Tile]:
+    """Yield tiles of several sizes, and lists of places, of every batch and head and of all together."""
+    batch, heads, m, n = problem.shape
+    generator = torch.Generator().manual_seed(5)
+    for step_m, step_n in ((3, 4), (1, 5), (64, 64), (1, n)) if m * n < 2000 else ((64, 64), (35, 7), (1, n)):
+        for rows in cut(m, step_m):
+            for columns in cut(n, max(step_n, 1)):
+                yield problem.tile(range(batch), range(heads), rows, columns)
+    for b in cut(batch, 1):
+        for h in cut(heads, 1):
+            at = problem.tile(b, h, range(m), range(n))
+            yield at
+            places = torch.randint(m, (4,), generator=generator), torch.randint(n, (5,), generator=generator)
+            yield replace(at, rows=range(4), row_index=places[0])
+            yield replace(at, columns=range(5), column_index=places[1])
+            yield replace(at, rows=range(4), columns=range(5), row_index=places[0], column_index=places[1])
+
+
+def _part(whole: Tensor, at: Tile) -> Tensor:
+    b, h, _ = at.place
+    return whole[b, h][:, :, at.i.flatten()][..., at.j.flatten()]
+
+
+def _place(at: Tile) -> str:
+    rows, columns = at.i.flatten().tolist(), at.j.flatten().tolist()
+    if at.scattered:
+        return f"rows {rows}, columns {columns}" if len(rows) + len(columns) < 20 else "a list of rows or columns"
+    return f"rows {rows[0]} to {rows[-1]}, columns {columns[0]} to {columns[-1]}"
+
+
+def _some_pairs() -> Mask:
+    return from_function(lambda b, h, i, j: (i * 5 + j * 3 + h) % 7 != 0) & Causal()
+
+
+def _numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _gradients(out: Tensor, leaves: list[Tensor], slope: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(out, leaves, slope, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+
+def _names(leaves: list[Tensor]) -> list[str]:
+    return ["q", "k", "v", *(f"parameter {i} {tuple(p.shape)}" for i, p in enumerate(leaves[3:]))]
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return flatten(result if isinstance(result, Tensor) else tuple(result))
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference; equal infinities and equal NaN count as 0, other shapes as infinity."""
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.double(), b.double()
+    gap = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    return float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
+
+
+def _broken(where: str, rule: str, given: Given | None = None, *, found: str, fix: str) -> ContractError:
+    return ContractError(explain(where, rule, given, found=found, fix=fix))

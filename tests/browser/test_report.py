@@ -1,0 +1,159 @@
+"""The report in a real browser: no errors, nothing from the network, and what one can do with it."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from attlas.cli.reading import Cost, Reading
+from attlas.cli.report import page
+from attlas.heads import Head
+
+pytestmark = pytest.mark.browser
+
+LAYERS, HEADS, N = 2, 3, 120
+WORDS = ("def", " f", "(", "x", ")", ":", "\n   ", " return", " x", "</script>", "<b>", "", "🦊", "日", "&amp;")
+
+
+def reading() -> Reading:
+    allowed = torch.ones(N, N, dtype=torch.bool).tril()
+    weights = torch.softmax(torch.randn(LAYERS, HEADS, N, N).masked_fill(~allowed, -torch.inf), -1)
+    others = {field.name for field in fields(Head)} - {"layer", "head", "induction"}
+    measured = dict.fromkeys(others, 0.1)
+    heads = [
+        Head(layer=i // HEADS, head=i % HEADS, induction=0.9 if i == 4 else i / 100, **measured)
+        for i in range(LAYERS * HEADS)
+    ]
+    top = weights.topk(8)
+    maps = weights.masked_fill(~allowed, torch.nan)
+    return Reading(
+        model="tiny <model>",
+        source="a & b.py",
+        command="attlas demo --text 'a & b.py'",
+        tokens=tuple(WORDS[i % len(WORDS)] for i in range(N)),
+        layers=LAYERS,
+        per_layer=HEADS,
+        heads=tuple(heads),
+        favourites=((("def", 0.3), ("<b>", 0.1)),) * len(heads),
+        maps=maps,
+        received=weights.mean(-2),
+        values=top.values,
+        indices=top.indices,
+        window=range(30, 62),
+        query=50,
+        closeups=maps[:, :, 30:62, 30:62],
+        period=40,
+        repeats=maps[:, :, :80, :80],
+        loss=2.0,
+        cost=Cost(6, N, 6 * N * N * 4, 6 * N * 17 * 4, 10_000, 0.1),
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_text(page(reading()), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    from playwright.sync_api import sync_playwright
+
+    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=own, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture(params=[(1360, "light"), (1360, "dark"), (390, "light"), (390, "dark")], ids=str)
+def tab(request: pytest.FixtureRequest, browser: object, report: Path) -> Iterator[object]:
+    width, scheme = request.param
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on(
+        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
+    )
+    tab.goto(report.as_uri())
+    yield tab
+    tab.close()
+    assert complaints == []
+
+
+def test_shows_everything_and_fits_the_window(tab: object) -> None:
+    assert tab.locator(".plot canvas").count() == LAYERS * HEADS
+    assert tab.locator(".t").count() == N
+    assert tab.locator("tbody tr").count() == LAYERS * HEADS
+    assert "Layer 1, head 1 remembers what came next" in tab.locator("h1").inner_text()
+    assert tab.title() == "Layer 1, head 1 remembers what came next · attlas"
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "</script>" in tab.locator("#text").inner_text()
+    painted = tab.evaluate("[...document.querySelector('#hero').getContext('2d').getImageData(0, 0, 80, 80).data]")
+    assert len(set(painted)) > 50
+
+
+def test_a_token_tells_where_the_head_looks(tab: object) -> None:
+    assert "token 50" in tab.locator("#readout").inner_text()  # something to see before anyone points
+    tab.locator(".t").nth(75).click()
+    shown = tab.locator(".readout-list li")
+    A = reading_of_page(tab, layer=1, head=1, query=75)
+    A = [(weight, key) for weight, key in A if weight >= 33 / 65535]
+    assert shown.count() == len(A)
+    for item, (weight, key) in zip(shown.all(), A, strict=True):
+        assert re.search(r"[\d.]+ %", item.inner_text())
+        assert abs(float(re.search(r"([\d.]+) %", item.inner_text())[1]) / 100 - weight) < 0.006
+        assert str(75 - key) in item.get_attribute("title") or key == 75
+    assert tab.locator(".t.query").count() == 1
+    tab.locator("#text").press("ArrowRight")
+    assert "token 76" in tab.locator("#readout").inner_text()
+    tab.mouse.move(0, 0)  # else the token under the mouse is shown next
+    tab.locator("#text").press("Escape")
+    assert tab.locator(".t.query").count() == 0
+
+
+def reading_of_page(tab: object, layer: int, head: int, query: int) -> list[tuple[float, int]]:
+    torch.manual_seed(0)
+    given = reading()
+    values, keys = given.values[layer, head, query], given.indices[layer, head, query]
+    return list(zip(values.tolist(), keys.tolist(), strict=True))
+
+
+def test_heads_are_chosen_in_grid_list_and_table(tab: object) -> None:
+    tab.locator(".plot").nth(2).click()
+    assert tab.locator("#head-name").inner_text() == "Layer 0, head 2"
+    assert tab.locator(".plot").nth(2).get_attribute("aria-pressed") == "true"
+    tab.locator(".chips button").first.click()
+    assert tab.locator("#head-name").inner_text() == "Layer 1, head 1"
+    tab.locator("tbody tr").nth(5).click()
+    assert tab.locator("#head-name").inner_text() == "Layer 1, head 2"
+
+
+def test_three_views_of_a_head(tab: object) -> None:
+    for view, side in (("text", N), ("close", 32), ("repeat", 80)):
+        tab.locator(f"[data-view={view}]").click()
+        assert tab.evaluate("document.querySelector('#map').width") == side
+    tab.locator("[data-view=close]").click()
+    assert tab.locator("#plate-left span").count() == 32
+    box = tab.locator("#map").bounding_box()
+    tab.locator("#map").hover(position={"x": 5, "y": box["height"] - 5})
+    assert "31 back" in tab.locator("#caption").inner_text()
+    tab.locator("#map").hover(position={"x": box["width"] - 5, "y": 5})
+    assert "future" in tab.locator("#caption").inner_text()
+
+
+def test_the_table_sorts_both_ways(tab: object) -> None:
+    header = tab.locator("th button", has_text="induction")
+    for order in ("descending", "ascending"):
+        header.click()
+        shown = [float(row.locator("td").nth(7).inner_text()) for row in tab.locator("tbody tr").all()]
+        assert shown == sorted(shown, reverse=order == "descending")
+        assert header.locator("..").get_attribute("aria-sort") == order

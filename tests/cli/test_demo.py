@@ -1,0 +1,166 @@
+"""The demo from end to end on a tiny model: what is printed, what is written, and that the numbers are right."""
+
+import base64
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attlas.cli import main
+from attlas.cli.loading import load, texts, tokenize
+from attlas.cli.reader import read
+from attlas.cli.reading import Reading
+from attlas.cli.report.payload import FLOOR
+from attlas.cli.terminal import Terminal
+from attlas.heads import KINDS
+
+
+@pytest.fixture(scope="module")
+def reading(model_folder: Path, text_file: Path) -> Reading:
+    loaded = load(model_folder)
+    return read(loaded, tokenize(loaded, text_file.read_text("utf-8"), 200), "greet.py", "attlas demo", Terminal())
+
+
+@pytest.fixture(scope="module")
+def weights(model_folder: Path, text_file: Path) -> torch.Tensor:
+    """Full matrices of the same text from transformers' eager attention, shape (layers, heads, n, n)."""
+    loaded = load(model_folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    with torch.no_grad():
+        output = model(tokenize(loaded, text_file.read_text("utf-8"), 200)[None], output_attentions=True)
+    return torch.stack(output.attentions)[:, 0]
+
+
+def data_of(report: Path) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_writes_report_and_pictures(demo_folder: Path) -> None:
+    assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html"]
+    for name in ("atlas.png", "head.png"):
+        assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_prints_a_table_and_the_line_about_memory(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(
+        ["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path), "--tokens", "100"]
+    )
+    out, err = capsys.readouterr()
+    assert status == 0
+    lines = out.splitlines()
+    header = next(line for line in lines if "entropy" in line)
+    assert " ".join(header.split()) == ("layer head entropy keys first previous induction on text distance what it is")
+    rows = [line.split() for line in lines if re.match(r" +\d +\d +\d+\.\d\d ", line)]
+    assert [(row[0], row[1]) for row in rows] == [(str(layer), str(head)) for layer in range(2) for head in range(3)]
+    assert "6 full matrices of 100 × 100 in float32 would take 234 KiB; attlas kept" in out
+    assert "\x1b" not in out + err  # piped: no colours, no moving line
+    assert "reading 6 heads" in err
+    assert max(map(len, lines[: lines.index("")] + rows[0])) < 200
+
+
+def test_numbers_equal_those_of_full_matrices(reading: Reading, weights: torch.Tensor) -> None:
+    n = weights.shape[-1]
+    place = torch.arange(n)
+    entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
+    distance = (place[:, None] - place).clamp_min(0)
+    ids = torch.arange(n)
+    for head in reading.heads:
+        A, rows = weights[head.layer, head.head], entropy[head.layer, head.head]
+        expected = {
+            "entropy": rows.mean(),
+            "effective_keys": rows.exp().mean(),
+            "breadth": (rows.exp() / (place + 1))[1:].mean(),
+            "first": A[1:, 0].mean(),
+            "previous": A.diagonal(-1).mean(),
+            "current": A.diagonal().mean(),
+            "near": (A * (distance < 16)).sum(-1).mean(),
+            "distance": (A * distance).sum(-1).mean(),
+        }
+        for name, value in expected.items():
+            assert math.isclose(getattr(head, name), float(value), rel_tol=2e-4, abs_tol=1e-6), name
+    assert ids.shape == (n,)
+    top = weights.topk(8)
+    torch.testing.assert_close(reading.values, top.values, atol=1e-5, rtol=1e-4)
+    window = slice(reading.window.start, reading.window.stop)
+    allowed = torch.ones(len(reading.window), len(reading.window), dtype=torch.bool).tril()
+    torch.testing.assert_close(
+        reading.closeups[..., allowed], weights[:, :, window, window][..., allowed], atol=1e-5, rtol=1e-4
+    )
+    assert reading.closeups[..., ~allowed].isnan().all()
+
+
+def test_induction_on_the_text_equals_its_definition(
+    reading: Reading, weights: torch.Tensor, model_folder: Path, text_file: Path
+) -> None:
+    ids = tokenize(load(model_folder), text_file.read_text("utf-8"), 200)
+    follows = torch.zeros(200, 200, dtype=torch.bool)
+    follows[:, 1:] = ids[:, None] == ids[None, :-1]
+    follows &= torch.ones(200, 200, dtype=torch.bool).tril()
+    again = follows.any(-1)
+    found = (weights * follows).sum(-1)[..., again].mean(-1)
+    assert torch.allclose(torch.tensor([h.induction_text for h in reading.heads]), found.flatten(), rtol=1e-3)
+    chance = (follows.sum(-1) / torch.arange(1, 201))[again].mean()
+    assert math.isclose(reading.heads[0].induction_chance, float(chance), rel_tol=1e-5)
+
+
+def test_report_holds_the_weights(demo_folder: Path, reading: Reading) -> None:
+    data = data_of(demo_folder / "report.html")
+    shape = (2, 3, len(data["tokens"]), data["k"])
+    values = np.frombuffer(base64.b64decode(data["values"]), "<u2").reshape(shape) / 65535
+    np.testing.assert_allclose(values[:, :, :200], reading.values, atol=1e-5)
+    closeup = np.frombuffer(base64.b64decode(data["closeups"]), np.uint8).reshape(2, 3, 32, 32)
+    assert (closeup[0, 0] == 0).sum() == 31 * 32 // 2  # where nothing may be seen
+    shown = FLOOR ** (1 - (closeup[closeup > 0].astype(float) - 1) / 254)
+    assert shown.min() >= FLOOR
+    assert shown.max() <= 1
+    assert {head["measure"] for head in data["heads"]} <= {kind.measure for kind in KINDS} | {"mixed"}
+
+
+def test_report_is_one_file_that_asks_for_nothing(demo_folder: Path) -> None:
+    text = (demo_folder / "report.html").read_text("utf-8")
+    assert "default-src 'none'" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
+    assert "@import" not in text
+    assert not re.findall(r"url\(", text)
+
+
+def test_report_escapes_the_text(demo_folder: Path, text_file: Path) -> None:
+    text = (demo_folder / "report.html").read_text("utf-8")
+    assert text.count("</script>") == 2  # the two elements that the page itself has
+    assert "<b>tag" not in text
+    assert "greet &lt;b&gt;.py" in text
+    tokens = data_of(demo_folder / "report.html")["tokens"]
+    assert "".join(tokens[1:]).startswith(
+        'def greet(name):\n    # émigré, 日本語, 🦊 and a </script><b>tag</b> & "quotes"'
+    )
+
+
+def test_tokens_inside_a_character_have_no_text(model_folder: Path) -> None:
+    loaded = load(model_folder)
+    ids = torch.tensor(loaded.tokenizer("a🦊é\n  b", add_special_tokens=False)["input_ids"])
+    assert texts(loaded.tokenizer, ids) == ("a", "", "", "", "🦊", "", "é", "\n", " ", " ", "b")
+    cut = texts(loaded.tokenizer, ids[:3])
+    assert cut[0] == "a"
+    assert "".join(cut[1:]) in ("", "\N{REPLACEMENT CHARACTER}")
+
+
+def test_without_matplotlib_the_report_is_written(
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)
+    assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path)]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""Low precision is judged by a budget: at most twice the error of the plain formula in that precision, and rounding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NAMES = ["ScaledDot", "SoftCap", "Cosine", "Gaussian", "Gaussian(wide)", "Laplace", "Epanechnikov", "Additive",
+         "Bilinear(up)", "Alibi", "RelativeBias", "own"]  # fmt: skip
+SIZES = {"batch": 1, "heads": 4, "key_heads": 2, "value_heads": 2, "value_size": 8}
+
+
+def within_budget(
+    found: Tensor, plain: Tensor, exact: Tensor, dtype: torch.dtype, what: str, steps: float = 1.0
+) -> None:
+    """Compare the largest errors of whole tensors: single cells of a plain sum may be right by luck."""
+    assert found.shape == exact.shape
+    assert bool(found.isfinite().all()), what
+    error, allowed = ((t.double() - exact).abs().max().item() for t in (found, plain))
+    rounding = steps * torch.finfo(dtype).eps * exact.abs().max().item()
+    assert error <= 2 * allowed + rounding, f"{what}: error {error:.3g}, plain {allowed:.3g}, rounding {rounding:.3g}"
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("plan", ["auto", "tiled"])
+def test_budget(dtype: str, name: str, plan: str, make: Any, sizes: Any) -> None:
+    low = DTYPES[dtype]
+    case = make(name, "Causal", sizes(96, 128, **SIZES), sink=True)
+    tensors = [t.detach().to(low) for t in (case.q, case.k, case.v, case.sink)]
+    fast = [t.clone().requires_grad_() for t in tensors]
+    slow = [t.double().requires_grad_() for t in tensors]
+    naive = [t.clone().requires_grad_() for t in tensors]
+    chosen = Plan() if plan == "auto" else Plan("tiled", rows=40, columns=50)
+
+    def attend(given: list[Tensor], score: attlas.Score, plan: Plan) -> tuple[attlas.AttentionMatrix, Tensor]:
+        A = attlas.attend(given[0], given[1], score=score, mask=attlas.Causal(), sink=given[3], plan=plan)
+        return A, A @ given[2]
+
+    def plain(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the formula with every step rounded to the low precision."""
+        q, k, v, sink = given
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        i, j = torch.arange(96).view(-1, 1), torch.arange(128).view(1, -1)
+        score = copy.deepcopy(case.score).to(low)
+        logits = case.score_case.formula(score, q, k, j - i - 32, case.sizes).to(low)
+        logits = logits.masked_fill(j > i + 32, -torch.inf)
+        logits = torch.cat([logits, sink.view(1, -1, 1, 1).expand(1, 4, 96, 1)], -1)
+        weights = torch.softmax(logits, -1)[..., :-1]
+        return weights @ v, weights, torch.logsumexp(logits, -1)
+
+    A, found = attend(fast, copy.deepcopy(case.score).to(low), chosen)
+    B, exact = attend(slow, copy.deepcopy(case.score).to(low).double(), Plan("reference"))
+    rough, rough_weights, rough_lse = plain(naive)
+    assert found.dtype is low
+    within_budget(found, rough, exact, low, "output")
+    assert A.lse.dtype is A[:, :, :, :].dtype is torch.float32
+    within_budget(A.lse, rough_lse, B.lse, low, "lse")
+    # A weight is exp(logit - lse): the rounding of both comes on top, in units of their size.
+    steps = 1 + B.lse.abs().max().item()
+    within_budget(A[:, :, :, :], rough_weights, B[:, :, :, :], low, "weights", steps)
+
+    slope = torch.randn(exact.shape, dtype=low)
+    gradients = [
+        torch.autograd.grad(out, given, slope.to(out.dtype))
+        for out, given in ((found, fast), (rough, naive), (exact, slow))
+    ]
+    for label, a, b, c in zip(("q", "k", "v", "sink"), *gradients, strict=True):
+        assert a.dtype is low
+        # The backward computes weights again in float32, as above: in half precision that is no error at all.
+        within_budget(a, b, c, low, f"gradient of {label}", steps if low is torch.float32 else 1.0)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_budget_of_the_transposed_product(dtype: str) -> None:
+    low = DTYPES[dtype]
+    q, k, x = (torch.randn(1, 2, 200, 16).to(low) for _ in range(3))
+    exact = torch.softmax(q.double() @ k.double().mT / 4, -1).mT @ x.double()
+    plain = torch.softmax(q @ k.mT / 4, -1).mT @ x
+    found = attlas.attend(q, k).mT @ x
+    assert found.dtype is low
+    within_budget(found, plain, exact, low, "A.mT @ x")
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("plan", [Plan(), Plan("tiled", columns=64)], ids=["auto", "tiled"])
+def test_long_rows_add_up(dtype: str, plan: Plan) -> None:
+    """Sums of 20,000 small weights: half precision would stop at 2,048 equal terms."""
+    low = DTYPES[dtype]
+    q, k, v = torch.zeros(1, 1, 2, 4).to(low), torch.randn(1, 1, 20_000, 4).to(low), torch.ones(1, 1, 20_000, 1).to(low)
+    A = attlas.attend(q, k, plan=plan)
+    torch.testing.assert_close((A @ v).float(), torch.ones(1, 1, 2, 1))
+    torch.testing.assert_close(A.lse, torch.full((1, 1, 2), 20_000.0).log(), rtol=1e-5, atol=0)
+
+
+def test_reads_are_exact_whatever_the_dtype() -> None:
+    q, k = (torch.randn(1, 2, 50, 16).bfloat16() for _ in range(2))
+    for score in (attlas.ScaledDot(), attlas.Gaussian(4.0), attlas.Laplace(8.0)):
+        assert attlas.attend(q, k, score=score).check() < 1e-6
+
+
+def test_a_far_cloud_keeps_its_digits() -> None:
+    """A Gaussian of points far from 0: the dot-product form would lose all digits, and must not be taken."""
+    q, k, v = torch.randn(1, 1, 30, 16) + 1e4, torch.randn(1, 1, 40, 16) + 1e4, torch.randn(1, 1, 40, 3)
+    distance = (q.double().unsqueeze(-2) - k.double().unsqueeze(-3)).square().sum(-1)
+    for h in (0.5, 1.0, 3.0):
+        wanted = torch.softmax(-0.5 * distance / h**2, -1)
+        A = attlas.attend(q, k, score=attlas.Gaussian(h))
+        torch.testing.assert_close(A[:, :, :, :].double(), wanted, rtol=0, atol=2e-5)
+        torch.testing.assert_close((A @ v).double(), wanted @ v.double(), rtol=0, atol=1e-4)

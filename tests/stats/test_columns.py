@@ -1,0 +1,73 @@
+"""Statistics of columns against their formulas on the dense matrix."""
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import stats
+from attlas.errors import ShapeError
+
+WINDOWS = {
+    "all": (None, lambda m: slice(0, m)),
+    "first half": (lambda m: slice(0, m // 2), lambda m: slice(0, m // 2)),
+    "range": (lambda m: range(m // 3, m), lambda m: slice(m // 3, m)),
+    "pair": (lambda m: (m // 3, m // 3), lambda m: slice(0, 0)),
+    "last": (lambda m: slice(-min(m, 9), None) if m else None, lambda m: slice(max(m - 9, 0), m)),
+}
+
+
+@pytest.fixture(params=WINDOWS)
+def window(request):
+    return WINDOWS[request.param]
+
+
+def masked_only(case):
+    """Which pairs the mask allows: a bounded kernel does not count as a mask."""
+    mask = case.A.problem.mask
+    if mask is None:
+        return np.ones_like(case.allowed)
+    batch, heads, m, n = case.allowed.shape
+    at = case.A.problem.tile(range(batch), range(heads), range(m), range(n))
+    return mask.allows(at).expand(batch, heads, m, n).numpy()
+
+
+def test_column_mass(case, window):
+    rows, own = window
+    given = None if rows is None else rows(case.m)
+    mass = case.weights[:, :, own(case.m)].sum(-2)
+    case.close(stats.column_mass(case.A, rows=given), mass)
+    queries = masked_only(case)[:, :, own(case.m)].sum(-2)
+    case.close(stats.column_mass(case.A, rows=given, mean=True), mass / np.maximum(queries, 1))
+
+
+def test_column_max(case, window):
+    rows, own = window
+    given = None if rows is None else rows(case.m)
+    case.close(stats.column_max(case.A, rows=given), case.weights[:, :, own(case.m)].max(-2, initial=0.0))
+
+
+def test_column_argmax(case):
+    if case.m == 0:
+        with pytest.raises(ShapeError):
+            case.A.collect(stats.ColumnArgMax())
+        return
+    found = case.A.collect(stats.ColumnArgMax())[0]
+    assert found.dtype == torch.int64
+    assert tuple(found.shape) == case.weights.shape[:2] + case.weights.shape[3:]
+    there = np.take_along_axis(case.weights, found.numpy()[:, :, None], -2)[:, :, 0]
+    np.testing.assert_allclose(there, case.weights.max(-2), rtol=case.tolerance, atol=case.tolerance)
+
+
+def test_the_first_of_equal_queries_is_found():
+    for rows in (1, 3, 100):
+        A = attlas.attend(torch.zeros(7, 4), torch.zeros(5, 4), plan=attlas.Plan(rows=rows))
+        assert A.collect(stats.ColumnArgMax())[0].tolist() == [0] * 5
+
+
+def test_heads_are_combined(make):
+    case = make(63, 130, mask=attlas.Causal())
+    mass = case.weights.sum(-2)
+    case.close(stats.column_mass(case.A, heads="sum"), mass.sum(1))
+    case.close(stats.column_mass(case.A[:, 1:3], heads="mean"), mass[:, 1:3].mean(1))
+    case.close(stats.column_max(case.A[0], heads="mean"), case.weights[0].max(-2).mean(0))

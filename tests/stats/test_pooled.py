@@ -1,0 +1,147 @@
+"""Pictures and diagonals against the dense matrix, cut by numpy."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attlas
+from attlas import stats
+from attlas.errors import ShapeError
+
+
+def dense_mask(A, shape):
+    mask = A.problem.mask
+    batch, heads, m, n = shape
+    at = A.problem.tile(range(batch), range(heads), range(m), range(n))
+    return np.ones(shape, bool) if mask is None else mask.allows(at).expand(shape).numpy()
+
+
+def blocks(weights, allowed, height, width, reduce):
+    """Pool with numpy's own way to cut; NaN where nothing is allowed."""
+    kept = np.where(allowed, weights, np.nan)
+    out = np.empty((*weights.shape[:-2], height, width))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a mean over nothing
+        for a, band in enumerate(np.array_split(kept, height, axis=-2)):
+            for b, block in enumerate(np.array_split(band, width, axis=-1)):
+                out[..., a, b] = reduce(block, axis=(-1, -2))
+    return out
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 5), (63, 61)])
+def test_picture(case, pool, height, width):
+    height, width = min(height, case.m), min(width, case.n)
+    if 0 in (height, width):
+        with pytest.raises(ShapeError):
+            stats.picture(case.A, 1, 1, pool)
+        return
+    reduce = np.nanmean if pool == "mean" else np.nanmax
+    expected = blocks(case.weights, dense_mask(case.A, case.weights.shape), height, width, reduce)
+    case.close(stats.picture(case.A, height, width, pool), expected)
+
+
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 40),
+    plan=st.sampled_from([None, attlas.Plan(rows=5, columns=7), attlas.Plan(rows=1, columns=13)]),
+    mask=st.sampled_from([None, attlas.Causal(), attlas.Window(4, 2)]),
+    pool=st.sampled_from(["mean", "max"]),
+    data=st.data(),
+)
+def test_picture_of_any_window(m, n, plan, mask, pool, data):
+    top, left = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    bottom, right = data.draw(st.integers(top + 1, m)), data.draw(st.integers(left + 1, n))
+    height, width = data.draw(st.integers(1, bottom - top)), data.draw(st.integers(1, right - left))
+    generator = torch.Generator().manual_seed(m + 41 * n)
+    q, k = (torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (m, n))
+    A = attlas.attend(q, k, mask=mask, plan=plan)
+    found = stats.picture(A, height, width, pool, rows=slice(top, bottom), columns=range(left, right))
+    reduce = np.nanmean if pool == "mean" else np.nanmax
+    window = np.s_[..., top:bottom, left:right]
+    allowed = dense_mask(A, (1, 1, m, n))[0, 0]
+    expected = blocks(A.to_dense().numpy()[window], allowed[window], height, width, reduce)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12, equal_nan=True)
+
+
+def diagonals(x):
+    m, n = x.shape[-2:]
+    if m + n < 2:
+        return np.zeros((*x.shape[:-2], 0))
+    sums = [np.trace(x, offset, axis1=-2, axis2=-1) for offset in range(1 - m, n)]
+    return np.moveaxis(np.array(sums, dtype=float).reshape(m + n - 1, *x.shape[:-2]), 0, -1)
+
+
+def test_offsets(case):
+    expected = diagonals(case.weights)
+    case.close(stats.offsets(case.A), expected, scale=max(case.m, 1) ** 0.5)
+    cells = diagonals(dense_mask(case.A, case.weights.shape))
+    case.close(stats.offsets(case.A, mean=True), expected / np.maximum(cells, 1))
+
+
+@given(
+    m=st.integers(1, 30),
+    n=st.integers(1, 90),
+    rows=st.integers(1, 30),
+    columns=st.integers(1, 90),
+    causal=st.booleans(),
+)
+def test_offsets_for_any_shape_of_tile(m, n, rows, columns, causal):
+    q, k = torch.randn(m, 3, dtype=torch.float64), torch.randn(n, 3, dtype=torch.float64)
+    plan = attlas.Plan(rows=rows, columns=columns)
+    A = attlas.attend(q, k, mask=attlas.Causal() if causal else None, plan=plan)
+    np.testing.assert_allclose(stats.offsets(A).numpy(), diagonals(A.to_dense().numpy()), atol=1e-12)
+
+
+def test_offsets_find_the_previous_token():
+    q = torch.eye(20) * 30
+    A = attlas.attend(q, q.roll(-1, 0), scale=1.0, mask=attlas.Causal())
+    found = stats.offsets(A, mean=True)
+    assert found.argmax() == 20 - 2
+    assert float(found[20 - 2]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: stats.Picture(0, 4),
+            "Picture(): height must be a whole number above 0.\n  found: height = 0\n  fix: height=8",
+        ),
+        (
+            lambda: stats.Picture(4, 2.5),
+            "Picture(): width must be a whole number above 0.\n  found: width = 2.5\n  fix: width=8",
+        ),
+        (
+            lambda: stats.Picture(4, 4, "median"),
+            'Picture(): pool must be "mean" or "max".\n  found: pool = \'median\'\n  fix: pool="mean"',
+        ),
+        (
+            lambda: stats.Picture(4, 4, rows=slice(0, 8, 2)),
+            "Picture(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
+            "  found: rows = slice(0, 8, 2)\n"
+            "  fix: rows=slice(0, 64)",
+        ),
+        (
+            lambda: stats.picture(attlas.attend(torch.zeros(5, 4), torch.zeros(300, 4)), 256, 256),
+            "Picture(): a picture cannot have more blocks than the window has rows or columns.\n"
+            "  window: 5 queries × 300 keys\n"
+            "  found: height = 256, width = 256\n"
+            "  fix: Picture(5, 256)",
+        ),
+        (
+            lambda: stats.picture(attlas.attend(torch.zeros(5, 4), torch.zeros(300, 4)), 1, 1, columns=(0, 301)),
+            "Picture(): columns must lie within the 300 keys of the matrix, and start before it stops.\n"
+            "  found: columns = (0, 301)\n"
+            "  fix: columns=slice(0, 300)",
+        ),
+    ],
+)
+def test_messages(make, text):
+    with pytest.raises(ShapeError) as error:
+        make()
+    assert str(error.value) == text

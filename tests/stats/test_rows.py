@@ -1,0 +1,86 @@
+"""Statistics of rows against their formulas on the dense matrix."""
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import stats
+
+
+def entropy(p):
+    return -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1)
+
+
+def test_row_mass(case):
+    case.close(stats.row_mass(case.A), case.weights.sum(-1))
+
+
+def test_entropy(case):
+    found = stats.entropy(case.A)
+    case.close(found, entropy(case.weights))
+    assert bool((found >= 0).all())
+
+
+def test_effective_keys(case):
+    p = case.weights
+    squares = np.square(p).sum(-1)
+    expected = np.divide(np.square(p.sum(-1)), squares, out=np.zeros_like(squares), where=squares > 0)
+    case.close(stats.effective_keys(case.A), expected)
+
+
+def test_max_weight(case):
+    case.close(stats.max_weight(case.A), case.weights.max(-1, initial=0.0))
+
+
+def test_max_logit(case):
+    case.close(stats.max_logit(case.A), case.logits.max(-1, initial=-np.inf))
+
+
+def moments(case):
+    count = np.maximum(case.allowed.sum(-1), 1)
+    logits = np.where(case.allowed, case.logits, 0.0)
+    mean = logits.sum(-1) / count
+    deviation = np.where(case.allowed, logits - mean[..., None], 0.0)
+    return mean, np.square(deviation).sum(-1) / count
+
+
+def test_logit_moments(case):
+    found = stats.logit_moments(case.A)
+    mean, variance = moments(case)
+    case.close(found.mean, mean)
+    case.close(found.variance, variance)
+
+
+@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(40, 3)], ids=["none", "causal", "window"])
+@pytest.mark.parametrize("score", [attlas.ScaledDot(), attlas.SoftCap(attlas.ScaledDot(), 1e4)], ids=["dot", "capped"])
+def test_a_small_variance_survives_a_large_mean(make, score, mask):
+    case = make(200, 600, score=score, mask=mask, offset=30.0)
+    mean, variance = moments(case)
+    ratio = np.square(mean) / np.maximum(variance, 1e-9)
+    assert np.median(ratio) > 100  # E[s²] - E[s]² would lose these digits
+    found = stats.logit_moments(case.A)
+    several = variance > 1e-3  # a causal row of one key has none
+    error = np.abs(found.variance.double().numpy() - variance)[several] / variance[several]
+    assert error.max() < 1e-3
+    np.testing.assert_allclose(found.mean.double().numpy(), mean, rtol=1e-5)
+
+
+def test_a_huge_sink_leaves_the_moments_alone(make):
+    case = make(63, 130, score=attlas.SoftCap(attlas.ScaledDot(), 50.0), sink=torch.full((4,), 3e4))
+    mean, variance = moments(case)
+    found = stats.logit_moments(case.A)
+    assert np.abs(found.mean.double().numpy() - mean).max() < 4e-3  # the sink stands above the logits by 3e4
+    assert np.abs(found.variance.double().numpy() - variance).max() < 4e-3
+
+
+def test_entropy_of_the_extremes():
+    n = 1000
+    even = attlas.attend(torch.zeros(3, 4), torch.zeros(n, 4))
+    torch.testing.assert_close(stats.entropy(even), torch.full((3,), float(np.log(n))))
+    torch.testing.assert_close(stats.effective_keys(even), torch.full((3,), float(n)))
+    one = attlas.attend(torch.full((3, 4), 100.0), torch.eye(4))
+    sharp = attlas.attend(100 * torch.eye(4), 100 * torch.eye(4))
+    assert one.shape == (3, 4)
+    assert stats.entropy(sharp).tolist() == [0.0] * 4
+    assert stats.effective_keys(sharp).tolist() == [1.0] * 4

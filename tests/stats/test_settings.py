@@ -1,0 +1,215 @@
+"""Texts of what is refused, statistics of a user's own, and that no read records a graph."""
+
+import pytest
+import torch
+
+import attlas
+from attlas import Plan, stats
+from attlas.errors import ShapeError
+
+
+def small():
+    return attlas.attend(torch.zeros(4, 4), torch.zeros(8, 4))
+
+
+MESSAGES = {
+    "k below 1": (
+        lambda: stats.TopK(0),
+        "TopK(): k must be a whole number above 0.\n  found: k = 0\n  fix: k=8",
+    ),
+    "k not whole": (
+        lambda: stats.topk(small(), 2.0),
+        "TopK(): k must be a whole number above 0.\n  found: k = 2.0\n  fix: k=8",
+    ),
+    "k a bool": (
+        lambda: stats.tail_mass(small(), True),
+        "TailMass(): k must be a whole number above 0.\n  found: k = True\n  fix: k=8",
+    ),
+    "k above n": (
+        lambda: stats.topk(small(), 9),
+        "TopK(): k cannot be larger than the number of keys.\n"
+        "  A: 4 queries × 8 keys\n"
+        "  found: k = 9, n = 8\n"
+        "  fix: TopK(8)",
+    ),
+    "tail above n": (
+        lambda: stats.tail_mass(small(), 9),
+        "TailMass(): k cannot be larger than the number of keys.\n"
+        "  A: 4 queries × 8 keys\n"
+        "  found: k = 9, n = 8\n"
+        "  fix: TailMass(8)",
+    ),
+    "no keys": (
+        lambda: attlas.attend(torch.zeros(4, 4), torch.zeros(0, 4)).collect(stats.ArgMax()),
+        "ArgMax(): k cannot be larger than the number of keys.\n"
+        "  A: 4 queries × 0 keys\n"
+        "  found: k = 1, n = 0\n"
+        "  fix: give attend() a key.",
+    ),
+    "no queries": (
+        lambda: attlas.attend(torch.zeros(0, 4), torch.zeros(4, 4)).collect(stats.ColumnArgMax()),
+        "ColumnArgMax(): the largest of no queries has no place.\n"
+        "  found: m = 0 queries\n"
+        "  fix: give attend() a query.",
+    ),
+    "no level": (
+        lambda: stats.Coverage(()),
+        "Coverage(): levels must be numbers above 0 and at most 1.\n"
+        "  found: levels = ()\n"
+        "  fix: Coverage((0.9, 0.95, 0.99))",
+    ),
+    "level in per cent": (
+        lambda: stats.Coverage((0.9, 95)),
+        "Coverage(): levels must be numbers above 0 and at most 1.\n"
+        "  found: levels = (0.9, 95)\n"
+        "  fix: Coverage((0.9, 0.95, 0.99))",
+    ),
+    "level 0": (
+        lambda: stats.Coverage((0.0,)),
+        "Coverage(): levels must be numbers above 0 and at most 1.\n"
+        "  found: levels = (0.0,)\n"
+        "  fix: Coverage((0.9, 0.95, 0.99))",
+    ),
+    "rows with a step": (
+        lambda: stats.ColumnMass(rows=slice(0, 4, 2)),
+        "ColumnMass(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
+        "  found: rows = slice(0, 4, 2)\n"
+        "  fix: rows=slice(0, 64)",
+    ),
+    "rows no slice": (
+        lambda: stats.ColumnMax(rows=3),
+        "ColumnMax(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
+        "  found: rows = 3\n"
+        "  fix: rows=slice(0, 64)",
+    ),
+    "rows out of range": (
+        lambda: stats.column_mass(small(), rows=slice(0, 5)),
+        "ColumnMass(): rows must lie within the 4 queries of the matrix, and start before it stops.\n"
+        "  found: rows = slice(0, 5, None)\n"
+        "  fix: rows=slice(0, 4)",
+    ),
+    "heads unknown": (
+        lambda: stats.column_mass(small(), heads="max"),
+        'column_mass(): heads must be "sum", "mean" or None.\n  found: heads = \'max\'\n  fix: heads="mean"',
+    ),
+    "no heads": (
+        lambda: stats.column_max(small(), heads="mean"),
+        "column_max(): there must be heads to combine.\n"
+        "  A: shape (4, 8)\n"
+        "  found: heads = 'mean', and A has no leading axis\n"
+        "  fix: leave heads out.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name):
+    make, text = MESSAGES[name]
+    with pytest.raises(ShapeError) as error:
+        make()
+    assert str(error.value) == text
+
+
+def all_statistics(m, n):
+    return {
+        "entropy": stats.Entropy(),
+        "effective_keys": stats.EffectiveKeys(),
+        "row_mass": stats.RowMass(),
+        "max_weight": stats.MaxWeight(),
+        "max_logit": stats.MaxLogit(),
+        "moments": stats.LogitMoments(),
+        "argmax": stats.ArgMax(),
+        "topk": stats.TopK(5),
+        "tail": stats.TailMass(5),
+        "coverage": stats.Coverage(),
+        "column_mass": stats.ColumnMass(rows=slice(3, -1), mean=True),
+        "column_max": stats.ColumnMax(),
+        "column_argmax": stats.ColumnArgMax(),
+        "offsets": stats.Offsets(mean=True),
+        "spans": stats.Spans([range(m), (1, m // 2)], [range(n // 2), (n // 3, n)]),
+        "picture": stats.Picture(9, 11),
+        "picture max": stats.Picture(9, 11, "max"),
+    }
+
+
+PLANS = {
+    "default": None,
+    "odd": Plan(rows=7, columns=11),
+    "one row": Plan(rows=1),
+    "one column": Plan(columns=1, rows=50),
+    "tiny": Plan(cells=64),
+    "whole rows": Plan(rows=13, columns=1000),
+}
+
+
+@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(9, 0)], ids=["none", "causal", "window"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_result_depends_on_the_plan(plan, mask):
+    q, k = torch.randn(2, 2, 61, 8, dtype=torch.float64), torch.randn(2, 1, 67, 8, dtype=torch.float64)
+    wanted = all_statistics(61, 67)
+    expected = attlas.attend(q, k, mask=mask).collect(*wanted.values())
+    found = attlas.attend(q, k, mask=mask, plan=PLANS[plan]).collect(*wanted.values())
+    for name, a, b in zip(wanted, found, expected, strict=True):
+        if name == "topk":  # keys of weight 0 may be any
+            a, b = (torch.where(t.values > 0, t.indices.double(), t.values) for t in (a, b))
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("name", all_statistics(61, 67))
+def test_alone_or_together_is_the_same(name):
+    q, k = torch.randn(2, 2, 61, 8), torch.randn(2, 1, 67, 8)
+    A = attlas.attend(q, k, mask=attlas.Causal())
+    wanted = all_statistics(61, 67)
+    together = dict(zip(wanted, A.collect(*wanted.values()), strict=True))[name]
+    backwards = dict(zip(reversed(wanted), A.collect(*reversed(wanted.values())), strict=True))[name]
+    alone = attlas.attend(q, k, mask=attlas.Causal()).collect(wanted[name])[0]
+    for a in (alone, backwards):
+        torch.testing.assert_close(a, together, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_a_statistic_can_be_used_again():
+    statistic = stats.TopK(3)
+    A, B = (attlas.attend(torch.randn(5, 4), torch.randn(9, 4)) for _ in range(2))
+    first = A.collect(statistic)[0]
+    kept = first.values.clone()
+    B.collect(statistic)
+    assert torch.equal(first.values, kept)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 2, 3)])
+def test_results_have_the_leading_axes_of_the_matrix(leading):
+    A = attlas.attend(torch.randn(*leading, 61, 8), torch.randn(*leading, 67, 8))
+    for result in A.collect(*all_statistics(61, 67).values()):
+        for t in result if isinstance(result, tuple) else (result,):
+            assert t.shape[: len(leading)] == leading
+
+
+def test_no_read_records_a_graph():
+    q, k = torch.randn(61, 8, requires_grad=True), torch.randn(67, 8, requires_grad=True)
+    score = attlas.Gaussian(1.0, learn=True)
+    for s in (None, score):
+        for result in attlas.attend(q, k, score=s).collect(*all_statistics(61, 67).values()):
+            for t in result if isinstance(result, tuple) else (result,):
+                assert not t.requires_grad
+
+
+class Distance(stats.Statistic):
+    """How many places back the weight of each row lies, on average: the example of a statistic of one's own."""
+
+    def start(self, problem):
+        return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+
+    def step(self, carry, part, at):
+        carry[at.place] += (part.weights * (at.i - at.j)).sum(-1)
+        return carry
+
+    def finish(self, carry):
+        return carry
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_statistic_of_ones_own(plan):
+    q, k = torch.randn(3, 61, 8, dtype=torch.float64), torch.randn(3, 61, 8, dtype=torch.float64)
+    A = attlas.attend(q, k, mask=attlas.Causal(), plan=PLANS[plan])
+    back = torch.arange(61).unsqueeze(-1) - torch.arange(61)
+    torch.testing.assert_close(A.collect(Distance())[0], (A.to_dense() * back).sum(-1))
