@@ -69,6 +69,7 @@ def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -
     sources = {other.file.src_uri: other.file.url for other in nav.pages}
     english, twin = here.removeprefix(CHINESE), CHINESE + here.removeprefix(CHINESE)
     urls = {"en": sources.get(english, "index.html"), "zh": sources.get(twin, "zh/index.html")}
+    config.extra["homepage"] = "zh/index.html" if chinese else "index.html"
     for language in config.extra["alternate"]:
         language["link"] = urls[language["lang"]]
     return context
