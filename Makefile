@@ -24,7 +24,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # One thread for each test process: two processes of one thread finish sooner than two of many.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt $(PIP_ARGS)
+# Python compiles what is imported when it is imported; compiling all of PyTorch first would double the wait.
+INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PIP_ARGS)
 
 .PHONY: help
 help: ## List these targets

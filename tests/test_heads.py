@@ -41,9 +41,10 @@ TARGETS = {
     "induction": lambda ids: last_time(ids, 1),
     "duplicate token": lambda ids: last_time(ids, 0),
     "previous token": lambda ids: (places(ids) - 1).clamp_min(0),
+    "fixed distance": lambda ids: (places(ids) - 3).clamp_min(0),
     "current token": places,
     "first-token sink": torch.zeros_like,
-    "local": lambda ids: (places(ids) - 9).clamp_min(0),
+    "local": lambda ids: (places(ids) - 4 - places(ids) % 3).clamp_min(0),
     "one token": lambda ids: (places(ids) // 50 * 50 + 1).minimum(places(ids)),
     "mixed": lambda ids: places(ids) * 2 // 3,
 }
@@ -63,6 +64,20 @@ def test_a_head_made_on_purpose_is_called_by_its_name(name: str) -> None:
     assert head_of(name).kinds[0].name == name
 
 
+def test_who_looks_one_back_is_not_called_local_too() -> None:
+    head = head_of("previous token")
+    assert head.near == pytest.approx(1, abs=1e-3)
+    assert [kind.name for kind in head.kinds] == ["previous token"]
+
+
+def test_a_mixed_head_says_what_it_comes_near_to() -> None:
+    nothing = replace(head_of("mixed"), **{k.measure: 0.0 for k in KINDS})
+    assert nothing.leaning is None
+    assert replace(nothing, induction=0.3).leaning.name == "induction"
+    assert replace(nothing, induction=0.3, first=0.4).leaning.name == "first-token sink"
+    assert replace(nothing, induction=0.6).leaning is None
+
+
 def test_uniform_weights_are_broad() -> None:
     block = repeated_block(1000, PERIOD)
     zeros = torch.zeros(4, 1, 2 * PERIOD, 8)
@@ -78,6 +93,9 @@ def test_uniform_weights_are_broad() -> None:
 def test_perfect_heads_score_one() -> None:
     assert head_of("induction").induction == pytest.approx(1, abs=1e-3)
     assert head_of("induction").induction_text == pytest.approx(1, abs=0.35)  # only the last copy, of several
+    assert head_of("fixed distance").fixed == pytest.approx(1, abs=1e-3)
+    assert head_of("fixed distance").fixed_distance == 3
+    assert head_of("duplicate token").duplicate_text == pytest.approx(1, abs=0.35)
     assert head_of("duplicate token").duplicate == pytest.approx(1, abs=1e-3)
     assert head_of("previous token").previous == pytest.approx(1, abs=1e-3)
     assert head_of("previous token").distance == pytest.approx((N - 1) / N, abs=1e-3)

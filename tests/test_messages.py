@@ -32,6 +32,13 @@ long = zeros(1, 16, 1, 8).expand(1, 16, 100_000, 8)
 big = attlas.attend(long, long)
 
 
+class Square(attlas.Score):
+    """A score of a user's own that forgets the sizes of its tile."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, at: attlas.Tile) -> torch.Tensor:
+        return zeros(3, 3)
+
+
 @dataclass(frozen=True)
 class Case:
     """One wrong call, the class of its error and the whole text."""
@@ -43,6 +50,15 @@ class Case:
 
 
 CASES = [
+    Case(
+        "a score of a wrong shape",
+        ShapeError,
+        lambda: attlas.attend(q, k, score=Square()) @ v,
+        """Square(): forward() must return log-weights that broadcast to (batches, heads, rows, columns).
+  returned: (3, 3) float32 cpu
+  found: shape (3, 3) for a tile of (2, 4, 5, 7)
+  fix: attlas.testing.check_score(score) asks it for tiles of all kinds.""",
+    ),
     Case(
         "q list",
         DtypeError,

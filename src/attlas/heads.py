@@ -74,6 +74,14 @@ KINDS = (
         "mean weight on the key one place before the query",
     ),
     Kind(
+        "fixed distance",
+        "fixed",
+        "fixed",
+        0.5,
+        "Looks a fixed number of tokens back, more than one.",
+        "mean weight on the keys at one distance, the distance from 2 on that gets most",
+    ),
+    Kind(
         "current token",
         "current",
         "current",
@@ -135,15 +143,19 @@ class Head:
         `effective_keys` as a share of the keys that the query may see.
     first, previous, current, near : float
         Weight on the first key, the key before, the own place, and the last 16 keys.
+    fixed, fixed_distance : float
+        Weight on the keys at one distance, and that distance: the one from 2 on that gets most.
     distance : float
         How many places back the weight lies.
     favourite : float
         Weight on all copies of the token that gets most, the first key aside.
     induction, duplicate : float
         On a random block that occurs twice: weight on the token after the earlier copy, and on the copy.
-    induction_text, induction_chance : float
-        On the text: weight on keys that follow an earlier copy of the query's token, and what uniform
-        weights would have put there.
+    induction_text, duplicate_text : float
+        On the text, over queries whose token occurred before: weight on the keys that follow an earlier copy
+        of it, and on the copies.
+    chance : float
+        What uniform weights would have put on either.
     """
 
     layer: int
@@ -155,12 +167,15 @@ class Head:
     previous: float
     current: float
     near: float
+    fixed: float
+    fixed_distance: float
     distance: float
     favourite: float
     induction: float
     duplicate: float
     induction_text: float
-    induction_chance: float
+    duplicate_text: float
+    chance: float
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -181,8 +196,10 @@ class Head:
 
 def classify(head: Head) -> tuple[Kind, ...]:
     """Return the kinds of a head, the most telling first."""
-    reached = tuple(kind for kind in KINDS if head.of(kind) >= kind.threshold)
-    return reached or (MIXED,)
+    reached = [kind for kind in KINDS if head.of(kind) >= kind.threshold]
+    if {"previous", "current", "fixed"} & {kind.measure for kind in reached}:
+        reached = [kind for kind in reached if kind.measure != "near"]  # who looks one back is local, of course
+    return tuple(reached) or (MIXED,)
 
 
 class Agreement(Statistic):
@@ -192,6 +209,8 @@ class Agreement(Statistic):
     ----------
     queries, keys : Tensor of int, shape (m,) and (n,)
         Label of each query and of each key.
+    gap : int
+        With 1, a query's own place does not count (in self-attention); with 0 it does.
 
     Notes
     -----
@@ -207,9 +226,10 @@ class Agreement(Statistic):
     tensor([0.2500, 0.5000])
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor) -> None:
+    def __init__(self, queries: Tensor, keys: Tensor, gap: int = 0) -> None:
         self.queries = queries
         self.keys = keys
+        self.gap = gap
 
     def start(self, problem: Any) -> Tensor:
         self.queries, self.keys = self.queries.to(problem.device), self.keys.to(problem.device)
@@ -217,6 +237,8 @@ class Agreement(Statistic):
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         same = self.queries[at.i] == self.keys[at.j]
+        if self.gap:
+            same &= (at.i - at.j).abs() >= self.gap
         carry[at.place] += (part.weights * same).sum(-1)
         return carry
 
@@ -258,7 +280,7 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     A : AttentionMatrix, shape (1, heads, n, n)
         Causal attention of the layer on the text.
     ids : Tensor of int, shape (n,)
-        Tokens of the text.
+        Tokens of the text, at least three.
     R : AttentionMatrix, shape (blocks, heads, 2 * period, 2 * period)
         Attention of the layer on `repeated_block`.
     period : int
@@ -285,15 +307,18 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
 def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tensor]:
     n = len(ids)
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # the token before each key; nothing is before the first
-    entropy, effective, mass, offsets, follow = (
+    follows, copies = Agreement(ids, before), Agreement(ids, ids, gap=1)
+    entropy, effective, mass, offsets, follow, copied = (
         result.cpu().double()
         for result in A.collect(
-            stats.Entropy(), stats.EffectiveKeys(), stats.ColumnMass(), stats.Offsets(), Agreement(ids, before)
+            stats.Entropy(), stats.EffectiveKeys(), stats.ColumnMass(), stats.Offsets(), follows, copies
         )
     )
     seen = torch.arange(1, n + 1)
     again = earlier > 0  # queries whose token occurred before
     diagonals = offsets[:, :n].flip(-1)  # mass by places back: 0, 1, 2, ...
+    fixed = diagonals[:, 2:].max(-1)
+    none = torch.zeros(len(mass))
     return {
         "entropy": entropy.mean(-1),
         "effective_keys": effective.mean(-1),
@@ -304,8 +329,11 @@ def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tens
         "near": diagonals[:, :NEAR].sum(-1) / n,
         "distance": (diagonals * torch.arange(n)).sum(-1) / n,
         "favourite": by_token(mass, ids)[0].amax(-1) / n,
-        "induction_text": follow[:, again].mean(-1) if again.any() else torch.zeros(len(mass)),
-        "induction_chance": (earlier / seen)[again].mean().expand(len(mass)) if again.any() else torch.zeros(len(mass)),
+        "fixed": fixed.values / (n - 2 - fixed.indices),
+        "fixed_distance": 2.0 + fixed.indices,
+        "induction_text": follow[:, again].mean(-1) if again.any() else none,
+        "duplicate_text": copied[:, again].mean(-1) if again.any() else none,
+        "chance": (earlier / seen)[again].mean().expand(len(mass)) if again.any() else none,
     }
 
 

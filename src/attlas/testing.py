@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
+from attlas.engine import tiled
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through
@@ -190,7 +191,9 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     Notes
     -----
     The matrices are 2 × 3 heads of 13 × 17, causal and with holes, with and without a sink, and one whose
-    first queries see no key. Cost: under a second.
+    first queries see no key, or one. In that one places (integers) are not compared, since several keys have
+    weight 0 and which of them a place names is open; in the others every row sees 3 keys or more.
+    Cost: under a second.
 
     Examples
     --------
@@ -213,7 +216,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
         for mask in (None, _some_pairs(), Causal(-3)):
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
-            _check_results(where, given, statistic, matrices, dense)
+            _check_results(where, given, statistic, matrices, dense, ties=isinstance(mask, Causal))
 
 
 def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:
@@ -357,15 +360,20 @@ def _check_results(
     statistic: Statistic,
     matrices: dict[Plan, AttentionMatrix],
     dense: Callable[[Tensor], Any] | None,
+    ties: bool,
 ) -> None:
     first = next(iter(matrices.values()))
     mass = RowMass()
-    wanted = _tensors(first.collect(statistic)[0])
-    for t in wanted:
+    for t in _tensors(tiled.fold(first.problem, (statistic,), first.plan)[0]):
         if tuple(t.shape[:2]) != (2, 3):
-            fix = "carry (batch, heads, ...) and write into part.at.place."
+            fix = "carry (batch, heads, ...) and write into carry[at.place]."
             rule = "the first axes of a result must be (batch, heads)."
             raise _broken(where, rule, given, found=f"shape {tuple(t.shape)}, expected (2, 3, ...)", fix=fix)
+
+    def parts(result: Any) -> list[Tensor]:
+        return [t for t in _tensors(result) if t.is_floating_point() or not ties]
+
+    wanted = [t.clone() for t in parts(first.collect(statistic)[0])]
     again = "start() must return a fresh carry."
     runs = [("a second run gives the same", first.collect(statistic)[0], again)]
     runs += [(f"{plan} gives the same", A.collect(statistic)[0], "sum over parts; leave nothing to their order.")
@@ -373,21 +381,21 @@ def _check_results(
     beside = first.collect(statistic, mass, statistic)
     runs.append(("it gives the same beside others", beside[2], again))
     for rule, result, fix in runs:
-        error = max(_difference(a, b) for a, b in zip(_tensors(result), wanted, strict=True))
+        error = max((_difference(a, b) for a, b in zip(parts(result), wanted, strict=True)), default=0.0)
         if error > _CLOSE:
             raise _broken(where, f"{rule} result.", given, found=f"off by {error:.2g}", fix=fix)
     if _difference(beside[1], first.collect(mass)[0]) > _CLOSE:
         rule = "a step must not write into the tensors of its part."
         raise _broken(where, rule, given, found="other statistics change", fix="work on a copy: part.weights.clone().")
-    one = _tensors(first[1, 2].collect(statistic)[0])
-    if max(_difference(a, b[1, 2]) for a, b in zip(one, wanted, strict=True)) > _CLOSE:
+    one = parts(first[1, 2].collect(statistic)[0])
+    if max((_difference(a, b[1, 2]) for a, b in zip(one, wanted, strict=True)), default=0.0) > _CLOSE:
         rule, found = "a head must give alone what it gives in the whole matrix.", "A[1, 2] differs from [1, 2] of A"
         raise _broken(where, rule, given, found=found, fix="do not mix batches or heads.")
     if dense is not None:
-        expected = _tensors(dense(first.to_dense()))
+        expected = parts(dense(first.to_dense()))
         for plan, A in matrices.items():
-            results = _tensors(A.collect(statistic)[0])
-            error = max(_difference(a, b) for a, b in zip(results, expected, strict=True))
+            results = parts(A.collect(statistic)[0])
+            error = max((_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
             if error > _CLOSE:
                 rule, fix = "the result must be that of the dense formula.", "compare statistic and dense on one row; "
                 found = f"off by {error:.2g} with plan {plan}"

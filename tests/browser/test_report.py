@@ -33,6 +33,7 @@ def reading() -> Reading:
     return Reading(
         model="tiny <model>",
         source="a & b.py",
+        unseen=True,
         command="attlas demo --text 'a & b.py'",
         tokens=tuple(WORDS[i % len(WORDS)] for i in range(N)),
         layers=LAYERS,
@@ -93,7 +94,9 @@ def test_shows_everything_and_fits_the_window(tab: object) -> None:
     assert tab.locator(".plot canvas").count() == LAYERS * HEADS
     assert tab.locator(".t").count() == N
     assert tab.locator("tbody tr").count() == LAYERS * HEADS
-    assert "Layer 1, head 1 remembers what came next" in tab.locator("h1").inner_text()
+    assert "Layer 1, head 1 remembers what came next" in tab.locator("h1").inner_text().replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     assert tab.title() == "Layer 1, head 1 remembers what came next · attlas"
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert "</script>" in tab.locator("#text").inner_text()

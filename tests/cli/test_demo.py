@@ -108,8 +108,11 @@ def test_induction_on_the_text_equals_its_definition(
     again = follows.any(-1)
     found = (weights * follows).sum(-1)[..., again].mean(-1)
     assert torch.allclose(torch.tensor([h.induction_text for h in reading.heads]), found.flatten(), rtol=1e-3)
+    copies = (ids[:, None] == ids) & torch.ones(200, 200, dtype=torch.bool).tril(-1)
+    found = (weights * copies).sum(-1)[..., again].mean(-1)
+    assert torch.allclose(torch.tensor([h.duplicate_text for h in reading.heads]), found.flatten(), rtol=1e-3)
     chance = (follows.sum(-1) / torch.arange(1, 201))[again].mean()
-    assert math.isclose(reading.heads[0].induction_chance, float(chance), rel_tol=1e-5)
+    assert math.isclose(reading.heads[0].chance, float(chance), rel_tol=1e-5)
 
 
 def test_report_holds_the_weights(demo_folder: Path, reading: Reading) -> None:

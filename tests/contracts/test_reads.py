@@ -155,3 +155,40 @@ def test_what_a_read_returns_belongs_to_the_reader() -> None:
         result.fill_(9.0)
     assert torch.equal(bias, before)
     assert bool((A.logits.to_dense() == before).all())
+
+
+class Slice(attlas.Score):
+    """A score of a user's own that hands out a part of its own tensor."""
+
+    def __init__(self, t: Tensor) -> None:
+        super().__init__()
+        self.t = t
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        if at.scattered:
+            return self.t[:, :, at.i.flatten()][..., at.j.flatten()]
+        return self.t[:, :, at.rows.start : at.rows.stop, at.columns.start : at.columns.stop]
+
+
+class Whole(Slice):
+    """As above, and the tensor itself where the tile is as large."""
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        return self.t if at.shape[2:] == self.t.shape[2:] else super().forward(q, k, at)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("score", [Slice, Whole])
+@pytest.mark.parametrize("plan", [attlas.Plan(), attlas.Plan("tiled", rows=2)], ids=["auto", "tiled"])
+def test_a_tensor_that_a_score_holds_is_not_written_to(mode: Any, score: Any, plan: attlas.Plan) -> None:
+    with mode():
+        t = torch.randn(1, 1, 5, 7)
+        before = t.clone()
+        q, k, v = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 7, 4), torch.randn(7, 2)
+        uses = [use for name, use in READS.items() if name not in ("row", "block of a head")]
+        uses += [lambda A: A @ v, lambda A: A.mT @ q, lambda A: A[0, 0, 3, :], lambda A: A[0, 0, 2:5, 1:4]]
+        for mask in (None, attlas.Causal()):
+            for use in uses:
+                use(attlas.attend(q, k, score=score(t), mask=mask, plan=plan))
+                assert torch.equal(t, before)
+        torch.testing.assert_close(attlas.attend(q, k, score=score(t), plan=plan).to_dense(), torch.softmax(t, -1))

@@ -35,6 +35,7 @@ _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
     "previous": ("blue",),
+    "fixed": ("blue",),
     "current": ("cyan",),
     "first": ("dim",),
     "near": ("green",),
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     with terminal.step("loading the model"):
         loaded = load(folder)
     ids = tokenize(loaded, text, arguments.tokens)
-    reading = read(loaded, ids, text_file.name, _command(arguments), terminal)
+    unseen = arguments.text is None and arguments.model is None  # its card lists the modules that were held out
+    reading = read(loaded, ids, text_file.name, _command(arguments), terminal, unseen=unseen)
     terminal.say()
     _table(reading, terminal)
     terminal.say()
@@ -135,9 +137,10 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def _table(reading: Reading, terminal: Terminal) -> None:
+    unseen = ", which it never saw in training" if reading.unseen else ""
     title = (
         f"{reading.model}, {reading.layers} layers × {reading.per_layer} heads, "
-        f"reads {count(len(reading.tokens))} tokens of {reading.source} ({reading.loss:.2f} nats a token)"
+        f"reads {count(len(reading.tokens))} tokens of {reading.source}{unseen} ({reading.loss:.2f} nats a token)"
     )
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
@@ -150,7 +153,7 @@ def _table(reading: Reading, terminal: Terminal) -> None:
             terminal.say()
         cells = []
         for column, width in zip(columns, widths, strict=True):
-            strong = any(kind.measure == column.measure for kind in head.kinds)
+            strong = column.measure in {kind.measure for kind in head.kinds} - {""}
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
         also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
         named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))

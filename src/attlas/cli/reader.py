@@ -45,7 +45,9 @@ class _Layer:
     indices: Tensor
 
 
-def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Terminal) -> Reading:
+def read(
+    loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Terminal, *, unseen: bool = False
+) -> Reading:
     """Run the model and collect everything that the demo shows.
 
     Parameters
@@ -60,6 +62,8 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
         What to type to get the same.
     terminal : Terminal
         Where progress is shown.
+    unseen : bool
+        Whether the text was kept out of the model's training.
 
     Raises
     ------
@@ -91,6 +95,7 @@ def read(loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Termi
     return Reading(
         model=loaded.name,
         source=source,
+        unseen=unseen,
         command=command,
         tokens=texts(loaded.tokenizer, ids),
         layers=len(layers),

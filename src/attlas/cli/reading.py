@@ -48,6 +48,8 @@ class Reading:
     ----------
     model, source : str
         Names of the model and of the text.
+    unseen : bool
+        Whether the text is known to have been kept out of the model's training.
     command : str
         What to type to get the same.
     tokens : tuple of str
@@ -82,6 +84,7 @@ class Reading:
 
     model: str
     source: str
+    unseen: bool
     command: str
     tokens: tuple[str, ...]
     layers: int

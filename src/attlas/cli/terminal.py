@@ -115,6 +115,6 @@ class Terminal:
 
 def style(text: str, *names: str, on: bool) -> str:
     """Return text between the codes of a style, or as it is."""
-    if not on or not names:
+    if not (on and names and text):
         return text
     return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"

@@ -17,6 +17,9 @@ from attlas.tiles import Tile
 
 __all__ = ["Problem", "flatten", "rebuild", "sum_heads", "through"]
 
+_MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
+_MANY_QUERIES = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -87,11 +90,36 @@ class Problem:
         return dot if dot is not None and dot.row is None and dot.bias is None else None
 
     @cached_property
+    def is_modest(self) -> bool:
+        """Whether no logit can be large, by the lengths of queries and keys: then exp needs no maximum taken off.
+
+        That saves two passes over each tile. With few queries, looking at all keys would cost more.
+        """
+        dot = self.plain_dot
+        if dot is None or 0 in self.shape or self.shape[2] < _MANY_QUERIES:
+            return False
+        with torch.no_grad():
+            q, k = (torch.linalg.vector_norm(t, dim=-1, dtype=self.dtype).amax() for t in (dot.q, dot.k))
+            bound = abs(dot.scale) * q * k
+            if self.sink is not None:
+                bound = torch.maximum(bound, self.sink.to(bound).amax())
+            return bool(bound <= _MODEST_LOGIT)  # not so where it is NaN
+
+    @cached_property
     def stays_finite(self) -> bool:
         """Whether no logit can be infinite: known from the score and one look at the tokens."""
         if not self.score.finite:
             return False
         return all(bool(torch.isfinite(t).all()) for part in self.tokens for t in flatten(part))
+
+    @cached_property
+    def held(self) -> frozenset[int]:
+        """Where the tensors lie that must not be written to: those of the score, and the tokens."""
+        tensors = [t for part in self.tokens for t in flatten(part)]
+        for part in self.score.modules():
+            held = (*vars(part).values(), *part.parameters(recurse=False), *part.buffers(recurse=False))
+            tensors += [t for t in held if isinstance(t, Tensor)]
+        return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
         """Return the place of one rectangle of this matrix."""

@@ -23,6 +23,7 @@ from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, through
 from attlas.engine.workspace import Workspace
+from attlas.errors import ShapeError, explain
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
@@ -242,8 +243,7 @@ def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | No
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _score(problem, *_tokens_of(problem, problem.tokens, tile), tile)
-    logits = logits.clone() if logits._is_view() or problem.score.positional else logits
+    logits = _own(problem, _score(problem, *_tokens_of(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
@@ -320,7 +320,27 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
     logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at).to(problem.dtype)
-    return logits if logits.shape == at.shape else logits.expand(at.shape)
+    if logits.shape == at.shape:
+        return logits
+    try:
+        return logits.expand(at.shape)
+    except RuntimeError:
+        raise ShapeError(
+            explain(
+                f"{type(problem.score).__name__}()",
+                "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
+                {"returned": logits},
+                found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
+                fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
+            )
+        ) from None
+
+
+def _own(problem: Problem, logits: Tensor) -> Tensor:
+    """Return logits that may be written to: not expanded, and no part of a tensor that the score or the user holds."""
+    storage = logits.untyped_storage()
+    shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.held
+    return logits.clone() if shared else logits
 
 
 def _logits(
@@ -335,9 +355,7 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _score(problem, *_tokens_of(problem, tokens, at), at)
-        if logits._is_view() or problem.score.positional:
-            logits = logits.clone()  # a slice of the user's own tensor must not be written to
+        logits = _own(problem, _score(problem, *_tokens_of(problem, tokens, at), at))
     if fill != -math.inf and not problem.stays_finite:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, strip, fill)

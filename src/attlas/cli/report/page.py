@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from html import escape
+from html import escape, unescape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from string import Template
@@ -21,6 +21,7 @@ _LENGTHS = (8_192, 32_768, 131_072)
 _DOES = {
     "duplicate": "finds the same token again",
     "previous": "looks at the token before",
+    "fixed": "looks a fixed way back",
     "current": "stays where it is",
     "first": "rests on the first token",
     "near": "reads its neighbourhood",
@@ -49,7 +50,7 @@ def page(reading: Reading) -> str:
     headline, standfirst = _headline(reading)
     assets = files("attlas.cli.report")
     parts = {
-        "title": escape(f"{_plain(headline)} · attlas"),
+        "title": escape(f"{unescape(headline)} · attlas".replace("\N{NO-BREAK SPACE}", " ")),
         "headline": headline,
         "standfirst": standfirst,
         "facts": _facts(reading),
@@ -86,8 +87,11 @@ def _headline(reading: Reading) -> tuple[str, str]:
     head = reading.telling
     kind = head.kinds[0]
     text, model = escape(reading.source), escape(reading.model)
-    where = f"Layer {head.layer}, head {head.head}"
-    setting = f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}."
+    where = f"Layer\N{NO-BREAK SPACE}{head.layer}, head\N{NO-BREAK SPACE}{head.head}"
+    unseen = ", which it never saw in training" if reading.unseen else ""
+    setting = (
+        f"One of {len(reading.heads)} heads of {model}, reading {count(len(reading.tokens))} tokens of {text}{unseen}."
+    )
     if kind.measure == "induction":
         return (
             f"{where} remembers what came next",
@@ -104,10 +108,6 @@ def _cell(per_layer: int) -> int:
     """Return the largest side of a map in the grid, in pixels, so that the list of kinds fits beside it."""
     beside = 780 // per_layer - 12
     return min(beside, 150) if beside >= 100 else 138
-
-
-def _plain(headline: str) -> str:
-    return headline.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"')
 
 
 def _hero_caption(reading: Reading) -> str:

@@ -16,6 +16,8 @@ from attlas.pictures import DEPTH
 
 __all__ = ["FLOOR", "pack", "payload"]
 
+_WORTH_A_LINE = 0.01  # share of the weight
+_LINES = 6
 FLOOR = 1e-4  # weights below it have the palest colour
 
 
@@ -82,22 +84,28 @@ def _facts(reading: Reading, i: int) -> dict[str, object]:
 
 
 def _evidence(head: Head, favourites: tuple[tuple[str, float], ...]) -> list[tuple[str, str, float | None]]:
+    """Return where the weight of a head goes: what made its name first, then what else is worth a line."""
     shares = [
-        ("on what came next, random tokens twice", head.induction),
-        (f"on what came next, this text (chance {percent(head.induction_chance)})", head.induction_text),
-        ("on the copy, random tokens twice", head.duplicate),
-        ("on the token before", head.previous),
-        ("on itself", head.current),
-        (f"on the last {NEAR} tokens", head.near),
-        ("on the first token", head.first),
+        ("induction", "on what came next, random tokens twice", head.induction),
+        ("", f"on what came next, this text (chance {percent(head.chance)})", head.induction_text),
+        ("duplicate", "on the copy, random tokens twice", head.duplicate),
+        ("", f"on earlier copies, this text (chance {percent(head.chance)})", head.duplicate_text),
+        ("previous", "on the token before", head.previous),
+        ("fixed", f"on the token {head.fixed_distance:.0f} back", head.fixed),
+        ("current", "on itself", head.current),
+        ("near", f"on the last {NEAR} tokens", head.near),
+        ("first", "on the first token", head.first),
+        *(("favourite", f"on every {visible(token)}", share) for token, share in favourites[:3]),
     ]
-    rows: list[tuple[str, str, float | None]] = [(label, percent(share), share) for label, share in shares]
-    rows += [(f"on every  {visible(token)}", percent(share), share) for token, share in favourites[:3]]
-    rows += [
+    named = head.kinds[0].measure or "none"
+    shares.sort(key=lambda row: (row[0] != named, -row[2]))
+    kept = [row for i, row in enumerate(shares) if i == 0 or row[2] >= _WORTH_A_LINE][:_LINES]
+    rows: list[tuple[str, str, float | None]] = [(label, percent(share), share) for _, label, share in kept]
+    return [
+        *rows,
         ("effective keys", f"{head.effective_keys:,.1f}", None),
         ("mean distance, tokens", f"{head.distance:,.0f}", None),
     ]
-    return rows
 
 
 def pack(weights: Tensor) -> str:

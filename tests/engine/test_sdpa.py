@@ -1,0 +1,87 @@
+"""torch's kernels put together: causal masks of any alignment cut into rectangles and one square."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attlas
+from attlas import Plan
+from attlas.engine import sdpa
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(-50, 50))
+def test_causal_pieces_cover_the_mask(m: int, n: int, offset: int) -> None:
+    seen = torch.zeros(m, n, dtype=torch.int32)
+    for piece in sdpa._causal(m, n, offset):
+        block = torch.ones(len(piece.rows), len(piece.columns), dtype=torch.int32)
+        if piece.causal:
+            assert block.shape[0] == block.shape[1]
+            block = block.tril()
+        seen[piece.rows.start : piece.rows.stop, piece.columns.start : piece.columns.stop] += block
+    i, j = torch.arange(m).view(-1, 1), torch.arange(n).view(1, -1)
+    assert torch.equal(seen, (j <= i + offset).int())
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(-35, 35), st.booleans())
+def test_causal_of_any_alignment(m: int, n: int, offset: int, with_sink: bool) -> None:
+    q, k, v = (torch.randn(1, 2, t, 4, dtype=torch.float64, requires_grad=True) for t in (m, n, n))
+    sink = torch.randn(2, dtype=torch.float64) if with_sink else None
+    results = []
+    for plan in (Plan("sdpa"), Plan("tiled"), Plan("reference")):
+        A = attlas.attend(q, k, mask=attlas.Causal(offset), sink=sink, plan=plan)
+        out = A @ v
+        results.append([out, A.lse, *torch.autograd.grad(out.square().sum(), (q, k, v), allow_unused=True)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
+
+
+@pytest.mark.parametrize(("d", "e"), [(1, 1), (4, 9), (9, 4), (16, 16), (3, 64)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "value_heads"), [(4, 4, 4), (4, 2, 2), (6, 1, 1), (6, 2, 3), (6, 3, 1), (4, 1, 4)]
+)
+def test_sizes_and_groups(d: int, e: int, heads: int, key_heads: int, value_heads: int) -> None:
+    q = torch.randn(2, heads, 7, d, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, key_heads, 9, d, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, value_heads, 9, e, dtype=torch.float64, requires_grad=True)
+    for mask in (None, attlas.Causal(), torch.rand(2, heads, 7, 9) > 0.3):
+        results = []
+        for plan in (Plan("sdpa"), Plan("reference")):
+            A = attlas.attend(q, k, mask=mask, plan=plan)
+            out = A @ v
+            results.append([out, A.lse, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_log_sum_exp_comes_with_the_output() -> None:
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    A = attlas.attend(q, k, score=attlas.Gaussian(2.0))
+    assert A._lse is None
+    A @ v
+    assert A._lse is not None
+    torch.testing.assert_close(A.lse, attlas.attend(q, k, score=attlas.Gaussian(2.0)).lse)
+
+
+def test_a_log_sum_exp_of_zero_is_no_error() -> None:
+    """0 is what the kernel writes where it gives up, and what one key with logit 0 truly has."""
+    q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 1, 4), torch.ones(1, 1, 1, 3)
+    A = attlas.attend(q, k)
+    assert bool((A @ v == 1).all())
+    assert bool((A.lse == 0).all())
+
+
+def test_rows_without_keys_in_a_panel() -> None:
+    q, k, v = (torch.randn(1, 1, 6, 4, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([[True] * 6, [False] * 6] * 3)
+    A = attlas.attend(q, k, mask=mask, plan=Plan("sdpa", rows=2))
+    out = A @ v
+    assert bool((out[0, 0, 1::2] == 0).all())
+    assert bool((A.lse[0, 0, 1::2] == -math.inf).all())
+    for g in torch.autograd.grad(out.sum(), (q, k, v)):
+        assert bool(g.isfinite().all())

@@ -1,0 +1,171 @@
+"""The lazy matrix beside the dense tensor that it stands for."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import attlas
+from attlas import stats
+
+
+@pytest.fixture(params=["plain", "causal", "sink", "empty rows", "part"])
+def matrix(request: pytest.FixtureRequest) -> attlas.AttentionMatrix:
+    q, k = torch.randn(2, 3, 9, 4, dtype=torch.float64), torch.randn(2, 3, 12, 4, dtype=torch.float64)
+    options: dict[str, dict[str, Any]] = {
+        "causal": {"mask": attlas.Causal()},
+        "sink": {"sink": torch.randn(3, dtype=torch.float64)},
+        "empty rows": {"mask": attlas.Causal(-4)},
+    }
+    A = attlas.attend(q, k, **options.get(request.param, {}))
+    return A[:, 1] if request.param == "part" else A
+
+
+def test_reductions_are_those_of_the_dense_tensor(matrix: attlas.AttentionMatrix) -> None:
+    dense = matrix.to_dense()
+    for dim in (-1, -2, dense.ndim - 1, dense.ndim - 2):
+        for keepdim in (False, True):
+            for name in ("sum", "mean", "amax"):
+                wanted = getattr(dense, name)(dim, keepdim)
+                torch.testing.assert_close(getattr(matrix, name)(dim, keepdim), wanted)
+            found = matrix.argmax(dim, keepdim)
+            wanted = dense.argmax(dim, keepdim)
+            assert found.shape == wanted.shape
+            at = found if keepdim else found.unsqueeze(dim)
+            torch.testing.assert_close(dense.gather(dim, at), dense.amax(dim, True))
+
+
+def test_topk_is_that_of_the_dense_tensor(matrix: attlas.AttentionMatrix) -> None:
+    dense = matrix.to_dense()
+    for k in (1, 3, matrix.shape[-1]):
+        values, indices = matrix.topk(k)
+        torch.testing.assert_close(values, dense.topk(k, -1).values)
+        torch.testing.assert_close(dense.gather(-1, indices.clamp(min=0)) * (indices >= 0), values)
+
+
+def test_logits_are_those_before_softmax(matrix: attlas.AttentionMatrix) -> None:
+    logits = matrix.logits.to_dense()
+    assert matrix.logits.shape == logits.shape == matrix.shape
+    seen = logits > -math.inf
+    weights = torch.exp(logits - torch.where(matrix.lse == -math.inf, 0.0, matrix.lse).unsqueeze(-1))
+    torch.testing.assert_close(weights, matrix.to_dense())
+    count = seen.sum(-1)
+    mean = logits.masked_fill(~seen, 0).sum(-1) / count
+    variance = ((logits - mean.unsqueeze(-1)).square().masked_fill(~seen, 0).sum(-1)) / count
+    has = count > 0
+    torch.testing.assert_close(matrix.logits.mean()[has], mean[has])
+    torch.testing.assert_close(matrix.logits.var()[has], variance[has])
+    torch.testing.assert_close(matrix.logits.amax(), logits.amax(-1))
+
+
+def test_collect_gives_one_result_for_each(matrix: attlas.AttentionMatrix) -> None:
+    entropy, (values, indices), mass = matrix.collect(stats.Entropy(), stats.TopK(2), stats.ColumnMass())
+    assert entropy.shape == matrix.shape[:-1]
+    assert values.shape == indices.shape == (*matrix.shape[:-1], 2)
+    assert mass.shape == (*matrix.shape[:-2], matrix.shape[-1])
+    torch.testing.assert_close(entropy, stats.entropy(matrix))
+    torch.testing.assert_close(mass, stats.column_mass(matrix))
+
+
+def test_check_measures_the_error(matrix: attlas.AttentionMatrix) -> None:
+    assert matrix.check() < 1e-12
+    assert matrix.check(rows=1) <= matrix.check(rows=100) + 1e-16
+
+
+def test_check_finds_an_error() -> None:
+    class Wrong(attlas.Score):
+        """A score whose answer depends on the dtype: exact in float64 alone."""
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor, at: attlas.Tile) -> torch.Tensor:
+            return q @ k.mT * (1.0 if q.dtype is torch.float64 else 1.01)
+
+    assert attlas.attend(torch.randn(20, 8), torch.randn(30, 8), score=Wrong()).check() > 1e-4
+
+
+def test_the_size_of_a_dense_matrix_is_stated() -> None:
+    A = attlas.attend(torch.randn(8, 4), torch.randn(8, 4))
+    assert A.to_dense(limit=8 * 8 * 4).shape == (8, 8)
+    assert A.to_dense(limit=None).shape == (8, 8)
+    with pytest.raises(attlas.TooLargeError):
+        A.to_dense(limit=8 * 8 * 4 - 1)
+    with pytest.raises(MemoryError):
+        A.logits.to_dense(limit=8 * 8 * 4 - 1)
+
+
+def test_repr_says_what_it_is() -> None:
+    q, k = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4)
+    A = attlas.attend(q, k, mask=attlas.Causal(), sink=torch.zeros(3))
+    assert repr(A) == ("AttentionMatrix(shape=(2, 3, 9, 12), torch.float32, score=ScaledDot, mask=Causal(), sink)")
+    assert repr(attlas.attend(q, k)[0, 1]) == "AttentionMatrix(shape=(9, 12), torch.float32, score=ScaledDot)"
+    assert repr(A.mT) == repr(A) + ".mT"
+    assert repr(A.logits) == repr(A) + ".logits"
+
+
+def test_the_log_sum_exp_is_kept() -> None:
+    q = torch.randn(2, 3, 9, 4)
+    for first in (lambda A: A.lse, lambda A: A @ q, lambda A: A.sum(-2)):
+        A = attlas.attend(q, q)
+        first(A)
+        assert A.lse.data_ptr() == A.lse.data_ptr()
+        torch.testing.assert_close(A.lse, torch.logsumexp(q @ q.mT / 2, -1))
+
+
+def test_a_statistic_that_skips_the_log_sum_exp_does_not_spoil_it() -> None:
+    q = torch.randn(2, 3, 9, 4)
+    for plan in (attlas.Plan(), attlas.Plan("tiled", rows=4, columns=3)):
+        A = attlas.attend(q, q, mask=attlas.Causal(-3), plan=plan)
+        wanted = attlas.attend(q, q, mask=attlas.Causal(-3)).lse
+        A.logits.amax(), A.logits.mean()
+        torch.testing.assert_close(A.lse, wanted)
+
+
+def test_copies() -> None:
+    """A matrix is data: it can be copied, and pickled where its score and mask can."""
+    A = attlas.attend(torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), mask=attlas.Causal())
+    for other in (copy.copy(A), copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
+        torch.testing.assert_close(other.to_dense(), A.to_dense())
+
+
+def test_attention_is_attend_times_values() -> None:
+    q, k, v = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 5)
+    options: dict[str, Any] = {
+        "mask": attlas.Window(4, 4),
+        "sink": torch.randn(3),
+        "plan": attlas.Plan("tiled", rows=2),
+    }
+    assert torch.equal(attlas.attention(q, k, v, scale=0.3, **options), attlas.attend(q, k, scale=0.3, **options) @ v)
+
+
+def test_zero_length() -> None:
+    for m, n in ((0, 5), (5, 0), (0, 0)):
+        q, k = torch.randn(2, 3, m, 4, requires_grad=True), torch.randn(2, 3, n, 4, requires_grad=True)
+        v = torch.randn(2, 3, n, 2, requires_grad=True)
+        A = attlas.attend(q, k, mask=attlas.Causal())
+        out = A @ v
+        assert out.shape == (2, 3, m, 2)
+        assert bool((out == 0).all())
+        out.sum().backward()
+        assert q.grad is not None
+        assert v.grad is not None
+        assert A.sum(-1).shape == (2, 3, m)
+        assert A.sum(-2).shape == (2, 3, n)
+        assert A.check() == 0.0
+        assert bool((A.lse == -math.inf).all())
+    empty_batch = attlas.attend(torch.randn(0, 3, 5, 4), torch.randn(0, 3, 6, 4))
+    assert (empty_batch @ torch.randn(6, 2)).shape == (0, 3, 5, 2)
+    assert empty_batch.sum(-1).shape == (0, 3, 5)
+    no_size = attlas.attend(torch.randn(2, 5, 0), torch.randn(2, 6, 0))
+    torch.testing.assert_close(no_size.to_dense(), torch.full((2, 5, 6), 1 / 6))
+    torch.testing.assert_close(no_size @ torch.ones(6, 2), torch.ones(2, 5, 2))
+    assert (attlas.attend(torch.randn(5, 4), torch.randn(6, 4)) @ torch.randn(6, 0)).shape == (5, 0)
+
+
+def test_public_names_are_there() -> None:
+    for name in attlas.__all__:
+        assert getattr(attlas, name) is not None
+    assert sorted(attlas.__all__) == list(attlas.__all__) or set(attlas.__all__) == {*attlas.__all__}
