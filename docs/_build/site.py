@@ -18,6 +18,7 @@ from markdown.inlinepatterns import InlineProcessor
 
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 CHINESE = "zh/"
+WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
 
 
 def formula(latex: str, display: str) -> Element:
@@ -59,6 +60,11 @@ class Formulas(Extension):
 def on_config(config: Any) -> Any:
     config.markdown_extensions.append(Formulas())
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Join lines of Chinese: a browser may show a line break between two characters as a space."""
+    return re.sub(rf"(?<=[{WIDE}])\n(?=[{WIDE}])", "", markdown)
 
 
 def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -> dict[str, Any]:
