@@ -24,9 +24,44 @@ WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their
 def formula(latex: str, display: str) -> Element:
     """Return a formula as a MathML element, with its source for those who copy it."""
     element = fromstring(convert(latex.strip(), display=display).replace(NAMESPACE, ""))
+    if display == "block":
+        spread(element)
+    tidy(element)
     element.set("xmlns", "http://www.w3.org/1998/Math/MathML")
     element.set("aria-label", " ".join(latex.split()))
     return element
+
+
+def spread(row: Element) -> None:
+    """Write the limits of sums below and above them wherever there is room: not in a fraction."""
+    for part in row:
+        if part.tag in ("msub", "msubsup") and part[0].text == "∑":
+            part.tag = "munder" if part.tag == "msub" else "munderover"
+        if part.tag != "mfrac":
+            spread(part)
+
+
+def tidy(row: Element) -> None:
+    """Say what is a name, what is a sign and what is an operation, so that each gets its own space."""
+    before = None
+    for place, part in reversed(list(enumerate(row))):
+        following = row[place + 1] if place + 1 < len(row) else None
+        word = part[0] if part.tag in ("msub", "msup") and len(part) else part
+        if word.tag == "mo" and ((word.text or "").isalpha() or word.text == "∞"):
+            word.tag = "mi"
+        is_word = word.tag == "mi" and len(word.text or "") > 1 and (word.text or "").isalpha()
+        if is_word and following is not None and following.tag not in ("mo", "mspace") and not fenced(following):
+            row.insert(place + 1, Element("mspace", {"width": "0.167em"}))
+    for part in row:
+        if part.tag == "mo" and part.text == "−" and (before is None or before.tag == "mo" and before.text in "=,("):
+            part.set("form", "prefix")
+        before = part
+        tidy(part)
+
+
+def fenced(part: Element) -> bool:
+    """Return whether a part is a pair of brackets with what is between them."""
+    return part.tag == "mrow" and len(part) > 0 and part[0].tag == "mo" and part[0].text in ("(", "[")
 
 
 class Inline(InlineProcessor):
