@@ -831,7 +831,7 @@ CASES = [
         "idx pairs",
         ShapeError,
         lambda: A[..., [0, 1, 2], [1, 2]],
-        """A[..., rows, columns]: two lists of indices name cells in pairs and must have the same length.
+        """A[...]: two lists of indices name cells in pairs and must have the same length.
   A: shape (2, 4, 5, 7)
   found: 3 rows, 2 columns
   fix: A[..., rows, :][..., columns] for every row with every column.""",

@@ -128,7 +128,8 @@ def attend(
                 fix="plan=attlas.Plan(backend='tiled')",
             )
         )
-    problem = Problem(inputs.q, inputs.k, score, mask, sink, torch.arange(batch), torch.arange(heads))
+    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
+    problem = Problem(inputs.q, inputs.k, score, mask, sink, *ids)
     return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
 
 

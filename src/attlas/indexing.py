@@ -90,25 +90,11 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     entries = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1:
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "there is at most one Ellipsis.",
-                {"A": f"shape {shape}"},
-                found=f"{len(dots)} of them",
-                fix="A[..., 17, :] for one row of all heads.",
-            )
-        )
+        fix = "A[..., 17, :] for one row of all heads."
+        raise _wrong("there is at most one Ellipsis.", shape, f"{len(dots)} of them", fix)
     if len(entries) - len(dots) > len(shape):
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "there are more indices than axes.",
-                {"A": f"shape {shape}"},
-                found=f"{len(entries) - len(dots)} indices, {len(shape)} axes",
-                fix="A[0, 3, 17, :] for one row of one head.",
-            )
-        )
+        found, fix = f"{len(entries) - len(dots)} indices, {len(shape)} axes", "A[0, 3, 17, :] for one row of one head."
+        raise _wrong("there are more indices than axes.", shape, found, fix)
     missing = [None] * (len(shape) - (len(entries) - len(dots)))
     split = dots[0] if dots else len(entries)
     # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
@@ -116,15 +102,9 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range)]
     pairs = lists == [len(shape) - 2, len(shape) - 1]
     if len(lists) > 1 and not pairs:
-        raise ShapeError(
-            explain(
-                "A[...]",
-                "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs.",
-                {"A": f"shape {shape}"},
-                found=f"lists on axes {', '.join(map(str, lists))}",
-                fix="A[[0, 2]][:, [1, 3]], one axis after the other.",
-            )
-        )
+        rule = "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs."
+        found, fix = f"lists on axes {', '.join(map(str, lists))}", "A[[0, 2]][:, [1, 3]], one axis after the other."
+        raise _wrong(rule, shape, found, fix)
     resolved = [
         None if entry is None else _resolve(entry, size, axis, shape)
         for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
@@ -138,16 +118,14 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     if pairs and 1 in (len(rows), len(columns)):
         rows, columns = torch.broadcast_tensors(rows, columns)
     if pairs and len(rows) != len(columns):
-        raise ShapeError(
-            explain(
-                "A[..., rows, columns]",
-                "two lists of indices name cells in pairs and must have the same length.",
-                {"A": f"shape {shape}"},
-                found=f"{len(rows)} rows, {len(columns)} columns",
-                fix="A[..., rows, :][..., columns] for every row with every column.",
-            )
-        )
+        rule = "two lists of indices name cells in pairs and must have the same length."
+        fix = "A[..., rows, :][..., columns] for every row with every column."
+        raise _wrong(rule, shape, f"{len(rows)} rows, {len(columns)} columns", fix)
     return Where(leading, rows, columns, pairs)
+
+
+def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
+    return error(explain("A[...]", rule, {"A": f"shape {shape}"}, found=found, fix=fix))
 
 
 def _checked(entry: Any) -> Any:
@@ -157,7 +135,7 @@ def _checked(entry: Any) -> Any:
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
         return int(entry)
     if isinstance(entry, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in entry):
-        return torch.tensor(entry, dtype=torch.int64)
+        return torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, Tensor) and entry.ndim == 1 and entry.dtype in (torch.int64, torch.int32):
         return entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
@@ -178,24 +156,18 @@ def _checked(entry: Any) -> Any:
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
     if isinstance(entry, range):
-        entry = torch.tensor(entry, dtype=torch.int64)
+        entry = torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, slice):
         span = range(*entry.indices(size))
         if span.step != 1:
-            return torch.tensor(span, dtype=torch.int64)
+            return torch.tensor(span, dtype=torch.int64, device="cpu")
         return range(span.start, max(span.stop, span.start))
-    places = entry if isinstance(entry, Tensor) else torch.tensor([entry])
+    places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
     outside = places[(places < -size) | (places >= size)]
     if len(outside):
-        raise OutOfRangeError(
-            explain(
-                "A[...]",
-                "an index lies outside its axis.",
-                {"A": f"shape {shape}"},
-                found=f"index {int(outside[0])} on axis {axis} of size {size}",
-                fix=f"use an index from {-size} to {size - 1}." if size else "this axis is empty.",
-            )
-        )
+        fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
+        found = f"index {int(outside[0])} on axis {axis} of size {size}"
+        raise _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
     places = places % size if size else places
     return places if isinstance(entry, Tensor) else int(places[0])
 
@@ -210,19 +182,19 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
     layout = tuple(map(len, picks))
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
-    batches = torch.arange(_product(axes.layout[:batch_axes])).reshape(axes.layout[:batch_axes])
+    batches = torch.arange(_product(axes.layout[:batch_axes]), device="cpu").reshape(axes.layout[:batch_axes])
     for axis, pick in enumerate(picks[:batch_axes]):
         batches = batches.index_select(axis, pick)
-    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64)
+    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64, device="cpu")
     return _as_slice(batches.flatten()), _as_slice(heads), Axes(layout, kept)
 
 
 def _pick(entry: Any, size: int) -> Tensor:
     if entry is None:
-        return torch.arange(size)
+        return torch.arange(size, device="cpu")
     if isinstance(entry, range):
-        return torch.arange(entry.start, entry.stop)
-    return entry if isinstance(entry, Tensor) else torch.tensor([entry])
+        return torch.arange(entry.start, entry.stop, device="cpu")
+    return entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
 
 
 def _as_slice(index: Tensor) -> Tensor | slice:

@@ -358,7 +358,7 @@ class AttentionMatrix:
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0
-        sample = torch.randperm(m, generator=torch.Generator().manual_seed(0))[:rows].sort().values
+        sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         fast = self._cells(sample, range(n), before_softmax=False)
         exact = reference.dense(reference.in_float64(self.problem), sample).weights
         return float((fast.double() - exact).abs().max())

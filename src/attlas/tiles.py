@@ -37,6 +37,15 @@ class Tile:
         Rows that are not a range (a sample, or a list that the user gave).
     column_index : Tensor, optional, shape (len(columns),)
         Columns that are not a range.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> A = attlas.attend(torch.zeros(4, 2), torch.zeros(6, 2))
+    >>> at = A.problem.tile(range(1), range(1), range(1, 3), range(6))
+    >>> (at.j <= at.i).int()
+    tensor([[1, 1, 0, 0, 0, 0],
+            [1, 1, 1, 0, 0, 0]], dtype=torch.int32)
     """
 
     batches: range

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from attlas import models
 from attlas.cli import main
 from attlas.cli.loading import load, texts, tokenize
 from attlas.cli.reader import read
@@ -167,3 +169,14 @@ def test_without_matplotlib_the_report_is_written(
     assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path)]) == 0
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
     assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in capsys.readouterr().out
+
+
+def test_the_shipped_model_has_the_heads_that_the_demo_is_about() -> None:
+    loaded = load(models.path())
+    text = Path(timeit.__file__).read_text("utf-8")
+    reading = read(loaded, tokenize(loaded, text, 512), "timeit.py", "attlas demo", Terminal())
+    assert reading.telling.kinds[0].name == "induction"
+    assert reading.telling.induction > 0.5
+    assert reading.telling.induction_text > 10 * reading.telling.chance
+    assert {"induction", "previous token"} <= {head.kinds[0].name for head in reading.heads}
+    assert reading.loss < 4.5

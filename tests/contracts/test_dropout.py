@@ -90,7 +90,7 @@ def test_seeds_are_independent() -> None:
 
 def test_mean_over_seeds_is_the_product_without_dropout() -> None:
     q, k, v = (torch.randn(1, 2, 12, 4, dtype=torch.float64) for _ in range(3))
-    runs = torch.stack([attlas.attention(q, k, v, dropout_p=0.3) for _ in range(3000)])
+    runs = torch.stack([attlas.attention(q, k, v, dropout_p=0.3) for _ in range(500)])
     error = (runs.mean(0) - attlas.attention(q, k, v)).abs() / (runs.std(0) / len(runs) ** 0.5)
     assert float(error.max()) < 5
 

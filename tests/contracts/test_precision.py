@@ -116,3 +116,57 @@ def test_a_far_cloud_keeps_its_digits() -> None:
         A = attlas.attend(q, k, score=attlas.Gaussian(h))
         torch.testing.assert_close(A[:, :, :, :].double(), wanted, rtol=0, atol=2e-5)
         torch.testing.assert_close((A @ v).double(), wanted @ v.double(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["ScaledDot", "Additive", "Bilinear(up)", "Gaussian(wide, learn)", "RelativeBias", "own"]
+)
+@pytest.mark.parametrize("plan", [Plan(), Plan("tiled", rows=5, columns=7)], ids=["auto", "tiled"])
+def test_autocast_changes_nothing(name: str, plan: Plan, make: Any, sizes: Any, same: Any) -> None:
+    """torch.autocast would make every matrix product one in half precision, and rows would sum to 1.01."""
+    case = make(name, "Causal", sizes(11, 14), sink=True)
+    q, k, v, sink = (t.detach().float().requires_grad_() for t in (case.q, case.k, case.v, case.sink))
+    score = copy.deepcopy(case.score).float()
+
+    def run() -> list[Tensor]:
+        A = attlas.attend(q, k, score=score, mask=attlas.Causal(), sink=sink, plan=plan)
+        attlas.explain(A)
+        reads = attlas.attend(q, k, score=score, mask=attlas.Causal(), plan=plan)
+        out, down = A @ v, A.mT @ torch.ones(11, 2)
+        return [out, down, A[0, 1, 3, :], reads.lse, reads.to_dense(), reads.sum(-2)]
+
+    wanted = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run()
+    # Backward outside of autocast, as torch asks for.
+    for results in (found, wanted):
+        results += torch.autograd.grad(results[0].sum() + results[1].sum(), (q, k, v, sink))
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b)
+
+
+def test_the_default_device_and_dtype_change_nothing() -> None:
+    """Tensors that the library makes for itself follow q, not what torch makes by default."""
+    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 12, 8), torch.randn(2, 2, 12, 3)
+
+    def run() -> list[Tensor]:
+        found = []
+        for mask in (None, attlas.Causal()):
+            A = attlas.attend(q, k, score=attlas.Gaussian(2.0), mask=mask)
+            found += [A @ v, A.mT @ q, A.lse, A[:, [2, 0]].to_dense(), A[..., ::2, [1, 3]], A[..., [1, 2], [3, 4]]]
+            found += [A.sum(-1), A.sum(-2), A.topk(2).values, A[0, 1, 3, :], torch.tensor(A.check(), device="cpu")]
+        return found
+
+    wanted = run()
+    before = torch.get_default_device()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        found = run()
+    finally:
+        torch.set_default_device(before)
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(found[:-1], wanted[:-1], strict=True):
+        assert a.device.type == "cpu"
+        torch.testing.assert_close(a, b, check_dtype=False)

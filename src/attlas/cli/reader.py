@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_SIDE = 128  # blocks of a map
+_SIDE = 128  # blocks of a map,
+_SMALL = 80  # and of the maps of many heads
+_MANY = 48
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 _WINDOW = 32  # tokens shown cell by cell
@@ -79,10 +81,11 @@ def read(
         del logits  # the largest thing here; it is not attention's memory
     peak = Peak()
     layers: list[_Layer] = []
-    top = min(max(_KEPT // (len(attentions) * attentions[0].shape[1] * n), _TOP[0]), _TOP[-1])
-    with terminal.step(f"reading {len(attentions) * attentions[0].shape[1]} heads", len(attentions)) as tick:
+    count = len(attentions) * attentions[0].shape[1]
+    top, side = min(max(_KEPT // (count * n), _TOP[0]), _TOP[-1]), _SIDE if count <= _MANY else _SMALL
+    with terminal.step(f"reading {count} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
-            layers.append(_layer(len(layers), A, R, ids, period, top))
+            layers.append(_layer(len(layers), A, R, ids, period, top, side))
             tick()
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
@@ -133,7 +136,7 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
     return attentions, output.logits.cpu()
 
 
-def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int) -> _Layer:
+def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int, side: int) -> _Layer:
     n = len(ids)
     mass, largest = A[0].collect(stats.ColumnMass(), stats.TopK(top))
     mass = mass.double().cpu()
@@ -145,8 +148,8 @@ def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, peri
             list(zip(tokens[place].tolist(), share.tolist(), strict=True))
             for share, place in zip(shares, places, strict=True)
         ],
-        map=pictures.blocks(A[0], _SIDE),
-        repeat=pictures.blocks(R[0], _SIDE),
+        map=pictures.blocks(A[0], side),
+        repeat=pictures.blocks(R[0], side),
         received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
         values=largest.values.float().cpu(),
         indices=largest.indices.cpu(),

@@ -11,7 +11,7 @@ from attlas.engine import reference, sdpa
 from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem
+from attlas.engine.problem import Problem, full_precision
 from attlas.errors import BackendError, explain
 from attlas.scores.base import Dot, Score
 from attlas.scores.dot import ScaledDot
@@ -65,6 +65,7 @@ def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Do
     return Choice("sdpa", "the score is a dot product", others)
 
 
+@full_precision
 def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
     graph = torch.is_grad_enabled()
@@ -87,6 +88,7 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     return out.to(v.dtype), lse if dot.row is None else lse + dot.row.detach()
 
 
+@full_precision
 def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     tokens = problem.project() if torch.is_grad_enabled() else problem.tokens

@@ -19,12 +19,27 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
 from attlas.tiles import Tile
 
-__all__ = ["Part", "Statistic", "allowed_cells", "lowest"]
+__all__ = ["GROUP", "Part", "Statistic", "allowed_cells", "lowest"]
+
+# Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
+# and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
+GROUP = 16
+_CACHED_CELLS = 1 << 17  # numbers that a core keeps at hand between one step and the next
 
 
 def lowest(dtype: torch.dtype) -> float:
     """Return the finite number that stands for -inf inside the engine, so that 0 times it is 0, not NaN."""
     return torch.finfo(dtype).min / 4
+
+
+def _group_maxima(x: Tensor) -> Tensor:
+    """Return the maxima of groups of columns, then the columns that are left over, one by one."""
+    c = x.shape[-1]
+    groups = c // GROUP
+    if groups < 2:
+        return x.clone()  # what x holds may be overwritten
+    maxima = x[..., : groups * GROUP].unflatten(-1, (GROUP, groups)).amax(dim=-2)
+    return maxima if groups * GROUP == c else torch.cat([maxima, x[..., groups * GROUP :]], dim=-1)
 
 
 def allowed_cells(problem: Problem, at: Tile, strip: Strip) -> Tensor | None:
@@ -67,6 +82,21 @@ class Part:
         Buffers that all parts of one pass share.
     first, last : bool
         Whether this is the first, the last part of its rows.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> class Sizes(stats.RowMass):
+    ...     def step(self, carry, part, at):
+    ...         print(tuple(part.weights.shape), part.first, part.last)
+    ...         return super().step(carry, part, at)
+    >>> plan = attlas.Plan("tiled", rows=4, columns=5)
+    >>> A = attlas.attend(torch.zeros(4, 2), torch.zeros(8, 2), plan=plan)
+    >>> A.lse.shape, A.collect(Sizes())[0].sum()
+    (1, 1, 4, 5) True False
+    (1, 1, 4, 3) False True
+    (torch.Size([4]), tensor(4.))
     """
 
     problem: Problem
@@ -92,7 +122,7 @@ class Part:
     def shifted(self) -> Tensor:
         """Logits less `shift`, finite: a very low number where a key may not be seen; shape (B, H, r, c)."""
         if self.row_lse is None:
-            return self._logits.sub_(self.shift.unsqueeze(-1))
+            return self._logits if self.problem.is_modest else self._logits.sub_(self.shift.unsqueeze(-1))
         shift = self.shift  # first: what it takes may pass through the buffer of the logits
         return self._logits.sub_(shift.unsqueeze(-1))
 
@@ -101,6 +131,8 @@ class Part:
         """What was subtracted from each row, shape (B, H, r)."""
         if self.row_lse is not None:
             return finite_shift(self.lse)
+        if self.problem.is_modest:
+            return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         top = self._top.masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
         if self._sink is not None:
             top = torch.maximum(top, self._sink)
@@ -129,8 +161,12 @@ class Part:
         return self.score()
 
     @cached_property
+    def _logit_peaks(self) -> Tensor:
+        return _group_maxima(self._logits)
+
+    @cached_property
     def _top(self) -> Tensor:
-        return self._logits.amax(dim=-1)
+        return self._logit_peaks.amax(dim=-1)
 
     @cached_property
     def _sink(self) -> Tensor | None:
@@ -208,9 +244,33 @@ class Part:
         return logits.masked_fill_(self.shifted <= lowest(logits.dtype) / 2, -math.inf)
 
     @cached_property
+    def peaks(self) -> Tensor:
+        """Largest shifted logit of each group of columns, shape (B, H, r, groups), see `GROUP`."""
+        if self.row_lse is not None or self.problem.is_modest:
+            return _group_maxima(self.shifted)
+        return self._logit_peaks - self.shift.unsqueeze(-1)  # the logits may be overwritten by now
+
+    @cached_property
     def largest(self) -> Tensor:
         """Largest shifted logit of each row in this part, shape (B, H, r)."""
-        return self.shifted.amax(dim=-1) if self.row_lse is not None else self._top - self.shift
+        return self.peaks.amax(dim=-1)
+
+    @cached_property
+    def column_largest(self) -> Tensor:
+        """Largest weight of each column in this part, shape (B, H, c)."""
+        return self.weights.amax(dim=-2)
+
+    def row_products(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``Σ_j x_ij y_ij`` of each row for two tensors of the part's shape, shape (B, H, r)."""
+        if self.at.device.type != "cpu":
+            return torch.mul(x, y, out=self.scratch()).sum(dim=-1)
+        # Few rows at a time: then products are still in a core's cache when they are summed, twice as fast.
+        c = self.shape[3]
+        some = max(torch.get_num_threads() * _CACHED_CELLS // max(c, 1), 1)
+        products = self.space.take("products", (some, c))
+        pairs = zip(x.reshape(-1, c).split(some), y.reshape(-1, c).split(some), strict=True)
+        sums = [torch.mul(a, b, out=products[: len(a)]).sum(dim=-1) for a, b in pairs]
+        return torch.cat(sums).view(self.shape[:3])
 
     def as_weights(self, shifted: Tensor) -> Tensor:
         """Return the weights of some shifted logits of each row, shape (B, H, r, any number)."""
@@ -228,6 +288,28 @@ class Statistic(ABC):
     ----------
     whole_rows : bool
         Whether `step` needs all columns of a row in one part. Costs speed beyond some 100,000 keys.
+
+    See Also
+    --------
+    attlas.testing.check_statistic : the contract that every statistic keeps.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> class SumOfSquares(stats.Statistic):
+    ...     def start(self, problem):
+    ...         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+    ...
+    ...     def step(self, carry, part, at):
+    ...         carry[at.place] += part.weights.square().sum(-1)
+    ...         return carry
+    ...
+    ...     def finish(self, carry):
+    ...         return carry
+    >>> attlas.testing.check_statistic(SumOfSquares(), dense=lambda weights: weights.square().sum(-1))
+    >>> attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2)).collect(SumOfSquares())
+    (tensor([0.2500, 0.2500, 0.2500]),)
     """
 
     whole_rows: bool = False

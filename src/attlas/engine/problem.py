@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,28 @@ from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["Problem", "flatten", "rebuild", "sum_heads", "through"]
+__all__ = ["Problem", "flatten", "full_precision", "rebuild", "sum_heads", "through"]
 
 _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def full_precision(f: Callable[Concatenate[Problem, P], R]) -> Callable[Concatenate[Problem, P], R]:
+    """Keep ``torch.autocast`` out: scores and sums stay in the dtype of the problem."""
+
+    @wraps(f)
+    def run(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        kind = problem.device.type
+        if not torch.is_autocast_enabled(kind):
+            return f(problem, *args, **kwargs)
+        with torch.autocast(kind, enabled=False):
+            return f(problem, *args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +87,7 @@ class Problem:
         """Device of the tokens."""
         return self.q.device
 
+    @full_precision
     def project(self) -> tuple[Tokens, Tokens]:
         """Run the score's work of each token, with a graph where autograd records one."""
         if type(self.score).project is Score.project:
@@ -139,10 +158,12 @@ class Problem:
 
     def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
         """Return the problem of some batches and heads; slices of whole key groups are views."""
-        head_list = torch.arange(self.shape[1])[heads]
+        head_list = torch.arange(self.shape[1], device="cpu")[heads]
         key_heads = head_list // self.group
         first, last = (int(key_heads.min()), int(key_heads.max()) + 1) if len(key_heads) else (0, 0)
-        owned = torch.arange(first, last).repeat_interleave(max(len(key_heads) // max(last - first, 1), 1))
+        owned = torch.arange(first, last, device="cpu").repeat_interleave(
+            max(len(key_heads) // max(last - first, 1), 1)
+        )
         if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
             k = self.k[batches, first:last]
         else:

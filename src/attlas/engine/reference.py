@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.problem import Problem, through
+from attlas.engine.problem import Problem, full_precision, through
 
 __all__ = ["Dense", "dense"]
 
@@ -23,6 +23,7 @@ class Dense(NamedTuple):
     weights: Tensor
 
 
+@full_precision
 def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
     """Compute softmax(score(Q, K)) from its definition, whole, with autograd's own gradients.
 

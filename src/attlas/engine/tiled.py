@@ -21,7 +21,7 @@ from attlas.engine.cover import Panel, Strip, panels, sizes, strips
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild, through
+from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
 from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError, explain
 from attlas.scores.base import Dot, Tokens
@@ -30,6 +30,7 @@ from attlas.tiles import Tile, cut
 __all__ = ["Gradients", "backward", "fold", "forward", "log_sum_exp", "read", "transposed"]
 
 
+@full_precision
 def forward(
     problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -51,6 +52,7 @@ def forward(
     return out, lse
 
 
+@full_precision
 def transposed(
     problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan, dropout: Dropout | None = None
 ) -> Tensor:
@@ -76,6 +78,7 @@ class Gradients(NamedTuple):
     pooled: Tensor
 
 
+@full_precision
 def backward(
     problem: Problem,
     tokens: tuple[Tokens, Tokens],
@@ -154,6 +157,7 @@ def backward(
 
 
 @torch.no_grad()
+@full_precision
 def fold(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor | None]:
@@ -178,6 +182,7 @@ def fold(
 
 
 @torch.no_grad()
+@full_precision
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     space = Workspace(problem.dtype, problem.device)
@@ -204,6 +209,7 @@ def _parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace)
 
 
 @torch.no_grad()
+@full_precision
 def read(
     problem: Problem,
     plan: Plan,
@@ -219,7 +225,7 @@ def read(
     """
     batch, heads, m, n = problem.shape
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
-    index = torch.arange(m)[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
+    index = torch.arange(m, device="cpu")[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
     size = sizes(problem, plan, whole_rows=False, wide=True)
     steps = cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)
     for batches, head_range, span in product(*steps):

@@ -81,15 +81,15 @@ class _Axis:
         self.step = -(-size // _CELLS)
         self.cells = -(-size // self.step)
         self.samples = min(self.step, _SAMPLES)
-        first = torch.arange(self.cells).view(-1, 1) * self.step
+        first = torch.arange(self.cells, device="cpu").view(-1, 1) * self.step
         last = (first + self.step - 1).clamp(max=size - 1)
         # Integer arithmetic keeps both ends of each cell, and sizes above 2**24 exact.
-        share = torch.arange(self.samples).view(1, -1)
+        share = torch.arange(self.samples, device="cpu").view(1, -1)
         self.places = (first + (last - first) * share // max(self.samples - 1, 1)).flatten()
 
 
 def _sample(mask: Mask, rows: _Axis, columns: _Axis) -> Tensor:
-    one = torch.zeros(1, dtype=torch.int64)
+    one = torch.zeros(1, dtype=torch.int64, device="cpu")
     at = Tile(
         batches=range(1),
         heads=range(1),

@@ -74,7 +74,7 @@ def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
     else:
         try:
             plain = isinstance(bandwidth, str | bytes | bool)
-            value = torch.tensor(None if plain else bandwidth, dtype=torch.float64)
+            value = torch.tensor(None if plain else bandwidth, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             value = torch.empty(0, dtype=torch.bool)
     if not value.is_floating_point():

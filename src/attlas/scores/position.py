@@ -319,7 +319,7 @@ def _paper_slopes(heads: int) -> Tensor:
     power = 1 << (heads.bit_length() - 1) if heads else 1
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (heads - power) + 1, 2)]
-    return torch.tensor(slopes[:heads], dtype=torch.float64)
+    return torch.tensor(slopes[:heads], dtype=torch.float64, device="cpu")
 
 
 def _checked_slopes(slopes: object) -> Tensor:

@@ -153,7 +153,9 @@ class ColumnMax(Statistic):
         rows = _rows_inside(at, window)
         if rows is not None:
             into = largest[_columns(at)]
-            torch.maximum(into, part.weights[..., rows, :].amax(dim=-2), out=into)
+            whole = rows.stop - rows.start == len(at.rows)
+            found = part.column_largest if whole else part.weights[..., rows, :].amax(dim=-2)
+            torch.maximum(into, found, out=into)
         return carry
 
     def finish(self, carry: tuple[range, Tensor]) -> Tensor:
@@ -174,7 +176,7 @@ class ColumnArgMax(Statistic):
 
     Notes
     -----
-    Cost: one maximum with its place over the tile, three times that of the maximum alone.
+    Cost: that of ColumnMax, and a look at the keys that have found a larger weight.
 
     Examples
     --------
@@ -200,10 +202,11 @@ class ColumnArgMax(Statistic):
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
         largest, query = (t[_columns(at)] for t in carry)
-        found, place = part.weights.max(dim=-2)
-        more = found > largest  # parts come with growing rows, so that the first of equal ones stays
-        query.copy_(torch.where(more, place + at.rows.start, query))
-        torch.maximum(largest, found, out=largest)
+        # Parts come with growing rows, so that the first of equal queries stays, and ever fewer keys find a
+        # larger weight: the query is looked up for those alone.
+        b, h, j = (part.column_largest > largest).nonzero(as_tuple=True)
+        query[b, h, j] = part.weights[b, h, :, j].argmax(dim=-1) + at.rows.start
+        torch.maximum(largest, part.column_largest, out=largest)
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic
+from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
 from attlas.tiles import Tile
@@ -67,7 +67,7 @@ class TopK(Statistic):
     Notes
     -----
     No row is sorted: the k largest lie in the k groups of columns with the largest maxima, so that one
-    pass of maxima and about ``2 sqrt(k n)`` candidates a row are enough. Which of several equal weights is
+    pass of maxima and 16 k candidates a row are enough. Which of several equal weights is
     taken is open. A row with fewer allowed keys than k ends in weights 0, on keys that it may not see.
     Cost: one maximum over the tile, and the candidates. Memory: 2 k numbers a row.
 
@@ -89,7 +89,7 @@ class TopK(Statistic):
         return _no_keys_yet("TopK", self.k, problem)
 
     def step(self, carry: Largest, part: Part, at: Tile) -> Largest:
-        found = _largest_logits(part.shifted, min(self.k, part.shifted.shape[-1]))
+        found = _largest_logits(part, min(self.k, part.shape[-1]))
         found = Largest(found.values, found.indices + at.columns.start)
         if not part.first:
             # Parts of one row share one shift, so that their logits may be compared.
@@ -123,20 +123,17 @@ def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
     return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
 
 
-def _largest_logits(x: Tensor, k: int) -> Largest:
+def _largest_logits(part: Part, k: int) -> Largest:
     """Return the k largest of each row by groups of columns, exact."""
+    x = part.shifted
     c = x.shape[-1]
-    size = 2 ** round(math.log2(math.sqrt(c / k))) if c else 1  # columns of a group
-    groups = c // size
-    if size < 4 or groups <= k:
+    groups = c // GROUP
+    if groups <= 2 * k:
         return Largest(*x.topk(k, dim=-1))
-    # A group is every `groups`-th column: then a maximum over groups runs along memory.
-    grouped = x[..., : groups * size].unflatten(-1, (size, groups))
-    best = grouped.amax(dim=-2).topk(k, dim=-1, sorted=False).indices
-    steps = torch.arange(0, groups * size, groups, device=x.device)
-    columns = (best.unsqueeze(-2) + steps.unsqueeze(-1)).flatten(-2)
-    if groups * size < c:
-        rest = torch.arange(groups * size, c, device=x.device)
+    best = part.peaks[..., :groups].topk(k, dim=-1, sorted=False).indices
+    columns = (best.unsqueeze(-2) + torch.arange(0, groups * GROUP, groups, device=x.device).unsqueeze(-1)).flatten(-2)
+    if groups * GROUP < c:
+        rest = torch.arange(groups * GROUP, c, device=x.device)
         columns = torch.cat([columns, rest.expand(*columns.shape[:-1], -1)], dim=-1)
     values, order = x.gather(-1, columns).topk(k, dim=-1)
     return Largest(values, columns.gather(-1, order))
@@ -314,7 +311,7 @@ class Coverage(Statistic):
         return torch.zeros(shape, dtype=torch.int64, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        ordered = _ascending(part.weights)
+        ordered = _ascending(part)
         # The number of smallest weights that may be left out: first in blocks, then within one block.
         blocks = ordered.unflatten(-1, (-1, _BLOCK))
         mass = blocks.sum(dim=-1).cumsum(dim=-1)
@@ -336,22 +333,24 @@ def _is_share(level: object) -> bool:
     return isinstance(level, int | float) and not isinstance(level, bool) and 0.0 < level <= 1.0
 
 
-def _ascending(weights: Tensor) -> Tensor:
-    """Return sorted rows, with zeros in front up to a whole number of blocks."""
-    c = weights.shape[-1]
-    padded = torch.nn.functional.pad(weights, (max(-c % _BLOCK, _BLOCK * (c == 0)), 0))
-    if weights.device.type != "cpu":
-        return padded.sort(dim=-1).values
+def _ascending(part: Part) -> Tensor:
+    """Return the sorted weights of each row, with zeros in front up to a whole number of blocks."""
+    c = part.shape[3]
+    zeros = -c % _BLOCK
+    ordered = part.space.take("ordered", (*part.shape[:3], zeros + c))
+    ordered[..., :zeros] = 0.0
+    ordered[..., zeros:] = part.weights
+    if ordered.device.type != "cpu":
+        return ordered.sort(dim=-1).values
     # numpy sorts with vector instructions, ten times as fast as torch, in place, and without the GIL.
-    padded = padded.clone() if padded is weights else padded
-    rows = padded.view(-1, padded.shape[-1]).numpy()
+    rows = ordered.view(-1, zeros + c).numpy()
     threads = min(torch.get_num_threads(), len(rows))
     if threads < 2:
         rows.sort(axis=-1)
-        return padded
+        return ordered
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(np.ndarray.sort, np.array_split(rows, threads)))
-    return padded
+    return ordered
 
 
 def check_number(where: str, name: str, value: object) -> None:

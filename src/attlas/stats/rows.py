@@ -40,25 +40,38 @@ def zeros_for_rows(problem: Problem) -> Tensor:
     return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
 
 
-class _RowSum(Statistic):
-    """A number of each row that is the sum of what its parts give."""
+class _PerRow(Statistic):
+    """One number of each row, joined from what its parts give."""
+
+    nothing: float = 0.0  # the number of a row that has no part
 
     def start(self, problem: Problem) -> Tensor:
-        return zeros_for_rows(problem)
+        return zeros_for_rows(problem).fill_(self.nothing)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        carry[at.place] += self.of(part)
+        carry[at.place] = self.join(carry[at.place], self.of(part))
         return carry
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry
 
+    def join(self, before: Tensor, found: Tensor) -> Tensor:
+        """Return what two parts of the same rows give together."""
+        return before + found
+
     @abstractmethod
     def of(self, part: Part) -> Tensor:
-        """Return what a part adds to its rows, shape (batches, heads, rows)."""
+        """Return what one part gives, shape (batches, heads, rows)."""
 
 
-class RowMass(_RowSum):
+class _LargestOfRow(_PerRow):
+    """One number of each row, the largest of what its parts give."""
+
+    def join(self, before: Tensor, found: Tensor) -> Tensor:
+        return torch.maximum(before, found)
+
+
+class RowMass(_PerRow):
     """Sum of each row's weights: 1, or 0 for a row with no allowed key, or less than 1 with a sink.
 
     See Also
@@ -84,7 +97,7 @@ class RowMass(_RowSum):
         return part.mass
 
 
-class Entropy(_RowSum):
+class Entropy(_PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 
     See Also
@@ -112,8 +125,8 @@ class Entropy(_RowSum):
 
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
-        product = torch.mul(part.weights, part.shifted, out=part.scratch()).sum(dim=-1)
-        return (finite_shift(part.lse) - part.shift) * part.mass - product
+        products = part.row_products(part.weights, part.shifted)
+        return (finite_shift(part.lse) - part.shift) * part.mass - products
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
@@ -161,7 +174,7 @@ class EffectiveKeys(Statistic):
         return torch.where(squares == 0, torch.zeros_like(mass), mass.square() / squares)
 
 
-class MaxWeight(Statistic):
+class MaxWeight(_LargestOfRow):
     """Largest weight of each row, ``max_j A_ij``; 0 for a row with no allowed key.
 
     See Also
@@ -182,19 +195,11 @@ class MaxWeight(Statistic):
     tensor([0.2500, 0.2500])
     """
 
-    def start(self, problem: Problem) -> Tensor:
-        return zeros_for_rows(problem)
-
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        found = part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
-        carry[at.place] = torch.maximum(carry[at.place], found)
-        return carry
-
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
+    def of(self, part: Part) -> Tensor:
+        return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
 
 
-class MaxLogit(Statistic):
+class MaxLogit(_LargestOfRow):
     """Largest logit of each row before softmax, ``max_j s_ij`` over the allowed keys; -inf if there is none.
 
     Notes
@@ -215,17 +220,11 @@ class MaxLogit(Statistic):
     tensor([2., 2.])
     """
 
-    def start(self, problem: Problem) -> Tensor:
-        return zeros_for_rows(problem).fill_(-math.inf)
+    nothing = -math.inf
 
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+    def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
-        found = (part.largest + part.shift).masked_fill_(unseen, -math.inf)
-        carry[at.place] = torch.maximum(carry[at.place], found)
-        return carry
-
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
+        return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
 
 
 class Moments(NamedTuple):

@@ -215,8 +215,14 @@ class _Pieces:
             return
         b, h, _ = at.place
         into = self.mass[b, h, row_bands.touched(rows), column_bands.touched(columns)]
-        tile = tile_window(part.weights, at, rows, columns)
-        into += pool_tile(tile, rows, columns, (row_bands, column_bands), torch.sum)
+        if rows == at.rows and len(row_bands.runs(rows)) == 1 and row_bands.runs(rows)[0][1] == 1:
+            # All rows belong together: their sum is what other statistics want too.
+            start = columns.start - at.columns.start
+            sums = part.column_sums[..., start : start + len(columns)]
+            into += column_bands.pool(sums, columns, -1, torch.sum).unsqueeze(-2)
+        else:
+            tile = tile_window(part.weights, at, rows, columns)
+            into += pool_tile(tile, rows, columns, (row_bands, column_bands), torch.sum)
 
     def table(self) -> Tensor:
         left, right = (

@@ -58,6 +58,7 @@ def page(reading: Reading) -> str:
         "hero_caption": _hero_caption(reading),
         "again": '<i class="again"><span>the second time</span></i>' if hero_view(reading) == "repeat" else "",
         "per_layer": str(reading.per_layer),
+        "tight": " tight" if reading.per_layer > 8 else "",
         "cell": str(_cell(reading.per_layer)),
         "block": block(reading),
         "jobs": _jobs(reading),
