@@ -59,7 +59,7 @@ bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Draw every picture and build the pages into ./site, with warnings as errors
 	$(ONE_THREAD) $(BIN)/python docs/_build/pictures.py
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Written: site/index.html"
 
 .PHONY: setup

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import extra_peak_bytes, ratios, save
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
+from harness import extra_peak_bytes, ratios, save
 
 
 def installed(name: str) -> bool:
@@ -67,7 +67,7 @@ def model(tokens: int) -> dict[str, Any]:
     """Return times and memory of a GPT-2 of 4 layers and 8 heads that gives its attention weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    import attlas.huggingface
+    import attlas.huggingface  # noqa: F401  # registers the name that is set below
 
     config = GPT2Config(vocab_size=512, n_positions=tokens, n_embd=512, n_layer=4, n_head=8)
     config.bos_token_id = config.eos_token_id = 0

@@ -44,13 +44,14 @@ def spread(row: Element) -> None:
 def tidy(row: Element) -> None:
     """Say what is a name, what is a sign and what is an operation, so that each gets its own space."""
     before = None
+    line = row.tag in ("math", "mrow", "mstyle", "mtd")  # elsewhere each child has a place of its own
     for place, part in reversed(list(enumerate(row))):
         following = row[place + 1] if place + 1 < len(row) else None
         word = part[0] if part.tag in ("msub", "msup") and len(part) else part
         if word.tag == "mo" and ((word.text or "").isalpha() or word.text == "∞"):
             word.tag = "mi"
         is_word = word.tag == "mi" and len(word.text or "") > 1 and (word.text or "").isalpha()
-        if is_word and following is not None and following.tag not in ("mo", "mspace") and not fenced(following):
+        if line and is_word and following is not None and following.tag not in ("mo", "mspace") and not fenced(following):
             row.insert(place + 1, Element("mspace", {"width": "0.167em"}))
     for part in row:
         if part.tag == "mo" and part.text == "−" and (before is None or before.tag == "mo" and before.text in "=,("):
