@@ -63,7 +63,8 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
     """
     batch, heads, m, n = problem.shape
     most = max(plan.budget(problem.device.type) // problem.score.scratch, 1)
-    usual = max(most // 4, 1)
+    # Passes over a tile start threads: reads make many and want large tiles, a product few, and a cache's worth.
+    usual = max(most // (4 if wide or whole_rows else 16), 1)
     rows, columns = plan.rows, plan.columns
     if whole_rows or (columns is None and wide and n * (rows or _ROOMY_ROWS) <= most):
         columns = max(n, 1)

@@ -22,8 +22,8 @@ class Plan:
     rows, columns : int, optional
         Size of a tile in queries and keys. The default fits tile and scratch memory to `cells`.
     cells : int, optional
-        Numbers of scratch memory that one step may hold. The default is 4 Mi on a CPU (16 MiB in
-        float32), 64 Mi elsewhere.
+        Numbers of scratch memory that one step may hold, some four tiles. The default is 16 Mi on a CPU
+        (64 MiB in float32), 64 Mi elsewhere.
 
     Raises
     ------
@@ -76,4 +76,4 @@ class Plan:
 
     def budget(self, device_type: str) -> int:
         """Return how many numbers one step may hold on this kind of device."""
-        return self.cells or (4 << 20 if device_type == "cpu" else 64 << 20)
+        return self.cells or (16 << 20 if device_type == "cpu" else 64 << 20)
