@@ -1,0 +1,117 @@
+"""What MkDocs asks of this project while it builds: formulas as MathML, and each page's twin in the other language.
+
+Formulas are written ``$a$`` and ``$$a$$``, as GitHub reads them. They become MathML when the site is built, so
+the pages need neither a script nor a font from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree.ElementTree import Element, fromstring
+
+from latex2mathml.converter import convert
+from markdown import Markdown
+from markdown.blockprocessors import BlockProcessor
+from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
+
+NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
+CHINESE = "zh/"
+WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
+
+
+def formula(latex: str, display: str) -> Element:
+    """Return a formula as a MathML element, with its source for those who copy it."""
+    element = fromstring(convert(latex.strip(), display=display).replace(NAMESPACE, ""))
+    if display == "block":
+        spread(element)
+    tidy(element)
+    element.set("xmlns", "http://www.w3.org/1998/Math/MathML")
+    element.set("aria-label", " ".join(latex.split()))
+    return element
+
+
+def spread(row: Element) -> None:
+    """Write the limits of sums below and above them wherever there is room: not in a fraction."""
+    for part in row:
+        if part.tag in ("msub", "msubsup") and part[0].text == "∑":
+            part.tag = "munder" if part.tag == "msub" else "munderover"
+        if part.tag != "mfrac":
+            spread(part)
+
+
+def tidy(row: Element) -> None:
+    """Say what is a name, what is a sign and what is an operation, so that each gets its own space."""
+    before = None
+    line = row.tag in ("math", "mrow", "mstyle", "mtd")  # elsewhere each child has a place of its own
+    for place, part in reversed(list(enumerate(row))):
+        following = row[place + 1] if place + 1 < len(row) else None
+        word = part[0] if part.tag in ("msub", "msup") and len(part) else part
+        if word.tag == "mo" and ((word.text or "").isalpha() or word.text == "∞"):
+            word.tag = "mi"
+        is_word = word.tag == "mi" and len(word.text or "") > 1 and (word.text or "").isalpha()
+        if line and is_word and following is not None and following.tag not in ("mo", "mspace") and not fenced(following):
+            row.insert(place + 1, Element("mspace", {"width": "0.167em"}))
+    for part in row:
+        if part.tag == "mo" and part.text == "−" and (before is None or before.tag == "mo" and before.text in "=,("):
+            part.set("form", "prefix")
+        before = part
+        tidy(part)
+
+
+def fenced(part: Element) -> bool:
+    """Return whether a part is a pair of brackets with what is between them."""
+    return part.tag == "mrow" and len(part) > 0 and part[0].tag == "mo" and part[0].text in ("(", "[")
+
+
+class Inline(InlineProcessor):
+    """A formula in a line: ``$a$``."""
+
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[Element, int, int]:  # noqa: N802  # Markdown's name
+        return formula(m[1], "inline"), m.start(0), m.end(0)
+
+
+class Display(BlockProcessor):
+    """A formula in a block of its own: ``$$a$$``."""
+
+    def test(self, parent: Element, block: str) -> bool:
+        text = block.strip()
+        return text.startswith("$$") and text.endswith("$$") and len(text) > 4
+
+    def run(self, parent: Element, blocks: list[str]) -> None:
+        box = Element("div", {"class": "formula"})
+        box.append(formula(blocks.pop(0).strip()[2:-2], "block"))
+        parent.append(box)
+
+
+class Formulas(Extension):
+    """Both of them, before Markdown takes underscores for emphasis."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # Markdown's name
+        md.inlinePatterns.register(Inline(r"(?<![\\$0-9A-Za-z])\$(?!\s)([^$\n]+?)(?<!\s)\$(?![0-9A-Za-z$])"), "formula", 186)
+        md.parser.blockprocessors.register(Display(md.parser), "formula", 90)
+
+
+def on_config(config: Any) -> Any:
+    config.markdown_extensions.append(Formulas())
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Join lines of Chinese: a browser may show a line break between two characters as a space."""
+    return re.sub(rf"(?<=[{WIDE}])\n(?=[{WIDE}])", "", markdown)
+
+
+def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -> dict[str, Any]:
+    """Give the theme the language of the page, and the switch the same page in the other language."""
+    here = page.file.src_uri
+    chinese = here.startswith(CHINESE)
+    config.theme["language"] = "zh" if chinese else "en"
+    sources = {other.file.src_uri: other.file.url for other in nav.pages}
+    english, twin = here.removeprefix(CHINESE), CHINESE + here.removeprefix(CHINESE)
+    urls = {"en": sources.get(english, "index.html"), "zh": sources.get(twin, "zh/index.html")}
+    config.extra["homepage"] = "zh/index.html" if chinese else "index.html"
+    for language in config.extra["alternate"]:
+        language["link"] = urls[language["lang"]]
+    return context
