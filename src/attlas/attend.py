@@ -68,7 +68,8 @@ def attend(
 
     Notes
     -----
-    Cost: some ten microseconds, no memory. The tensors are kept, not copied.
+    Cost: some ten microseconds, no memory. The tensors are kept, not copied; projected tokens and the
+    log-sum-exp are kept from the first read on, so make a new matrix after changing tensors in place.
 
     Examples
     --------

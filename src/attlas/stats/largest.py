@@ -294,7 +294,7 @@ class Coverage(Statistic):
     whole_rows = True
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
-        self.levels = tuple(levels)
+        self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
         if self.levels and all(_is_share(level) for level in self.levels):
             return
         raise ShapeError(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Offsets", "Picture", "offsets", "picture"]
 
+_FEW = 64  # rows whose diagonals are summed together
+
 Pool: TypeAlias = Literal["mean", "max"]
 
 
@@ -214,6 +216,23 @@ class Offsets(Statistic):
 
 def _diagonal_sums(x: Tensor) -> Tensor:
     """Sum the diagonals of a tile (..., r, c): shape (..., r + c - 1), from the lower left corner on."""
+    r, c = x.shape[-2:]
+    blocks = r // _FEW
+    if blocks < 2 or c <= _FEW:
+        return _short_diagonal_sums(x)
+    # Corners cost the square of the rows: so some rows at a time, and their diagonals put side by side.
+    whole = _short_diagonal_sums(x[..., : blocks * _FEW, :].unflatten(-2, (blocks, _FEW)))
+    out = x.new_zeros(*x.shape[:-2], r + c - 1)
+    for block in range(blocks):
+        start = r - (block + 1) * _FEW
+        out[..., start : start + _FEW + c - 1] += whole[..., block, :]
+    if r % _FEW:
+        out[..., : r % _FEW + c - 1] += _short_diagonal_sums(x[..., blocks * _FEW :, :])
+    return out
+
+
+def _short_diagonal_sums(x: Tensor) -> Tensor:
+    """Sum the diagonals of a tile of few rows."""
     r, c = x.shape[-2:]
     if c <= r:
         return _skewed_sums(x)

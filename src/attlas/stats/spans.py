@@ -123,7 +123,8 @@ class Bands:
     def sizes(self, places: range | None = None) -> Tensor:
         """Return how many of `places` lie in each band that they touch; of all places without."""
         places = range(self.edges[0], self.edges[-1]) if places is None else places
-        return torch.tensor([len(run) // count for _, count, run in self.runs(places) for _ in range(count)])
+        sizes = [len(run) // count for _, count, run in self.runs(places) for _ in range(count)]
+        return torch.tensor(sizes, device="cpu")
 
 
 def pool_tile(
@@ -245,9 +246,9 @@ def _cut_at_ends(spans: list[range]) -> Bands | None:
 
 def _membership(spans: list[range], bands: Bands | None, like: Tensor) -> Tensor:
     """Return 1 where a piece belongs to a span, shape (spans, pieces)."""
-    edges = torch.tensor([] if bands is None else bands.edges, dtype=torch.int64)
-    starts = torch.tensor([span.start for span in spans], dtype=torch.int64).unsqueeze(-1)
-    stops = torch.tensor([span.stop for span in spans], dtype=torch.int64).unsqueeze(-1)
+    edges = torch.tensor([] if bands is None else bands.edges, dtype=torch.int64, device="cpu")
+    starts = torch.tensor([span.start for span in spans], dtype=torch.int64, device="cpu").unsqueeze(-1)
+    stops = torch.tensor([span.stop for span in spans], dtype=torch.int64, device="cpu").unsqueeze(-1)
     return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
 
 
