@@ -11,6 +11,7 @@ from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
     BackendError,
+    CheckpointError,
     DeviceError,
     DtypeError,
     OutOfRangeError,
@@ -60,6 +61,7 @@ __all__ = [
     "Bilinear",
     "Boxcar",
     "Causal",
+    "CheckpointError",
     "Cosine",
     "Coverage",
     "DeviceError",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,7 +84,7 @@ def attend(
     """
     inputs = check_inputs("attend()", q, k)
     if score is None:
-        score = _scaled_dot(scale) if scale is None or isinstance(scale, float) else ScaledDot(scale)
+        score = _PLAIN if scale is None else ScaledDot(scale)
     elif not isinstance(score, Score):
         raise DtypeError(
             explain(
@@ -195,11 +194,7 @@ def attention(
 
 
 _DEFAULT_PLAN = Plan()
-
-
-@lru_cache(maxsize=64)
-def _scaled_dot(scale: float | None) -> ScaledDot:
-    return ScaledDot(scale)
+_PLAIN = ScaledDot()
 
 
 def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:

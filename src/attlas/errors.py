@@ -9,6 +9,7 @@ import torch
 __all__ = [
     "AttlasError",
     "BackendError",
+    "CheckpointError",
     "ContractError",
     "DeviceError",
     "DtypeError",
@@ -52,6 +53,10 @@ class TooLargeError(AttlasError, MemoryError):
 
 class RecordingError(AttlasError, RuntimeError):
     """A model, or the folder of a recording, that cannot be recorded or read."""
+
+
+class CheckpointError(AttlasError, RuntimeError):
+    """A folder whose weights cannot be read, or are not those of the model."""
 
 
 class ContractError(AttlasError, AssertionError):

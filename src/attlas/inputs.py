@@ -10,7 +10,7 @@ from torch import Tensor
 from attlas.errors import DeviceError, DtypeError, ShapeError, explain, kind
 from attlas.indexing import Axes
 
-__all__ = ["Inputs", "accumulation_dtype", "check_inputs", "check_sink", "check_values"]
+__all__ = ["Inputs", "accumulation_dtype", "check_inputs", "check_sink", "check_values", "tracing", "transforming"]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -37,6 +37,19 @@ class Inputs:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that scores and sums are computed in: float64 for float64, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def tracing() -> bool:
+    """Return whether torch runs the program on stand-ins, so that no number may be looked at.
+
+    True inside torch.compile, torch.export and the transforms of torch.func.
+    """
+    return torch.compiler.is_compiling() or transforming()
+
+
+def transforming() -> bool:
+    """Return whether a transform of torch.func (vmap, grad, jvp, ...) is at work."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
@@ -248,6 +261,8 @@ def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
 def _broadcast(
     where: str, first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
 ) -> tuple[int, ...]:
+    if first == second:
+        return tuple(first)
     try:
         return tuple(torch.broadcast_shapes(first, second))
     except RuntimeError:

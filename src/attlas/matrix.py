@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,6 +98,15 @@ class AttentionMatrix:
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self._multiply(v, None)
+
+    def detach(self) -> AttentionMatrix:
+        """Return the same matrix without the graph of its tokens, so that keeping it keeps no graph alive."""
+        problem = self.problem
+        if not (problem.q.requires_grad or problem.k.requires_grad):
+            return self
+        sink = None if problem.sink is None else problem.sink.detach()
+        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink)
+        return AttentionMatrix(problem, self.plan, self._axes, self._lse)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         vector = isinstance(v, Tensor) and v.ndim == 1

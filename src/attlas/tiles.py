@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -76,22 +75,22 @@ class Tile:
         """Whether rows or columns are a list of places, and not a range."""
         return self.row_index is not None or self.column_index is not None
 
-    @cached_property
+    @property
     def b(self) -> Tensor:
         """Batch of each cell, shape (batches, 1, 1, 1)."""
         return self.batch_ids.to(self.device).view(-1, 1, 1, 1)
 
-    @cached_property
+    @property
     def h(self) -> Tensor:
         """Head of each cell, shape (1, heads, 1, 1)."""
         return self.head_ids.to(self.device).view(1, -1, 1, 1)
 
-    @cached_property
+    @property
     def i(self) -> Tensor:
         """Query of each cell, shape (rows, 1)."""
         return _places(self.rows, self.row_index, self.device).view(-1, 1)
 
-    @cached_property
+    @property
     def j(self) -> Tensor:
         """Key of each cell, shape (1, columns)."""
         return _places(self.columns, self.column_index, self.device).view(1, -1)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attlas.engine import reference, sdpa
+from attlas.engine import reference, sdpa, traced
 from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.errors import BackendError, explain
+from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score
 from attlas.scores.dot import ScaledDot
 
@@ -68,7 +69,13 @@ def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Do
 @full_precision
 def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
+    if tracing():
+        return traced.multiply(problem, v, dropout), None
     graph = torch.is_grad_enabled()
+    if not graph and dropout is None and plan.backend in ("auto", "sdpa"):
+        at_once = sdpa.at_once(problem, v)
+        if at_once is not None:
+            return at_once
     tokens = problem.project() if graph else problem.tokens
     dot = None if plan.backend in ("tiled", "reference") else _dot(problem, tokens)
     choice = choose(problem, plan, dropout, dot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attlas.inputs import tracing
 from attlas.tiles import Tile
 
 __all__ = ["Dropout"]
@@ -30,7 +31,8 @@ class Dropout:
     @classmethod
     def draw(cls, p: float) -> Dropout:
         """Return a dropout with a fresh seed from torch's default generator."""
-        return cls(p, int(torch.randint(2**31 - 1, ()).item()))
+        # Where torch records the program, its own dropout draws the drops: there is no number to look at yet.
+        return cls(p, 0 if tracing() else int(torch.randint(2**31 - 1, ()).item()))
 
     def keep(self, at: Tile) -> Tensor:
         """Return the factor of each weight, 0 or ``1 / (1 - p)``, shape (batches, heads, rows, columns)."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError, explain
+from attlas.inputs import tracing
 from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias
@@ -189,7 +190,7 @@ class AdditiveMask(_Stored):
         return self._weights
 
     def _is_boolean(self) -> bool:
-        if self.tensor.requires_grad:
+        if self.tensor.requires_grad or tracing():
             return False
         own = _own(self.cells)
         for rows in cut(own.shape[2], _BLOCK):  # a strip at a time: no copy of the whole tensor
@@ -210,7 +211,7 @@ def _along(cells: Tensor, axis: int, span: range, index: Tensor | None) -> Tenso
 
 def _some(cells: Tensor, axis: int, ids: Tensor) -> Tensor:
     """Return the batches, or the heads, of a tile: a view where they follow each other, else a copy."""
-    if cells.shape[axis] == 1:
+    if cells.shape[axis] == 1 or (tracing() and cells.shape[axis] == len(ids)):
         return cells
     numbers = ids.tolist()
     if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):

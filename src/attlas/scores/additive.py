@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attlas.errors import ShapeError, explain
+from attlas.inputs import tracing
 from attlas.scores.base import Score, Tokens
 from attlas.tiles import Tile, cut
 
@@ -94,6 +95,8 @@ class Additive(Score):
         return hidden_q, nn.functional.linear(k, self.W_k.weight.to(k))
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        if tracing():  # a program that torch records is made of torch's own operations
+            return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ self.w_v.to(q)
         logits: Tensor = _Units.apply(q, k, self.w_v.to(q))  # type: ignore[no-untyped-call]
         return logits
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError, explain
+from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
@@ -63,6 +64,9 @@ class _Kernel(Score):
         # rounding error that grows with spread / bandwidth.
         scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # these tokens are one tensor
         scale = scale / self._unit(scale)
+        if tracing():  # a program that torch records is made of torch's own operations
+            gap = (q.unsqueeze(-2) - k.unsqueeze(-3)) * scale  # type: ignore[union-attr]  # one tensor each
+            return self.log_weight((gap.square() if self.power == 2 else gap.abs()).sum(-1))
         distance: Tensor = Distance.apply(q, k, scale, self.power)  # type: ignore[no-untyped-call]
         return self.log_weight(distance)
 
@@ -154,7 +158,7 @@ class Gaussian(_Kernel):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         d = q.shape[-1]
-        if d < _DOT_SIZE or not (q.shape[-2] and k.shape[-2]):
+        if d < _DOT_SIZE or not (q.shape[-2] and k.shape[-2]) or tracing():
             return q, k
         centre, h = _centre(k), self._unit(q)
         q_long, k_long = _augmented(

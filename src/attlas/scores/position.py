@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.inputs import tracing
 from attlas.scores.base import Score
 from attlas.tiles import Tile
 
@@ -305,6 +306,8 @@ def _take(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
 
 def _take_ids(t: Tensor, axis: int, ids: Tensor) -> Tensor:
     """Return the part of the batch or head axis; the ids are few, on the CPU, and nearly always in a row."""
+    if tracing() and t.shape[axis] == len(ids):
+        return t
     first = int(ids[0]) if len(ids) else 0
     span = range(first, first + len(ids))
     return _take(t, axis, span, None if ids.tolist() == list(span) else ids)

@@ -1,0 +1,69 @@
+"""Attention in torch's own operations, for programs that torch records or transforms.
+
+torch.compile, torch.export and the transforms of torch.func run a program on stand-ins whose numbers nobody
+may look at, and take operations apart that must be torch's own. A dot product goes to torch's fused function;
+every other score, and every transform, computes the definition: the whole matrix, m · n numbers a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.engine import reference
+from attlas.engine.dropout import Dropout
+from attlas.engine.problem import Problem
+from attlas.inputs import transforming
+from attlas.masks.local import Causal
+from attlas.scores.base import Dot
+
+__all__ = ["multiply"]
+
+
+def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+    """Return ``A @ v``, shape (batch, heads, m, e); drops come from torch's generator."""
+    p = 0.0 if dropout is None else dropout.p
+    if problem.sink is None and not transforming():
+        dot = problem.score.as_dot(*problem.project())  # type: ignore[arg-type]  # in the score's own form
+        if dot is not None:
+            return _fused(problem, dot, v, p)
+    weights = functional.dropout(reference.dense(problem).weights, p)
+    v = v.repeat_interleave(problem.shape[1] // v.shape[1], dim=1)
+    return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype)
+
+
+def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
+    mask = problem.mask
+    causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
+    added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
+    k, values = (t if t.shape[1] == problem.shape[1] else _spread(t, problem) for t in (dot.k, v))
+    return functional.scaled_dot_product_attention(
+        dot.q,
+        k.to(dot.q.dtype),
+        values.to(dot.q.dtype),
+        attn_mask=added,
+        dropout_p=p,
+        is_causal=causal,
+        scale=dot.scale,
+    ).to(v.dtype)
+
+
+def _added(problem: Problem, dot: Dot) -> Tensor:
+    """Return what the fused function adds to the logits, or the pairs that it may see."""
+    at = problem.tile(*map(range, problem.shape))
+    allowed = None
+    if problem.mask is not None:
+        allowed = problem.mask.allows(at)
+        allowed = allowed.expand(*allowed.shape[:-2], *at.shape[2:])
+    if dot.bias is None:
+        return torch.ones(at.shape[2:], dtype=torch.bool) if allowed is None else allowed
+    none = torch.empty(0, dtype=problem.dtype)
+    bias = dot.bias(none, none, at).to(dot.q.dtype)
+    return bias if allowed is None else torch.where(allowed, bias, -math.inf)
+
+
+def _spread(t: Tensor, problem: Problem) -> Tensor:
+    return t.repeat_interleave(problem.shape[1] // t.shape[1], dim=1)

@@ -1,0 +1,178 @@
+"""Weights from a Hugging Face folder: safetensors only, every name and shape checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attlas.errors import CheckpointError, explain
+
+__all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
+
+_WHERE = "GPT2.from_pretrained()"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Buffers of old checkpoints: the causal mask and the number that it was filled with.
+_BUFFERS = re.compile(r"h\.\d+\.(attn|crossattention)\.(bias|masked_bias)")
+_SHOWN = 4  # names that an error lists
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return what ``config.json`` says.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or it is not that of a GPT-2.
+    """
+    settings = _json(folder, folder / "config.json")
+    if settings.get("model_type", "gpt2") != "gpt2":
+        raise _error(
+            folder,
+            "config.json must be that of a GPT-2.",
+            f"model_type = {settings['model_type']!r}",
+            "import attlas.huggingface; AutoModelForCausalLM.from_pretrained(folder, attn_implementation='attlas')",
+        )
+    return settings
+
+
+def dtype_of(settings: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that a configuration names, under its new or its old name; None where it does not."""
+    name = settings.get("dtype", settings.get("torch_dtype"))
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
+    """Return the tensors of ``model.safetensors``, or of the files that its index names.
+
+    Raises
+    ------
+    CheckpointError
+        If there are none, or one cannot be read.
+    """
+    if (folder / _SINGLE).is_file():
+        return _tensors(folder, folder / _SINGLE, device)
+    if not (folder / _INDEX).is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        raise _error(
+            folder,
+            "the folder must hold safetensors; a pickle can run any code, and is never read.",
+            f"{', '.join(pickled[:_SHOWN])} only" if pickled else f"no {_SINGLE}",
+            "once, where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
+        )
+    places: dict[str, str] = _json(folder, folder / _INDEX).get("weight_map", {})
+    found: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise _error(folder, "the index must name files of this folder.", name, "download the folder again.")
+        found.update(_tensors(folder, folder / name, device))
+    absent = sorted(places.keys() - found.keys())
+    if absent:
+        raise _error(folder, "the files must hold what their index says.", _listed(absent), "download it again.")
+    return found
+
+
+def fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path, *, tied: bool) -> dict[str, Tensor]:
+    """Return the tensors under the names that the model knows, each checked.
+
+    Parameters
+    ----------
+    found : mapping
+        Tensors under the names of the file, with or without ``transformer.``.
+    wanted : mapping
+        The model's own names, with tensors of the right shapes.
+    folder : Path
+        For the error text.
+    tied : bool
+        Whether the head is the embedding, so that a second copy is left out.
+
+    Raises
+    ------
+    CheckpointError
+        If a name is missing or not known, or a shape is another.
+    """
+    state = {name.removeprefix("transformer."): t for name, t in found.items()}
+    state = {name: t for name, t in state.items() if not _BUFFERS.fullmatch(name)}
+    if tied and "lm_head.weight" in state:
+        head = state.pop("lm_head.weight")
+        state.setdefault("wte.weight", head)
+    wrong = [
+        f"{name} {tuple(state[name].shape)} and not {tuple(t.shape)}"
+        for name, t in wanted.items()
+        if name in state and state[name].shape != t.shape
+    ]
+    complaints = [
+        f"{len(names)} {kind}: {_listed(names)}"
+        for kind, names in (
+            ("missing", [name for name in wanted if name not in state]),
+            ("not known", [name for name in state if name not in wanted]),
+            ("of another shape", wrong),
+        )
+        if names
+    ]
+    if complaints:
+        raise _error(
+            folder,
+            "the weights must be those of the model that config.json describes.",
+            "; ".join(complaints),
+            "take config.json and the weights from one model.",
+        )
+    return state
+
+
+def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
+    """Write configuration and weights, each under a temporary name first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().contiguous() for name, t in state.items()}
+    _replace(folder / _SINGLE, lambda path: save_file(tensors, path, {"format": "pt"}))
+    _replace(folder / "config.json", lambda path: path.write_text(settings, encoding="utf-8"))
+
+
+def _replace(target: Path, writer: Callable[[Path], object]) -> None:
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        writer(unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _json(folder: Path, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _error(
+            folder,
+            "folder must be one that a Hugging Face model was saved in.",
+            f"no {path.name}",
+            "model.save_pretrained(folder)",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _error(folder, f"{path.name} must be JSON.", str(error), "download the folder again.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt", device=device) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, SafetensorError) as error:
+        raise _error(folder, f"{path.name} must be a safetensors file.", str(error), "download it again.") from error
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
+    return CheckpointError(explain(_WHERE, rule, {"folder": str(folder)}, found=found, fix=fix))

@@ -1,0 +1,388 @@
+"""GPT-2, whole: embedding, blocks, final norm, tied head; and how it writes text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attlas.errors import ShapeError, explain
+from attlas.inputs import tracing
+from attlas.masks import Mask, from_tensor
+from attlas.matrix import AttentionMatrix
+from attlas.nn import checkpoint
+from attlas.nn.cache import KVCache
+from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask
+from attlas.nn.gpt2_config import GPT2Config
+from attlas.nn.sampling import Sampler
+
+__all__ = ["GPT2", "GPT2Output"]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+class GPT2Output(NamedTuple):
+    """What a call of `GPT2` gives.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (batch, m, vocab_size)
+        Log-probabilities of the next token, up to a constant; m = 1 with ``last_only=True``.
+    loss : Tensor, optional
+        Mean negative log-likelihood of the labels, in nats.
+    attentions, cross_attentions : tuple of AttentionMatrix
+        The lazy matrix of each layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.nn import GPT2, GPT2Config
+    >>> model = GPT2(GPT2Config(vocab_size=10, n_positions=8, n_embd=4, n_layer=1, n_head=2)).eval()
+    >>> model(torch.tensor([[1, 2, 3]])).logits.shape
+    torch.Size([1, 3, 10])
+    """
+
+    logits: Tensor
+    loss: Tensor | None = None
+    attentions: tuple[AttentionMatrix | None, ...] = ()
+    cross_attentions: tuple[AttentionMatrix | None, ...] = ()
+
+
+class _MLP(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        inner = config.n_inner or 4 * config.n_embd
+        self.c_fc = Conv1D(inner, config.n_embd)
+        self.c_proj = Conv1D(config.n_embd, inner)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+        self.activation = config.activation_function
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c_proj(_ACTIVATIONS[self.activation](self.c_fc(x)))
+        return self.dropout(out) if self.training else out
+
+
+class _Block(nn.Module):
+    def __init__(self, config: GPT2Config, layer_idx: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
+        self.attn = GPT2Attention(config, layer_idx=layer_idx)
+        if config.add_cross_attention:
+            self.crossattention = GPT2Attention(config, is_cross_attention=True, layer_idx=layer_idx)
+            self.ln_cross_attn = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
+        self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
+        self.mlp = _MLP(config)
+
+    def forward(
+        self, x: Tensor, cache: KVCache | None, mask: Mask | None, encoded: Tensor | None, encoded_mask: Tensor | None
+    ) -> tuple[Tensor, AttentionMatrix | None, AttentionMatrix | None]:
+        attended, weights = self.attn(self.ln_1(x), cache, mask)
+        x, cross = x + attended, None
+        if encoded is not None:
+            attended, cross = self.crossattention(self.ln_cross_attn(x), cache, None, encoded, encoded_mask)
+            x = x + attended
+        return x + self.mlp(self.ln_2(x)), weights, cross
+
+
+class GPT2(nn.Module):
+    """GPT-2: reads tokens, gives the logits of the next one; loads, trains and writes.
+
+    Parameters
+    ----------
+    config : GPT2Config
+        Sizes and settings.
+
+    Attributes
+    ----------
+    wte, wpe : nn.Embedding
+        Embeddings of tokens and of places.
+    h : nn.ModuleList
+        The blocks.
+    ln_f : nn.LayerNorm
+        The final norm.
+
+    Raises
+    ------
+    ShapeError
+        If the settings do not fit together.
+
+    See Also
+    --------
+    GPT2Attention : what each block attends with.
+    KVCache : what makes a new token cost one row.
+
+    Notes
+    -----
+    The same function as transformers' GPT2LMHeadModel, and names of parameters as in its GPT2Model. The head
+    is the embedding of tokens. The weights of every layer come with each call, lazy.
+
+    References
+    ----------
+    .. [1] Radford et al., "Language models are unsupervised multitask learners", 2019.
+
+    Examples
+    --------
+    >>> import torch, attlas.models
+    >>> from attlas.nn import GPT2
+    >>> model = GPT2.from_pretrained(attlas.models.path())
+    >>> ids = torch.tensor([[5, 6, 7, 8]])
+    >>> model(ids, labels=ids).logits.shape
+    torch.Size([1, 4, 4096])
+    >>> model.generate(ids, max_new_tokens=3, stop=()).shape
+    torch.Size([1, 7])
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        if config.activation_function not in _ACTIVATIONS:
+            raise ShapeError(
+                explain(
+                    "GPT2()",
+                    "activation_function must be one of " + ", ".join(_ACTIVATIONS) + ".",
+                    found=f"activation_function = {config.activation_function!r}",
+                    fix='GPT2Config(activation_function="gelu_new")',
+                )
+            )
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList(_Block(config, i) for i in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        std = self.config.initializer_range
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # two in each block add to the residual stream
+                nn.init.normal_(p, std=std / (2 * max(self.config.n_layer, 1)) ** 0.5)
+            elif p.ndim == 2:
+                nn.init.normal_(p, std=std)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        position_ids: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        last_only: bool = False,
+    ) -> GPT2Output:
+        """Return the logits of each next token, and the loss where labels are given.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, shape (batch, m)
+            Tokens; after a cache, the new ones.
+        attention_mask : Tensor, optional, shape (batch, n)
+            0 for padding, over the cache and the new tokens.
+        labels : Tensor of int, optional, shape (batch, m)
+            What should have come: the tokens themselves, -100 where it does not count. Shifted here.
+        cache : KVCache, optional
+            The tokens before; this call appends its own.
+        position_ids : Tensor of int, optional, shape (batch, m) or (m,)
+            Places of the tokens; the default counts on from the cache.
+        encoder_hidden_states : Tensor, optional, shape (batch, n, n_embd)
+            Tokens of an encoder, where ``add_cross_attention``.
+        encoder_attention_mask : Tensor, optional, shape (batch, n)
+            0 for padding of the encoder.
+        last_only : bool
+            Whether only the logits of the last token are computed.
+
+        Raises
+        ------
+        ShapeError
+            If the text is longer than ``n_positions``.
+        """
+        past = 0 if cache is None else cache.get_seq_length()
+        if position_ids is None:
+            self._check_length(past + input_ids.shape[1])
+            position_ids = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)
+        x = self.wte(input_ids) + self.wpe(position_ids)
+        x = self.drop(x) if self.training else x
+        mask = self._mask(attention_mask, input_ids.shape[1], cache)
+        weights, cross = [], []
+        for block in self.h:
+            x, own, others = block(x, cache, mask, encoder_hidden_states, encoder_attention_mask)
+            weights.append(own)
+            cross.append(others)
+        x = self.ln_f(x[:, -1:] if last_only else x)
+        logits = functional.linear(x, self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight)
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return GPT2Output(logits, loss, tuple(weights), () if encoder_hidden_states is None else tuple(cross))
+
+    def _mask(self, padding: Tensor | None, m: int, cache: KVCache | None) -> Mask | None:
+        """Return the mask that all blocks share."""
+        if padding is None or (not tracing() and bool((padding != 0).all())):
+            return causal_mask(m, None, cache)
+        window = None if cache is None else cache.window
+        n = padding.shape[1] if window is None else min(padding.shape[1], window - 1 + m)
+        return causal_mask(m, from_tensor(padding[:, None, None, padding.shape[1] - n :] != 0), cache)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.config.n_positions:
+            raise ShapeError(
+                explain(
+                    "GPT2()",
+                    "a text must not be longer than the places that the model knows.",
+                    found=f"{length} tokens, n_positions = {self.config.n_positions}",
+                    fix=f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens.",
+                )
+            )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int = 64,
+        *,
+        attention_mask: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: int | Sequence[int] | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Write on: each step reads one token and computes the logits of one.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, shape (batch, tokens)
+            The beginning; shorter ones of a batch are padded on the left.
+        max_new_tokens : int
+            Most tokens that are written. The default is 64.
+        attention_mask : Tensor, optional, shape (batch, tokens)
+            0 for padding.
+        temperature : float
+            0, the default, takes the likeliest token; 1 draws from the model; more is wilder.
+        top_k : int, optional
+            Draw among the k likeliest tokens.
+        top_p : float, optional
+            Draw among the fewest tokens whose probability is at least p together.
+        seed : int, optional
+            Makes drawing repeatable; the default is torch's own generator.
+        stop : int or sequence of int, optional
+            Tokens that end a text; the default is ``eos_token_id``, ``()`` is none.
+        cache : KVCache, optional
+            One for a sliding window, or one that has read the first of these tokens already; the default is new.
+
+        Returns
+        -------
+        Tensor of int, shape (batch, tokens + new)
+            The beginnings and what was written; a text that ended is filled with the padding token.
+
+        Raises
+        ------
+        ShapeError
+            If it would be longer than ``n_positions``, or a setting is out of range.
+        """
+        sampler = Sampler(temperature, top_k, top_p, seed, input_ids.device)
+        stops = _stops(self.config.eos_token_id if stop is None else stop, input_ids.device)
+        batch, begun = input_ids.shape
+        self._check_length(begun + max_new_tokens - 1)  # the last token is written and not read
+        cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
+        first, end = cache.get_seq_length(), begun
+        if first >= begun:
+            raise ShapeError(
+                explain(
+                    "generate()",
+                    "input_ids must hold what the cache has read, and at least one token more.",
+                    {"input_ids": input_ids},
+                    found=f"{begun} tokens, {first} in the cache",
+                    fix="pass the whole text so far, or cache.crop(-1) first.",
+                )
+            )
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        ids = functional.pad(input_ids, (0, max_new_tokens))
+        seen = functional.pad(attention_mask, (0, max_new_tokens), value=1) if attention_mask is not None else ids
+        filling = self.config.pad_token_id
+        filling = int(stops[0]) if filling is None and len(stops) else filling or 0
+        done = torch.zeros(batch, dtype=torch.bool, device=ids.device)
+        was_training = self.training
+        self.eval()
+        while end < begun + max_new_tokens:
+            places = (seen[:, :end].long().cumsum(-1) - 1).clamp_min_(0)[:, first:] if padded else None
+            mask = seen[:, :end] if padded else None
+            step = self(ids[:, first:end], mask, cache=cache, position_ids=places, last_only=True)
+            chosen = sampler(step.logits[:, -1])
+            ids[:, end] = torch.where(done, filling, chosen) if len(stops) else chosen
+            first, end = end, end + 1
+            if len(stops):
+                done |= torch.isin(chosen, stops)
+                if bool(done.all()):
+                    break
+        self.train(was_training)
+        return ids[:, :end]
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> GPT2:
+        """Load a GPT-2 from a Hugging Face folder: ``config.json`` and safetensors, one file or several.
+
+        Parameters
+        ----------
+        folder : str or PathLike
+            The folder. Nothing is downloaded, and no pickle is read.
+        dtype : torch.dtype, optional
+            Dtype of the parameters; the default is what ``config.json`` says, else that of the files.
+        device : torch.device or str
+            Where the parameters are put.
+
+        Returns
+        -------
+        GPT2
+            Ready to be used, in evaluation mode.
+
+        Raises
+        ------
+        CheckpointError
+            If files are missing, or names and shapes are not those of the configuration.
+        """
+        settings = checkpoint.read_config(Path(folder))
+        config = GPT2Config.from_dict(settings)
+        with torch.device("meta"):
+            model = cls(config)
+        found = checkpoint.read_weights(Path(folder), str(device))
+        state = checkpoint.fit(found, model.state_dict(), Path(folder), tied=config.tie_word_embeddings)
+        model.load_state_dict(state, assign=True)
+        dtype = checkpoint.dtype_of(settings) if dtype is None else dtype
+        return (model if dtype is None else model.to(dtype)).eval()
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors``, as transformers reads them."""
+        settings = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **asdict(self.config)}
+        state = {n if n == "lm_head.weight" else f"transformer.{n}": t for n, t in self.state_dict().items()}
+        checkpoint.write(Path(folder), json.dumps(settings, indent=2) + "\n", state)
+
+
+def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:
+    if stop is None:
+        stop = ()
+    return torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=torch.int64, device=device)

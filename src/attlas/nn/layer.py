@@ -1,0 +1,142 @@
+"""What the pooling layers share: lengths or a mask, dropout, and the weights of the last call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attlas.attend import attend, attention
+from attlas.errors import RecordingError, ShapeError, explain
+from attlas.inputs import tracing
+from attlas.masks import Mask, from_function, from_tensor
+from attlas.matrix import AttentionMatrix
+from attlas.nn.lengths import ValidLengths
+from attlas.scores import Score
+
+__all__ = ["PoolingLayer", "checked_dropout", "pooled"]
+
+
+class PoolingLayer(nn.Module):
+    """A layer that pools values with weights from queries and keys; the base of the others.
+
+    Parameters
+    ----------
+    dropout : float
+        Probability that a weight is dropped in training.
+    """
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = checked_dropout(type(self).__name__, dropout)
+        self._kept: tuple[AttentionMatrix, tuple[int, ...]] | None = None
+
+    @property
+    def weights(self) -> AttentionMatrix:
+        """Weights of the last call, a lazy matrix without a graph; before dropout.
+
+        The layer holds the queries and keys of that call, not their graph, until the next call or
+        ``forget()``. A copy of the layer, and its `state_dict`, leave them out.
+
+        Raises
+        ------
+        RecordingError
+            If there was no call, or the parameters of the layer have changed since.
+        """
+        if self._kept is None:
+            raise RecordingError(
+                explain(
+                    f"{type(self).__name__}.weights",
+                    "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
+                    found="no call that can be read",
+                    fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
+                )
+            )
+        matrix, versions = self._kept
+        if versions != _versions(self):
+            raise RecordingError(
+                explain(
+                    f"{type(self).__name__}.weights",
+                    "weights are computed when they are read, with the parameters that made them.",
+                    found="parameters that have changed since the call",
+                    fix="read layer.weights before optimizer.step(), or call the layer again.",
+                )
+            )
+        return matrix
+
+    def forget(self) -> None:
+        """Let go of the queries and keys of the last call."""
+        self._kept = None
+
+    def _pool(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        score: Score,
+        valid_lens: Tensor | None,
+        mask: Mask | Tensor | Callable[..., Any] | None,
+    ) -> Tensor:
+        allowed = _both(type(self).__name__, valid_lens, mask)
+        out, matrix = pooled(queries, keys, values, score, allowed, self.dropout if self.training else 0.0)
+        # What torch records or transforms are stand-ins, which mean nothing after the call.
+        self._kept = None if tracing() else (matrix.detach(), _versions(self))
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or a pickle, of the layer is its parameters, not the tokens of a call.
+        return {**self.__dict__, "_kept": None}
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}" if self.dropout else ""
+
+
+def pooled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    mask: Mask | Tensor | Callable[..., Any] | None,
+    dropout: float,
+) -> tuple[Tensor, AttentionMatrix]:
+    """Return the pooled values and the matrix of weights, before dropout."""
+    matrix = attend(q, k, score, mask)
+    if dropout > 0 or tracing():  # torch.compile follows a function into a matrix, and not an operator
+        return attention(q, k, v, score, mask, dropout_p=dropout), matrix
+    return matrix @ v, matrix
+
+
+def checked_dropout(name: str, dropout: float) -> float:
+    """Return a probability as a float, or raise."""
+    if isinstance(dropout, int | float) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
+        return float(dropout)
+    raise ShapeError(
+        explain(
+            f"{name}()",
+            "dropout must be a probability, from 0 to 1.",
+            found=f"dropout = {dropout!r}",
+            fix="dropout=0.1",
+        )
+    )
+
+
+def _both(
+    name: str, valid_lens: Tensor | None, mask: Mask | Tensor | Callable[..., Any] | None
+) -> Mask | Tensor | Callable[..., Any] | None:
+    if valid_lens is None:
+        return mask
+    lengths = ValidLengths(name, valid_lens)
+    if mask is None:
+        return lengths
+    if isinstance(mask, Tensor):
+        return lengths & from_tensor(mask)
+    return lengths & (mask if isinstance(mask, Mask) else from_function(mask))
+
+
+def _versions(layer: nn.Module) -> tuple[int, ...]:
+    """Return numbers that change with every change of a parameter in place."""
+    if torch.compiler.is_compiling():
+        return ()
+    return tuple(p._version for p in layer.parameters())

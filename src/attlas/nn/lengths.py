@@ -1,0 +1,99 @@
+"""Valid lengths: how many of the first keys are real, for each sequence or for each query."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, ShapeError, explain
+from attlas.masks import Coverage, Mask
+from attlas.tiles import Tile
+
+__all__ = ["ValidLengths"]
+
+
+class ValidLengths(Mask):
+    """Each query sees the first keys of its sequence: key j where ``j < length``.
+
+    Parameters
+    ----------
+    where : str
+        The layer, for error texts.
+    lengths : Tensor of int, shape (batch,) or (batch, m)
+        Number of real keys of each sequence, or of each query. A length above n means all keys.
+    """
+
+    def __init__(self, where: str, lengths: Tensor) -> None:
+        if not isinstance(lengths, Tensor):
+            lengths = torch.as_tensor(lengths)
+        if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
+            raise DtypeError(
+                explain(
+                    f"{where}()",
+                    "valid_lens must be whole numbers.",
+                    {"valid_lens": lengths},
+                    found=str(lengths.dtype).removeprefix("torch."),
+                    fix="count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :].",
+                )
+            )
+        if lengths.ndim not in (1, 2):
+            raise ShapeError(
+                explain(
+                    f"{where}()",
+                    "valid_lens must have the shape (batch,) or (batch, m).",
+                    {"valid_lens": lengths},
+                    found=f"{lengths.ndim} axes",
+                    fix="give one length for each sequence: torch.tensor([7, 5]).",
+                )
+            )
+        self.where = where
+        self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
+
+    def allows(self, at: Tile) -> Tensor:
+        lengths = self.lengths.to(at.device)
+        if len(lengths) != len(at.batches) or at.batches.start:
+            lengths = lengths.index_select(0, at.batch_ids.to(at.device))
+        if lengths.shape[1] > 1:
+            rows = at.row_index
+            lengths = lengths.narrow(1, at.rows.start, len(at.rows)) if rows is None else lengths[:, rows.to(at.device)]
+        return at.j < lengths[:, None, :, None]
+
+    def coverage(self, at: Tile) -> Coverage:
+        if at.column_index is not None or not len(at.columns):
+            return Coverage.SOME
+        least, most = self._ends
+        if at.columns.start >= most:
+            return Coverage.NONE
+        return Coverage.ALL if at.columns.stop <= least else Coverage.SOME
+
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """Least and largest length; read once, since a GPU has to be waited for."""
+        if not self.lengths.numel():
+            return 0, 0
+        least, most = torch.aminmax(self.lengths)
+        return int(least), int(most)
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        size = 1
+        for axis in batch:
+            size *= axis
+        if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
+            return
+        raise ShapeError(
+            explain(
+                f"{self.where}()",
+                "valid_lens must hold one length for each sequence, or one for each query.",
+                {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"},
+                found=f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}",
+                fix=f"give {size} lengths, or a tensor of shape ({size}, {m}).",
+            )
+        )
+
+    def size(self) -> tuple[int | None, int | None]:
+        return None, self._ends[1]
+
+    def name(self) -> str:
+        return f"valid_lens {tuple(self.lengths.shape)}"
