@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo
+from attlas.cli import demo, scaling
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.add(commands)
+    scaling.add(commands)
     return top
 
 

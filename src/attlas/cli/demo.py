@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import shlex
 import tempfile
 import textwrap
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attlas import models, pictures
 from attlas.cli.figures import atlas_figure, head_figure
+from attlas.cli.files import read_text, save_text
 from attlas.cli.loading import load, tokenize
 from attlas.cli.reader import read
 from attlas.cli.reading import Reading
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
-_TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
@@ -71,7 +70,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the model on the text; print the table; write report and pictures."""
-    text_file, text = _text(arguments.text)
+    text_file, text = read_text(arguments.text, "demo")
     folder = models.path() if arguments.model is None else arguments.model
     _writable(arguments.out)
     terminal.say(terminal.style("attlas demo", "bold"))
@@ -88,28 +87,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.say(f"  {memory(reading.cost)}")
     terminal.say()
     _write(reading, arguments.out, terminal)
-
-
-def _text(given: Path | None) -> tuple[Path, str]:
-    """Return the file and its text, or say what is wrong with it."""
-    if given is None:
-        spec = importlib.util.find_spec(_TEXT)
-        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-            raise _error("there is no source of the standard library here.", "no timeit.py", "--text FILE")
-        given = Path(spec.origin)
-    try:
-        text = given.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {given}"
-        raise _error(
-            "--text must be UTF-8.", byte, f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
-        ) from None
-    except OSError as error:
-        found = f"{error.strerror or error}: {given}"
-        raise _error("--text must be a file that can be read.", found, "--text FILE, with a file that exists") from None
-    if not text.strip():
-        raise _error("--text must not be empty.", f"{given} has no text", "--text FILE, with some pages of text")
-    return given, text
 
 
 def _writable(out: Path) -> None:
@@ -174,7 +151,7 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
     """Write report and pictures; without matplotlib, the report alone."""
-    written = [(_save(page(reading), out / "report.html"), "opens in any browser, also offline")]
+    written = [(save_text(page(reading), out / "report.html"), "opens in any browser, also offline")]
     drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
         ("atlas.png", "every head on the text", atlas_figure),
         ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),
@@ -189,17 +166,3 @@ def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
         terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")
     if missing:
         terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
-
-
-def _save(text: str, path: Path) -> Path:
-    """Write a text to a file, whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path

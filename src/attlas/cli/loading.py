@@ -48,7 +48,7 @@ class Loaded:
         return int(limit) if limit else None
 
 
-def load(folder: Path) -> Loaded:
+def load(folder: Path, where: str = "demo") -> Loaded:
     """Load a model from a folder, without the network.
 
     Raises
@@ -63,7 +63,7 @@ def load(folder: Path) -> Loaded:
     except ImportError as error:
         raise MissingExtraError(
             explain(
-                "demo",
+                where,
                 "transformers must be installed to run a model.",
                 found="no module named transformers",
                 fix="pip install 'attlas[hf]'",
@@ -76,7 +76,7 @@ def load(folder: Path) -> Loaded:
     if not (folder / "config.json").is_file():
         raise UsageError(
             explain(
-                "demo",
+                where,
                 "--model must be a folder that a Hugging Face model was saved in.",
                 found=f"no config.json in {folder}",
                 fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
@@ -91,7 +91,7 @@ def load(folder: Path) -> Loaded:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UsageError(
             explain(
-                "demo",
+                where,
                 "--model must be a causal language model that transformers can load, with its tokenizer.",
                 found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
                 fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
@@ -100,7 +100,7 @@ def load(folder: Path) -> Loaded:
     return Loaded(folder.resolve().name, model.eval(), tokenizer)
 
 
-def tokenize(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
+def tokenize(loaded: Loaded, text: str, tokens: int | None, where: str = "demo") -> Tensor:
     """Return the first tokens of a text, with the model's token for the beginning where it has one.
 
     Raises
@@ -110,9 +110,10 @@ def tokenize(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
     """
     limit = loaded.context
     if tokens is not None and tokens < _FEWEST:
-        raise _usage(f"--tokens must be at least {_FEWEST}.", f"--tokens {tokens}", f"--tokens {_FEWEST}")
+        raise _usage(where, f"--tokens must be at least {_FEWEST}.", f"--tokens {tokens}", f"--tokens {_FEWEST}")
     if tokens is not None and limit is not None and tokens > limit:
         raise _usage(
+            where,
             f"--tokens must fit into the context of the model, {limit:,} tokens.",
             f"--tokens {tokens}",
             f"--tokens {limit}",
@@ -125,6 +126,7 @@ def tokenize(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
     ids = ([] if first is None else [first]) + found
     if len(ids) < (tokens or _FEWEST):
         raise _usage(
+            where,
             f"the text must have at least {tokens or _FEWEST:,} tokens.",
             f"{len(ids):,} tokens",
             f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text",
@@ -152,5 +154,5 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
-def _usage(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("demo", rule, found=found, fix=fix))
+def _usage(where: str, rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain(where, rule, found=found, fix=fix))

@@ -1,0 +1,88 @@
+"""Files that commands read and write: a text, whole results, and the folder they go to."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import tempfile
+from pathlib import Path
+
+from attlas.cli.terminal import UsageError
+from attlas.errors import explain
+
+__all__ = ["check_target", "read_text", "save_text"]
+
+_TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
+
+
+def read_text(given: Path | None, where: str) -> tuple[Path, str]:
+    """Return the file and its text, or say what is wrong with it; without a file, one of the standard library.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, is not UTF-8, or has no text.
+    """
+    if given is None:
+        spec = importlib.util.find_spec(_TEXT)
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            raise _error(where, "there is no source of the standard library here.", "no timeit.py", "--text FILE")
+        given = Path(spec.origin)
+    try:
+        text = given.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {given}"
+        raise _error(
+            where, "--text must be UTF-8.", byte, f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
+        ) from None
+    except OSError as error:
+        found = f"{error.strerror or error}: {given}"
+        raise _error(
+            where, "--text must be a file that can be read.", found, "--text FILE, with a file that exists"
+        ) from None
+    if not text.strip():
+        raise _error(where, "--text must not be empty.", f"{given} has no text", "--text FILE, with some pages of text")
+    return given, text
+
+
+def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str) -> None:
+    """Raise a UsageError unless a file can be written: nobody wants to hear that after the work.
+
+    Raises
+    ------
+    UsageError
+        If the suffix is none of `suffixes`, or the folder cannot be written.
+    """
+    wanted = path.with_suffix(suffixes[0]).name if path.name else f"result{suffixes[0]}"
+    if path.suffix.lower() not in suffixes:
+        named = ", ".join(suffixes)
+        raise _error(where, f"{option} must be a file that ends in {named}.", f"{option} {path}", f"{option} {wanted}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        found = f"{error.strerror or error}: {path.parent}"
+        raise _error(
+            where, f"{option} must lie in a folder that can be written.", found, f"{option} {wanted}"
+        ) from None
+    if path.is_dir():
+        raise _error(where, f"{option} must be a file.", f"a folder: {path}", f"{option} {path / wanted}")
+
+
+def save_text(text: str, path: Path) -> Path:
+    """Write a text to a file, whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _error(where: str, rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain(where, rule, found=found, fix=fix))

@@ -1,0 +1,203 @@
+"""The two pictures of ``attlas scaling``: random vectors over d, and the heads of a model against independence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attlas import pictures
+from attlas.scaling import Heads, HeadScaling, Measured, Study, expected
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+__all__ = ["heads_figure", "study_figure"]
+
+# Vermilion and deep blue differ in lightness too, and each has a mark of its own.
+_PLAIN, _SCALED = pictures.ACCENT, "#174268"
+_PANELS = (
+    ("variance", "Variance of the logits"),
+    ("entropy", "Entropy of the weights, nats"),
+    ("largest", "Largest weight"),
+    ("trace", "Slope of softmax: trace of its Jacobian"),
+)
+
+
+def study_figure(found: Study) -> Figure:
+    """Draw the four measures over d, without and with the scale; lines are theory, marks are measured."""
+    figure = _sheet(10.4, 7.4)
+    plain = found.rows[::2]
+    scaled = found.rows[1::2]
+    sizes = np.array([row.d for row in plain], dtype=float)
+    fine = np.geomspace(sizes.min() / 1.25, sizes.max() * 1.25, 40)
+    for ax, (name, title) in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
+        theory = [getattr(expected(found.keys, float(d)), name) for d in fine]
+        flat = getattr(expected(found.keys, 1.0), name)
+        ax.plot(fine, theory, color=_PLAIN, linewidth=1.4, zorder=2)
+        ax.plot(fine, np.full_like(fine, flat), color=_SCALED, linewidth=1.4, zorder=2)
+        _marks(ax, plain, name, _PLAIN, "o", "q·k")
+        _marks(ax, scaled, name, _SCALED, "s", "q·k / √d")
+        ax.set_xscale("log", base=2)
+        if len(sizes) <= 12:
+            ax.set_xticks(sizes, [f"{int(d)}" for d in sizes])
+            ax.minorticks_off()
+        ax.set_xlim(fine[0], fine[-1])
+        ax.set_title(title, fontsize=10, loc="left", color=pictures.INK)
+        _frame(ax)
+        if name == "variance":
+            ax.set_yscale("log", base=10)
+            _plain_numbers(ax.yaxis)
+        elif name == "entropy":
+            most = math.log(found.keys)
+            ax.axhline(most, color=pictures.SOFT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
+            ax.annotate(
+                f"ln {found.keys}: all keys alike", (fine[0], most), xytext=(4, 3), textcoords="offset points",
+                fontsize=7.5, color=pictures.SOFT,
+            )  # fmt: skip
+            ax.set_ylim(0, most * 1.12)
+        else:
+            ax.set_ylim(0, 1.06)
+    for ax in figure.axes[2:]:
+        ax.set_xlabel("size d of queries and keys", fontsize=9, color=pictures.SOFT)
+    _say_which(figure.axes[0], fine)
+    figure.suptitle(
+        "Why attention divides by √d", x=0.01, ha="left", fontsize=13.5, fontweight="bold", color=pictures.INK
+    )
+    figure.supxlabel(
+        f"marks: {found.queries:,} random queries with {found.keys:,} keys each, {found.distribution} coordinates, "
+        "± one standard error · lines: theory",
+        x=0.01, ha="left", fontsize=8, color=pictures.SOFT,
+    )  # fmt: skip
+    return figure
+
+
+def _sheet(width: float, height: float) -> Figure:
+    figure = pictures.sheet(width, height)
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.set(h_pad=0.1, w_pad=0.1, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]  # of this engine
+    return figure
+
+
+def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str, label: str) -> None:
+    estimates = [getattr(row, name) for row in rows]
+    ax.errorbar(
+        [row.d for row in rows],
+        [estimate.value for estimate in estimates],
+        yerr=[estimate.error for estimate in estimates],
+        fmt=mark,
+        color=colour,
+        markersize=5.5,
+        markerfacecolor="white",
+        markeredgewidth=1.5,
+        elinewidth=1.2,
+        label=label,
+        zorder=3,
+    )
+
+
+def _say_which(ax: Axes, fine: NDArray[np.float64]) -> None:
+    """Name the two series beside their lines, instead of in a legend."""
+    place = float(fine[len(fine) * 3 // 10])
+    for height, text, colour in ((place, "q·k: variance d", _PLAIN), (1.0, "q·k / √d: variance 1", _SCALED)):
+        ax.annotate(
+            text, (place, height), xytext=(-6, 9), textcoords="offset points", fontsize=9, color=colour,
+            ha="right" if height > 1.0 else "center", fontweight="bold",
+        )  # fmt: skip
+
+
+def heads_figure(found: Heads, title: str) -> Figure:
+    """Draw each head as a mark: measured against what independent queries and keys would give."""
+    heads = [head for head in found.heads if head.expected is not None]
+    figure = _sheet(9.6, 9.4)
+    layers = max((head.layer for head in found.heads), default=0) + 1
+    # The palest and the darkest end of the palette are left out: they would vanish, or look alike.
+    colours = pictures.depth()(np.linspace(0.30, 0.97, layers))
+    marks = "osD^vPX*"
+    for ax, (name, heading) in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
+        for layer in range(layers):
+            own = [head for head in heads if head.layer == layer]
+            ax.plot(
+                [getattr(head.expected, name) for head in own],
+                [getattr(head, name) for head in own],
+                marks[layer % len(marks)],
+                color=colours[layer],
+                markersize=6.5,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                label=f"layer {layer}",
+                zorder=3,
+            )
+        values = [getattr(part, name) for head in heads for part in (head, head.expected)]
+        low, high = _limits(values, name)
+        if name == "variance":
+            ax.set_xscale("log", base=10)
+            ax.set_yscale("log", base=10)
+            _plain_numbers(ax.xaxis)
+            _plain_numbers(ax.yaxis)
+        ax.plot([low, high], [low, high], color=pictures.SOFT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        ax.set_xlim(low, high)
+        ax.set_ylim(low, high)
+        ax.set_box_aspect(1)
+        ax.set_title(heading, fontsize=10, loc="left", color=pictures.INK)
+        ax.set_xlabel("had queries and keys been independent", fontsize=8.5, color=pictures.SOFT)
+        ax.set_ylabel("measured", fontsize=8.5, color=pictures.SOFT)
+        _frame(ax)
+        _name_farthest(ax, heads, name)
+    if layers <= 12:
+        figure.legend(
+            *figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=min(layers, 6), fontsize=8.5,
+            frameon=False, handletextpad=0.2, columnspacing=1.2,
+        )  # fmt: skip
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, fontweight="bold", color=pictures.INK, parse_math=False)
+    return figure
+
+
+def _name_farthest(ax: Axes, heads: Sequence[HeadScaling], name: str) -> None:
+    """Write the number of the three heads farthest from the diagonal, where one does not cover another."""
+    taken: list[tuple[float, float]] = []
+    for head in sorted(heads, key=lambda head: -_distance(head, name))[:3]:
+        point = (getattr(head.expected, name), getattr(head, name))
+        x, y = ax.transAxes.inverted().transform(ax.transData.transform(point))
+        if any(abs(x - left) < 0.12 and abs(y - low) < 0.05 for left, low in taken):
+            continue
+        taken.append((x, y))
+        ax.annotate(
+            f"{head.layer}·{head.head}", point, xytext=(7, 3), textcoords="offset points", fontsize=8,
+            color=pictures.ACCENT, zorder=4,
+        )  # fmt: skip
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """Write 1, 10, 100 at a logarithmic axis, and not 10 to some power."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+def _distance(head: HeadScaling, name: str) -> float:
+    measured, independent = getattr(head, name), getattr(head.expected, name)
+    if name == "variance":
+        return abs(math.log(max(measured, 1e-12) / max(independent, 1e-12)))
+    return abs(float(measured) - float(independent))
+
+
+def _limits(values: Sequence[float], name: str) -> tuple[float, float]:
+    if name in ("largest", "trace"):
+        return 0.0, 1.03
+    if name == "variance":
+        positive = [value for value in values if value > 0.0] or [1.0]
+        return min(positive) / 1.5, max(positive) * 1.5
+    return 0.0, max(values, default=1.0) * 1.08
+
+
+def _frame(ax: Axes) -> None:
+    ax.tick_params(labelsize=8, colors=pictures.SOFT, length=2.5)
+    ax.grid(color="#e6ebec", linewidth=0.7, zorder=0)
+    for side, spine in ax.spines.items():
+        spine.set(color=pictures.SOFT, linewidth=0.6, visible=side in ("left", "bottom"))

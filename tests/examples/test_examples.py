@@ -1,0 +1,47 @@
+"""Each example runs, keeps its promise, and writes its picture and nothing else."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, arguments: list[str], out: Path) -> dict[str, float]:
+    """Run an example's main() and return what it measured."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dict[str, float] = module.main([*arguments, "--out", str(out)])
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in out.parent.iterdir()] == [out.name]
+    return found
+
+
+def test_kernel_pooling_finds_the_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("kernel_pooling", ["--quick"], tmp_path / "pooling.png")
+    assert found["bandwidth"] == pytest.approx(found["grid"], rel=0.25)  # it started at 0.5, six times too wide
+    assert found["last"] < 1.02 * found["best"]
+    assert found["last"] < 0.6 * found["first"]
+    assert found["learned"] < 0.75 * found["fixed"]  # the distance to the truth, which training never saw
+    assert "bandwidth        0.500 -> " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("date_translation", ["--seconds", "14"], tmp_path / "dates.png")
+    assert found["accuracy"] > 0.95
+    assert found["aligned"] > 0.5  # uniform weights would put 4 of 32 there
+    assert "right to the last letter" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_gpt2_learns_more_than_pairs_of_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("attlas.nn", reason="the layers are in attlas.nn")
+    found = run("train_gpt2", ["--seconds", "14"], tmp_path / "heads.png")
+    assert found["loss"] < found["baseline"]  # nobody who looks back one letter only can do that
+    assert found["written"] > 60
+    assert "bigram model" in capsys.readouterr().out
