@@ -159,13 +159,11 @@ def test_the_default_device_and_dtype_change_nothing() -> None:
         return found
 
     wanted = run()
-    before = torch.get_default_device()
     torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
     try:
-        found = run()
+        with torch.device("meta"):
+            found = run()
     finally:
-        torch.set_default_device(before)
         torch.set_default_dtype(torch.float32)
     for a, b in zip(found[:-1], wanted[:-1], strict=True):
         assert a.device.type == "cpu"

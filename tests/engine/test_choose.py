@@ -95,6 +95,6 @@ def test_numbers_that_are_not_finite_go_to_the_tiled_backend() -> None:
 
 def test_a_plan_does_not_change_with_the_default() -> None:
     assert Plan() == Plan("auto", None, None, None)
-    assert Plan(rows=3).budget("cpu") == 4 << 20
+    assert Plan(rows=3).budget("cpu") == 16 << 20
     assert Plan(cells=7).budget("cuda") == 7
     assert len({Plan(), Plan("auto"), Plan("tiled")}) == 2
