@@ -60,9 +60,14 @@ def test_column_argmax(case):
 
 
 def test_the_first_of_equal_queries_is_found():
-    for rows in (1, 3, 100):
-        A = attlas.attend(torch.zeros(7, 4), torch.zeros(5, 4), plan=attlas.Plan(rows=rows))
+    for rows in (1, 3, 64, 100):
+        A = attlas.attend(torch.zeros(200, 4), torch.zeros(5, 4), plan=attlas.Plan(rows=rows))
         assert A.collect(stats.ColumnArgMax())[0].tolist() == [0] * 5
+
+
+def test_the_query_of_the_largest_weight(make):
+    case = make(300, 130, mask=attlas.Causal())
+    assert np.array_equal(case.A.collect(stats.ColumnArgMax())[0].numpy(), case.weights.argmax(-2))
 
 
 def test_heads_are_combined(make):

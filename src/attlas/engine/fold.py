@@ -255,11 +255,6 @@ class Part:
         """Largest shifted logit of each row in this part, shape (B, H, r)."""
         return self.peaks.amax(dim=-1)
 
-    @cached_property
-    def column_largest(self) -> Tensor:
-        """Largest weight of each column in this part, shape (B, H, c)."""
-        return self.weights.amax(dim=-2)
-
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ``Σ_j x_ij y_ij`` of each row for two tensors of the part's shape, shape (B, H, r)."""
         if self.at.device.type != "cpu":

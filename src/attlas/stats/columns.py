@@ -20,6 +20,8 @@ __all__ = ["ColumnArgMax", "ColumnMass", "ColumnMax", "column_mass", "column_max
 
 Combine: TypeAlias = Literal["sum", "mean"]
 
+_SLAB = 32  # rows whose maximum is taken before any is looked at alone
+
 
 def _zeros_for_columns(problem: Problem) -> Tensor:
     batch, heads, _, n = problem.shape
@@ -153,9 +155,7 @@ class ColumnMax(Statistic):
         rows = _rows_inside(at, window)
         if rows is not None:
             into = largest[_columns(at)]
-            whole = rows.stop - rows.start == len(at.rows)
-            found = part.column_largest if whole else part.weights[..., rows, :].amax(dim=-2)
-            torch.maximum(into, found, out=into)
+            torch.maximum(into, part.weights[..., rows, :].amax(dim=-2), out=into)
         return carry
 
     def finish(self, carry: tuple[range, Tensor]) -> Tensor:
@@ -202,11 +202,16 @@ class ColumnArgMax(Statistic):
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
         largest, query = (t[_columns(at)] for t in carry)
+        size = _SLAB if len(at.rows) % _SLAB == 0 else len(at.rows)
+        found, slab = part.weights.unflatten(-2, (-1, size)).amax(dim=-2).max(dim=-2)
         # Parts come with growing rows, so that the first of equal queries stays, and ever fewer keys find a
-        # larger weight: the query is looked up for those alone.
-        b, h, j = (part.column_largest > largest).nonzero(as_tuple=True)
-        query[b, h, j] = part.weights[b, h, :, j].argmax(dim=-1) + at.rows.start
-        torch.maximum(largest, part.column_largest, out=largest)
+        # larger weight: the query is looked up for those alone, in the slab of rows that has it.
+        b, h, j = (found > largest).nonzero(as_tuple=True)
+        first = slab[b, h, j] * size
+        rows = first.unsqueeze(-1) + torch.arange(size, device=first.device)
+        cells = part.weights[b.unsqueeze(-1), h.unsqueeze(-1), rows, j.unsqueeze(-1)]
+        query[b, h, j] = first + cells.argmax(dim=-1) + at.rows.start
+        torch.maximum(largest, found, out=largest)
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
