@@ -2,7 +2,8 @@
 
 "monday the 3rd of june 2019", "jun 3, 2019" and "3.6.19" all become "2019-06-03". The pairs are made on the spot; a
 GRU reads the letters, another writes the answer, and before each letter it looks back over what was read with
-Bahdanau's additive score (attlas.Additive). The weights are the alignment: which letters each letter came from.
+Bahdanau's additive score (attlas.nn.AdditiveAttention). The weights are the alignment: which letters each letter came
+from.
 
     python examples/date_translation.py               # trains until it is right, at most a minute; writes a picture
     python examples/date_translation.py --seconds 15  # stops earlier
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 import attlas
 from attlas import pictures
+from attlas.nn import AdditiveAttention
 
 MONTHS = [
     "january",
@@ -89,7 +91,7 @@ class Translator(nn.Module):
         self.start = nn.Linear(2 * size, size)
         self.answers = nn.Embedding(len(ANSWER) + 1, 32)
         self.decoder = nn.GRUCell(32 + 2 * size, size)
-        self.score = attlas.Additive(size, 2 * size, hidden_size=size // 2)
+        self.attention = AdditiveAttention(size, 2 * size, hidden_size=size // 2)
         self.out = nn.Sequential(nn.Linear(3 * size, size), nn.Tanh(), nn.Linear(size, len(ANSWER)))
 
     def read(self, codes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, attlas.Mask]:
@@ -106,7 +108,7 @@ class Translator(nn.Module):
         logits, states = [], []
         for step in range(LENGTH):
             states.append(state)
-            context = attlas.attention(state.unsqueeze(1), memory, memory, score=self.score, mask=mask).squeeze(1)
+            context = self.attention(state.unsqueeze(1), memory, memory, mask=mask).squeeze(1)
             state = self.decoder(torch.cat([self.answers(before), context], dim=-1), state)
             logits.append(self.out(torch.cat([state, context], dim=-1)))
             before = logits[-1].argmax(-1) if truth is None else truth[:, step]
@@ -119,7 +121,8 @@ class Translator(nn.Module):
         logits, states = self(codes, lengths)
         memory, _, _ = self.read(codes, lengths)
         answer = "".join(ANSWER[i] for i in logits[0].argmax(-1).tolist())
-        return answer, attlas.attend(states[0], memory[0], score=self.score)
+        self.attention(states, memory, memory)  # all steps at once: their weights are one matrix
+        return answer, self.attention.weights[0]
 
 
 def accuracy(model: Translator, dates: list[dt.date], styles: list[int]) -> float:
