@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import Strip
-from attlas.engine.online import finite_shift
+from attlas.engine.online import CACHED, exp, finite_shift
 from attlas.engine.problem import Problem
 from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
@@ -24,7 +24,6 @@ __all__ = ["GROUP", "Part", "Statistic", "allowed_cells", "lowest"]
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
 GROUP = 16
-_CACHED_CELLS = 1 << 17  # numbers that a core keeps at hand between one step and the next
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -177,7 +176,17 @@ class Part:
 
     @cached_property
     def _raw(self) -> Tensor:
-        return torch.exp(self.shifted, out=self.scratch("raw"))
+        x, raw = self.shifted, self.scratch("raw")
+        if not self.problem.is_modest:
+            return exp(x, out=raw)
+        start = self.strip.columns.start
+        for columns, coverage in self.strip.segments:
+            place = slice(columns.start - start, columns.stop - start)
+            if coverage is Coverage.ALL:  # nothing here can be so low that exp is slow
+                torch.exp(x[..., place], out=raw[..., place])
+            else:
+                exp(x[..., place], out=raw[..., place])
+        return raw
 
     @cached_property
     def _sums(self) -> Tensor:
@@ -233,9 +242,15 @@ class Part:
         return total
 
     @cached_property
+    def row_groups(self) -> Tensor | None:
+        """Sums over `GROUP` rows at a time, shape (B, H, r / GROUP, c); None where that does not divide the rows."""
+        r = self.shape[2]
+        return None if r == 0 or r % GROUP else self.weights.unflatten(-2, (r // GROUP, GROUP)).sum(dim=-2)
+
+    @cached_property
     def column_sums(self) -> Tensor:
         """Sum of each column's weights in this part, shape (B, H, c)."""
-        return self.weights.sum(dim=-2)
+        return (self.weights if self.row_groups is None else self.row_groups).sum(dim=-2)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -261,7 +276,7 @@ class Part:
             return torch.mul(x, y, out=self.scratch()).sum(dim=-1)
         # Few rows at a time: then products are still in a core's cache when they are summed, twice as fast.
         c = self.shape[3]
-        some = max(torch.get_num_threads() * _CACHED_CELLS // max(c, 1), 1)
+        some = max(torch.get_num_threads() * CACHED // max(c, 1), 1)
         products = self.space.take("products", (some, c))
         pairs = zip(x.reshape(-1, c).split(some), y.reshape(-1, c).split(some), strict=True)
         sums = [torch.mul(a, b, out=products[: len(a)]).sum(dim=-1) for a, b in pairs]

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Running", "absorb", "empty", "finish", "finite_shift", "merge"]
+__all__ = ["CACHED", "Running", "absorb", "empty", "exp", "finish", "finite_shift", "merge"]
+
+CACHED = 1 << 17  # numbers that a core keeps at hand between one step over them and the next
 
 
 class Running(NamedTuple):
@@ -22,6 +24,24 @@ class Running(NamedTuple):
     largest: Tensor
     total: Tensor
     pooled: Tensor
+
+
+def exp(x: Tensor, out: Tensor) -> Tensor:
+    """Write exp(x) to `out` (x itself will do): exactly 0 where it falls below the normal numbers of its dtype.
+
+    On CPUs torch takes 30 to 100 times as long for a number whose exp underflows, and masked cells all do.
+    """
+    if x.device.type != "cpu":
+        return torch.exp(x, out=out)
+    low = math.log(torch.finfo(x.dtype).tiny) + 0.3
+    pieces = [(x, out)]
+    if x.is_contiguous() and out.is_contiguous():  # three steps, a cache's worth of numbers at a time
+        some = torch.get_num_threads() * CACHED
+        pieces = list(zip(x.view(-1).split(some), out.view(-1).split(some), strict=True))
+    for source, target in pieces:
+        torch.clamp(source, min=low, out=target).exp_()
+        torch.threshold_(target, math.exp(low) * 1.01, 0.0)
+    return out
 
 
 def finite_shift(largest: Tensor) -> Tensor:
@@ -56,7 +76,8 @@ def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor |
     """
     largest = torch.maximum(state.largest, logits.amax(dim=-1))
     shift = finite_shift(largest)
-    weights = logits.sub_(shift.unsqueeze(-1)).exp_()
+    logits.sub_(shift.unsqueeze(-1))
+    weights = exp(logits, out=logits)
     before = torch.exp(state.largest - shift)
     total = state.total * before + weights.sum(dim=-1)
     pooled = state.pooled

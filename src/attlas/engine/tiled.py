@@ -389,4 +389,5 @@ def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: floa
 
 def _weights(logits: Tensor, lse: Tensor) -> Tensor:
     """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
-    return logits.sub_(online.finite_shift(lse).unsqueeze(-1)).exp_()
+    logits.sub_(online.finite_shift(lse).unsqueeze(-1))
+    return online.exp(logits, out=logits)

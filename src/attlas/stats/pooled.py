@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.fold import Part, Statistic
+from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
 from attlas.stats.largest import check_number
@@ -133,7 +133,12 @@ class _Blocks:
         b, h, _ = at.place
         high = row_bands.touched(rows)
         into = self.table[b, h, high, column_bands.touched(columns)]
-        if pool == "mean":
+        groups = part.row_groups if pool == "mean" and rows == at.rows and row_bands.divides_by(rows, GROUP) else None
+        if groups is not None:  # sums that the columns' sums want too
+            some = groups[..., columns.start - at.columns.start : columns.stop - at.columns.start]
+            high_sums = row_bands.pool(some, rows, -2, torch.sum, unit=GROUP)
+            into += column_bands.pool(high_sums, columns, -1, torch.sum)
+        elif pool == "mean":
             into += pool_tile(tile, rows, columns, self.bands, torch.sum)
         else:
             torch.maximum(into, pool_tile(tile, rows, columns, self.bands, torch.amax), out=into)

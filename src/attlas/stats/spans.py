@@ -107,13 +107,18 @@ class Bands:
             yield band, max(count, 1), range(at, stop)
             at, band = stop, band + max(count, 1)
 
-    def pool(self, x: Tensor, places: range, dim: int, reduce: Callable[..., Tensor]) -> Tensor:
-        """Reduce an axis of `x` that stands at `places` to one number for each band that it touches."""
+    def pool(self, x: Tensor, places: range, dim: int, reduce: Callable[..., Tensor], unit: int = 1) -> Tensor:
+        """Reduce an axis of `x` that stands at `places`, `unit` of them a step, to one number for each band."""
         pieces = []
         for _, count, run in self.runs(places):
-            piece = x.narrow(dim, run.start - places.start, len(run))
-            pieces.append(reduce(piece.unflatten(dim, (count, len(run) // count)), dim=dim))
+            piece = x.narrow(dim, (run.start - places.start) // unit, len(run) // unit)
+            pieces.append(reduce(piece.unflatten(dim, (count, len(run) // unit // count)), dim=dim))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)
+
+    def divides_by(self, places: range, unit: int) -> bool:
+        """Return whether `places` can be taken `unit` at a time without crossing from one band into another."""
+        runs = self.runs(places)
+        return all((run.start - places.start) % unit == 0 == len(run) // count % unit for _, count, run in runs)
 
     def touched(self, places: range) -> slice:
         """Return the bands that `places` touches, as a slice."""
