@@ -35,5 +35,7 @@ class Workspace:
         size = math.prod(shape)
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size:
-            flat = self._flat[name] = torch.empty(size, dtype=self._dtype, device=self._device)
+            # Twice what there was: the tiles of a causal mask grow, and each new buffer would be faulted in again.
+            roomy = size if flat is None else max(size, 2 * flat.numel())
+            flat = self._flat[name] = torch.empty(roomy, dtype=self._dtype, device=self._device)
         return flat[:size].view(shape)
