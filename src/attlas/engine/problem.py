@@ -127,8 +127,8 @@ class Problem:
     @cached_property
     def stays_finite(self) -> bool:
         """Whether no logit can be infinite: known from the score and one look at the tokens."""
-        if not self.score.finite:
-            return False
+        if not self.score.finite or self.is_modest:
+            return self.score.finite
         return all(bool(torch.isfinite(t).all()) for part in self.tokens for t in flatten(part))
 
     @cached_property
