@@ -11,7 +11,7 @@ from attlas.engine import reference, sdpa, traced
 from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, full_precision
+from attlas.engine.problem import Problem, full_precision, spread_heads
 from attlas.errors import BackendError, explain
 from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score
@@ -111,5 +111,5 @@ def _multiply_reference(problem: Problem, v: Tensor, dropout: Dropout | None) ->
     weights = result.weights
     if dropout is not None:
         weights = weights * dropout.keep(problem.tile(*map(range, problem.shape)))
-    v = v.repeat_interleave(problem.shape[1] // v.shape[1], dim=1)
+    v = spread_heads(v, problem.shape[1])
     return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype), result.lse.detach()

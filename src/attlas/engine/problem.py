@@ -15,7 +15,7 @@ from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["Problem", "flatten", "full_precision", "rebuild", "sum_heads", "through"]
+__all__ = ["Problem", "flatten", "full_precision", "rebuild", "spread_heads", "sum_heads", "through"]
 
 _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64
@@ -197,6 +197,11 @@ def rebuild(form: Tokens, tensors: list[Tensor]) -> Tokens:
     if isinstance(form, Tensor):
         return tensors.pop(0)
     return tuple(rebuild(part, tensors) for part in form)
+
+
+def spread_heads(t: Tensor, heads: int) -> Tensor:
+    """Repeat the key or value heads of a tensor, so that each of `heads` query heads has one of its own."""
+    return t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def sum_heads(t: Tensor, heads: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from attlas.engine import reference
 from attlas.engine.dropout import Dropout
-from attlas.engine.problem import Problem
+from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -31,7 +31,7 @@ def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Ten
         if dot is not None:
             return _fused(problem, dot, v, p)
     weights = functional.dropout(reference.dense(problem).weights, p)
-    v = v.repeat_interleave(problem.shape[1] // v.shape[1], dim=1)
+    v = spread_heads(v, problem.shape[1])
     return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype)
 
 
@@ -39,7 +39,7 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     mask = problem.mask
     causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
-    k, values = (t if t.shape[1] == problem.shape[1] else _spread(t, problem) for t in (dot.k, v))
+    k, values = (t if t.shape[1] == problem.shape[1] else spread_heads(t, problem.shape[1]) for t in (dot.k, v))
     return functional.scaled_dot_product_attention(
         dot.q,
         k.to(dot.q.dtype),
@@ -63,7 +63,3 @@ def _added(problem: Problem, dot: Dot) -> Tensor:
     none = torch.empty(0, dtype=problem.dtype)
     bias = dot.bias(none, none, at).to(dot.q.dtype)
     return bias if allowed is None else torch.where(allowed, bias, -math.inf)
-
-
-def _spread(t: Tensor, problem: Problem) -> Tensor:
-    return t.repeat_interleave(problem.shape[1] // t.shape[1], dim=1)
