@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from attlas.attend import attend, attention
 from attlas.huggingface.masks import mask_of
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.scores import ScaledDot, Score, SoftCap
+from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 __all__ = ["attention_forward"]
 
@@ -25,6 +26,7 @@ def attention_forward(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, AttentionMatrix]:
@@ -43,13 +45,15 @@ def attention_forward(
     scaling : float, optional
         Factor of the dot product; the default is ``1 / sqrt(d)``.
     dropout : float
-        Probability that a weight is dropped.
+        Probability that a weight is dropped while `module` is in training mode.
     is_causal : bool, optional
         What holds where there is no mask; the default is what `module` says of itself.
     softcap : float, optional
         Bound of the logits (Gemma 2).
     s_aux : Tensor, optional, shape (heads,)
         Sinks: one more logit a head (gpt-oss).
+    sinks : Tensor, optional, shape (batch, heads, m, 1)
+        Sinks: one more logit a query (Inkling 2). The logits of the returned matrix are counted from it.
     position_bias : Tensor, optional, shape (1 or batch, heads, m, n)
         A bias added to the logits (T5).
     **kwargs
@@ -80,18 +84,31 @@ def attention_forward(
     score: Score = ScaledDot(scaling)
     if softcap is not None:
         score = SoftCap(score, softcap)
+    query, key, value = _of_one_dtype(query, key, value)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     mask = _mask(attention_mask, query, key, bool(causal))
     if position_bias is not None:
         bias = from_tensor(position_bias[..., : key.shape[-2]])
         mask = bias if mask is None else mask & bias
     sink = None if s_aux is None else s_aux.to(query.dtype)
+    if sinks is not None:
+        # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
+        score = score + TensorBias(-sinks)
+        sink = query.new_zeros(query.shape[1])
     A = attend(query, key, score=score, mask=mask, sink=sink)
-    if dropout > 0.0:
+    if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
     else:
         pooled = A @ value
     return pooled.transpose(1, 2).contiguous(), A
+
+
+def _of_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Let ``torch.autocast`` decide, as it does for torch's own function, where layers left dtypes mixed."""
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        return query.to(dtype), key.to(dtype), value.to(dtype)
+    return query, key, value
 
 
 def _mask(given: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +15,24 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-from attlas.masks import Causal, Mask, Padding, Window, from_function, from_tensor
+from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
 from attlas.tiles import Tile
 
 __all__ = ["LazyMask", "attention_mask", "mask_of"]
+
+# What the parts of transformers that are known here close over.
+_HELD = {
+    "and_masks": {"mask_functions"},
+    "or_masks": {"mask_functions"},
+    "sliding_window_overlay": {"sliding_window"},
+    "sliding_window_bidirectional_overlay": {"sliding_window"},
+    "chunked_overlay": {"chunk_size", "left_padding"},
+    "blockwise_overlay": {"block_sequence_ids"},
+    "padding_mask_function": {"padding_mask"},
+    "packed_sequence_mask_function": {"packed_sequence_mask"},
+    "remap_positions_for_packed_sequence": {"mask_function", "position_ids"},
+    "add_offsets_to_mask_function": {"mask_function", "q_offset", "kv_offset"},
+}
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -42,6 +58,9 @@ class LazyMask(Tensor):
         Floating point dtype that the model sees.
     device : torch.device or str
         Device that the model sees.
+    first_query, first_key : int, default 0
+        Absolute position of the first query and of the first key in the text; they differ with a cache. Kept
+        through copies and slices, for whoever records where a matrix stands in its text.
 
     Examples
     --------
@@ -55,23 +74,43 @@ class LazyMask(Tensor):
     """
 
     mask: Mask | None
+    first_query: int
+    first_key: int
 
     @staticmethod
     def __new__(
-        cls, mask: Mask | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+        cls,
+        mask: Mask | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        first_query: int = 0,
+        first_key: int = 0,
     ) -> LazyMask:
         tensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device(device))
         tensor.mask = mask
+        tensor.first_query = first_query
+        tensor.first_key = first_key
         return tensor
 
     def __init__(
-        self, mask: Mask | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+        self,
+        mask: Mask | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        first_query: int = 0,
+        first_key: int = 0,
     ) -> None:
         super().__init__()
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]  # torch passes the contents, and there are none
         name = "everything" if self.mask is None else self.mask.name()
         return f"LazyMask({name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def _again(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LazyMask:
+        """Return a new object of the same mask: autograd wants one from each operation."""
+        return LazyMask(self.mask, shape, dtype, device, self.first_query, self.first_key)
 
     def allowed(self) -> Tensor:
         """Return the whole mask, True where a pair may attend; m · n bytes for each batch."""
@@ -109,11 +148,11 @@ class LazyMask(Tensor):
         if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default):
             dtype, device = kwargs.get("dtype") or args[0].dtype, kwargs.get("device") or args[0].device
             if dtype.is_floating_point:
-                return cls(args[0].mask, tuple(args[0].shape), dtype, device)
+                return args[0]._again(tuple(args[0].shape), dtype, device)
         if func is _ATEN.slice.Tensor and not kwargs:
             part = _leading_part(*args)
             if part is not None:
-                return cls(args[0].mask, part, args[0].dtype, args[0].device)
+                return args[0]._again(part, args[0].dtype, args[0].device)
         args, kwargs = pytree.tree_map_only(LazyMask, _written_out, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -205,34 +244,143 @@ def attention_mask(
     LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
     first_query = int(q_offset)  # a static cache passes a tensor
-    mask: Mask | None = None
-    if mask_function is not bidirectional_mask_function:
-        mask = _known(mask_function, first_query - kv_offset)
-        if mask is None:
-            mask = from_function(_moved(mask_function, first_query, kv_offset), broadcasts=not use_vmap)
+    place = _Place(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
+    mask = _translated(mask_function, place)
     padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
     if padding is not None:
         mask = padding if mask is None else mask & padding
-    return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
+    return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
 
 
-def _known(rule: Rule, shift: int) -> Mask | None:
-    """Return the mask of attlas for a rule that transformers makes itself, so that whole tiles are skipped."""
+class _Place(NamedTuple):
+    """Where a matrix stands in its text, and how the rules of its mask may be asked."""
+
+    first_query: int
+    first_key: int
+    m: int
+    n: int
+    broadcasts: bool
+
+    @property
+    def shift(self) -> int:
+        """How far query 0 stands to the right of key 0."""
+        return self.first_query - self.first_key
+
+    def queries(self, given: Tensor) -> Tensor:
+        """Return what a tensor of the whole text says of the queries."""
+        return given[:, self.first_query : self.first_query + self.m]
+
+    def keys(self, given: Tensor) -> Tensor:
+        """Return what a tensor of the whole text says of the keys."""
+        return given[:, self.first_key : self.first_key + self.n]
+
+
+def _translated(rule: Rule, place: _Place) -> Mask | None:
+    """Return the mask of attlas for a rule of transformers; None where it allows everything.
+
+    What transformers builds from its own parts is taken apart, so that whole tiles are skipped. A function that
+    is not known is asked for each pair of the tiles that the others leave.
+    """
     if rule is causal_mask_function:
-        return Causal(offset=shift)
-    parts = _closed_over(rule, "and_masks.<locals>.and_mask", "mask_functions")
-    if isinstance(parts, tuple) and len(parts) == 2 and parts[1] is causal_mask_function:
-        width = _closed_over(parts[0], "sliding_window_overlay.<locals>.inner_mask", "sliding_window")
-        if isinstance(width, int):
-            return Window(width - 1, 0, offset=shift)
-    return None
-
-
-def _closed_over(rule: Rule, made_by: str, name: str) -> object:
-    """Return a variable that an inner function of transformers closed over; None where it is another function."""
-    if getattr(rule, "__qualname__", "") != made_by or getattr(rule, "__module__", "") != _THEIRS:
+        return Causal(offset=place.shift)
+    if rule is bidirectional_mask_function:
         return None
-    return inspect.getclosurevars(rule).nonlocals.get(name)
+    name, held = _made_by(rule)
+    if name == "and_masks":
+        return _all_of(held["mask_functions"], place)
+    if name == "or_masks":
+        parts = [_translated(part, place) for part in held["mask_functions"]]
+        known = [part for part in parts if part is not None]
+        return reduce(operator.or_, known) if len(known) == len(parts) else None
+    make = _OVERLAYS.get(name)
+    found = None if make is None else make(held, place)
+    return found or from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
+
+
+def _all_of(rules: tuple[Rule, ...], place: _Place) -> Mask | None:
+    """Return the mask of rules that must all hold."""
+    width = _made_by(rules[0])
+    if len(rules) == 2 and rules[1] is causal_mask_function and width[0] == "sliding_window_overlay":
+        return Window(width[1]["sliding_window"] - 1, 0, offset=place.shift)
+    inner = _packed(rules, place)
+    parts = [_translated(part, place) for part in (rules if inner is None else (rules[0], inner))]
+    known = [part for part in parts if part is not None]
+    return reduce(operator.and_, known) if known else None
+
+
+def _packed(rules: tuple[Rule, ...], place: _Place) -> Rule | None:
+    """Return the rule inside packed texts where it may be asked for places instead of positions in each text.
+
+    Positions grow by one inside a text, so a rule of the distance between query and key says the same of both.
+    """
+    if len(rules) != 2:
+        return None
+    (texts, held), (remap, inner) = map(_made_by, rules)
+    if (texts, remap) != ("packed_sequence_mask_function", "remap_positions_for_packed_sequence"):
+        return None
+    positions, ids = inner["position_ids"], held["packed_sequence_mask"]
+    rule: Rule = inner["mask_function"]
+    grows = ((positions.diff(dim=-1) == 1) | (ids.diff(dim=-1) != 0)).all()
+    return rule if _is_of_distance(rule) and place.shift == 0 and bool(grows) else None
+
+
+def _is_of_distance(rule: Rule) -> bool:
+    if rule in (causal_mask_function, bidirectional_mask_function):
+        return True
+    name, held = _made_by(rule)
+    if name in ("and_masks", "or_masks"):
+        return all(map(_is_of_distance, held["mask_functions"]))
+    return name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
+
+
+def _made_by(rule: Rule) -> tuple[str, Mapping[str, Any]]:
+    """Return which function of transformers made a rule and what it closed over; "" for another function."""
+    if getattr(rule, "__module__", "") != _THEIRS or not inspect.isfunction(rule):
+        return "", {}
+    name, held = rule.__qualname__.partition(".<locals>")[0], inspect.getclosurevars(rule).nonlocals
+    # Another version may have changed what is inside: then it is a function like any other.
+    return (name, held) if held.keys() >= _HELD.get(name, {name}) else ("", {})
+
+
+def _chunks(held: Mapping[str, Any], place: _Place) -> Mask:
+    start = held["left_padding"].reshape(-1, 1).cpu()
+    last = max(place.first_query + place.m, place.first_key + place.n)
+    chunk = torch.div(torch.arange(last) - start, held["chunk_size"], rounding_mode="floor")
+    return Documents(place.keys(chunk), place.queries(chunk))
+
+
+def _texts(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    ids = held["packed_sequence_mask"]
+    fits = place.m == place.n == ids.shape[-1] and place.first_query == place.first_key == 0
+    return Documents(ids) if fits else None
+
+
+def _blocks(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    ids = held["block_sequence_ids"]
+    if ids.shape[-1] < max(place.first_query + place.m, place.first_key + place.n):
+        return None
+    # Text has a number below 0 and belongs to no block: two numbers that never meet.
+    return Documents(place.keys(ids.where(ids >= 0, -2)), place.queries(ids.where(ids >= 0, -1)))
+
+
+def _real(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    keep = held["padding_mask"]
+    whole = keep.shape[-1] >= place.first_key + place.n
+    return from_tensor(place.keys(keep.bool())[:, None, None, :]) if whole else None
+
+
+_OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Place], Mask | None]] = {
+    "sliding_window_overlay": lambda held, at: Window(held["sliding_window"] - 1, None, offset=at.shift),
+    "sliding_window_bidirectional_overlay": lambda held, at: Window(*[held["sliding_window"]] * 2, offset=at.shift),
+    "chunked_overlay": _chunks,
+    "packed_sequence_mask_function": _texts,
+    "blockwise_overlay": _blocks,
+    "padding_mask_function": _real,
+    "add_offsets_to_mask_function": lambda held, at: _translated(
+        held["mask_function"],
+        at._replace(first_query=at.first_query + held["q_offset"], first_key=at.first_key + held["kv_offset"]),
+    ),
+}
 
 
 def _moved(rule: Rule, first_query: int, first_key: int) -> Rule:

@@ -1,0 +1,359 @@
+"""Every model type that transformers can build from a small configuration: eager beside attlas.
+
+Run with ``python benchmarks/sweep.py`` (or ``make sweep``; ``--only llama,t5`` for some). Each type runs in a process of
+its own with a limit of time and memory, so that a crash ends one row of the table and not the run. One random model of
+a type, its texts padded on the left, is run twice with the same weights: on ``attlas``, and on ``eager``. Compared are
+every floating point output at places of text, and the weights of every call of the attention function, rows that see
+no key aside. What differs is run again without padding, and on torch's own ``sdpa``, and must have a reason in
+`REASONS`; the run fails where one has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import multiprocessing
+import resource
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.models.auto import configuration_auto, modeling_auto
+
+import attlas.huggingface
+from attlas.huggingface import attention_forward
+from harness import RESULTS, save
+
+TOLERANCE = 2e-4
+SECONDS = 60
+MEMORY = 12 * 2**30
+PARAMETERS = 40_000_000
+VOCABULARY = 99
+BATCH, TOKENS, MISSING = 2, 12, 4
+
+# What a configuration of any family may call its sizes, and a small value that fits the others.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "model_dim"), 32),
+    **dict.fromkeys(("projection_dim", "text_hidden_size", "hidden_dim", "word_embed_proj_dim", "width", "proj_dim"), 32),
+    **dict.fromkeys(("backbone_hidden_size", "decoder_hidden_size", "encoder_hidden_size", "lm_hidden_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim", "ffn_hidden_size"), 16),
+    **dict.fromkeys(("shared_intermediate_size", "dense_intermediate_size", "hidden_dim_ffn"), 16),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_decoder_layers", "num_encoder_layers", "depth", "layers", "num_hidden_layers_t"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "attention_heads", "num_key_value_heads", "n_kv_heads"), 4),
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "kv_channels", "head_size"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "block_size"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+    **dict.fromkeys(("sliding_window", "attention_window_size"), 6),
+    **dict.fromkeys(("image_size",), 16),
+    **dict.fromkeys(("patch_size",), 4),
+    **dict.fromkeys(("num_mel_bins", "feature_size"), 16),
+    "max_source_positions": 32,
+}
+INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
+REASONS: dict[str, str] = {}
+
+
+def shrink(config: PreTrainedConfig) -> None:
+    """Make a configuration and those inside it small, in place."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            shrink(value)
+        elif name in SMALL and isinstance(value, int) and not isinstance(value, bool):
+            put(config, name, SMALL[name])
+        elif name.endswith("_token_id") and isinstance(value, int):
+            known = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+            put(config, name, known.get(name, 3 + sum(map(ord, name)) % 5))
+        elif name == "layer_types" and isinstance(value, list):
+            kinds = list(dict.fromkeys(value))
+            put(config, name, (kinds * 2)[:2])
+        elif name == "forced_eos_token_id":
+            put(config, name, None)
+
+
+def put(config: PreTrainedConfig, name: str, value: Any) -> None:
+    try:
+        setattr(config, name, value)
+    except (AttributeError, TypeError, ValueError):
+        return  # a name that only reads another one
+
+
+def classes_for(kind: str) -> Iterator[type[nn.Module]]:
+    """Yield the classes that can be built from a type of configuration, those that predict words first."""
+    for table in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "MASKED_LM", ""):
+        names = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES", {})
+        found = names.get(kind, ())
+        for name in (found,) if isinstance(found, str) else found:
+            if hasattr(transformers, name):
+                yield getattr(transformers, name)
+
+
+def build(kind: str) -> nn.Module:
+    """Return a small random model of a type."""
+    failures = []
+    for owner in dict.fromkeys(classes_for(kind)):
+        try:
+            config = configuration_auto.CONFIG_MAPPING[kind]()
+            shrink(config)
+            with torch.device("meta"):
+                size = sum(p.numel() for p in owner._from_config(config).parameters())
+            if size > PARAMETERS:
+                raise ValueError(f"{size:,} parameters")
+            torch.manual_seed(3)
+            model = owner._from_config(config, attn_implementation="eager").eval()
+        except Exception as error:  # noqa: BLE001  # whatever a family raises says that it cannot be built
+            failures.append(f"{owner.__name__}: {type(error).__name__}: {first_line(error)}")
+            continue
+        liven(model)
+        return model
+    raise LookupError("; ".join(failures) or "no class of transformers for it")
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:160]
+
+
+def liven(model: nn.Module) -> None:
+    """Give weights a size at which attention decides the logits; fresh models look everywhere alike."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and parameter.is_floating_point() and parameter.numel():
+                parameter.normal_(std=min(0.25, 1.4 / parameter[0].numel() ** 0.5))
+            elif "sink" in name:
+                parameter.normal_()
+
+
+def inputs_for(model: nn.Module, padded: bool) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Return what a model is called with, and where its outputs are text."""
+    takes = inspect.signature(model.forward).parameters
+    draw = torch.Generator().manual_seed(5)
+    config = model.config
+    first = model.main_input_name if model.main_input_name in INPUTS else next((n for n in INPUTS if n in takes), "")
+    text = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+    if padded:
+        text[1, :MISSING] = 0
+    given: dict[str, Tensor] = {}
+    ids = torch.randint(10, 60, (BATCH, TOKENS), generator=draw) * text
+    if first == "input_ids" or (first != "input_ids" and "input_ids" in takes):
+        given["input_ids"] = ids
+        if "attention_mask" in takes:
+            given["attention_mask"] = text
+    if first == "pixel_values" or ("pixel_values" in takes and "input_ids" not in takes):
+        size = seek(config, "image_size", 16)
+        height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
+        given["pixel_values"] = torch.randn(BATCH, seek(config, "num_channels", 3), height, width, generator=draw)
+    if first == "input_features":
+        given["input_features"] = torch.randn(BATCH, seek(config, "num_mel_bins", 16), 64, generator=draw)
+    if first == "input_values":
+        given["input_values"] = torch.randn(BATCH, 1600, generator=draw)
+    if "decoder_input_ids" in takes:
+        given["decoder_input_ids"] = torch.randint(10, 60, (BATCH, 7), generator=draw)
+    return given, text.bool() if "input_ids" in given else None
+
+
+def seek(config: PreTrainedConfig, name: str, default: Any) -> Any:
+    """Return a value of a configuration or of the first one inside it that has the name."""
+    if getattr(config, name, None) is not None:
+        return getattr(config, name)
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            found = seek(value, name, None)
+            if found is not None:
+                return found
+    return default
+
+
+def watch(model: nn.Module, given: dict[str, Tensor], implementation: str) -> tuple[list[Tensor], list[Any]]:
+    """Run a model on an implementation; return its outputs, and the weights of each call in order."""
+    weights: list[Any] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            found = function(module, *args, **kwargs)
+            weights.append(found[1])
+            return found
+
+        return run
+
+    AttentionInterface.register("attlas", watched(attention_forward))
+    eager = {}
+    for name in {type(module).__module__ for module in model.modules()}:
+        scope = vars(sys.modules[name])
+        for key in [key for key in scope if key.startswith("eager_attention_forward") or key.endswith("_eager_forward")]:
+            eager[name, key] = scope[key]
+            scope[key] = watched(scope[key])
+    try:
+        model.set_attn_implementation(implementation)
+        torch.manual_seed(11)
+        with torch.no_grad():
+            outputs = model(**given)
+    finally:
+        for (name, key), function in eager.items():
+            setattr(sys.modules[name], key, function)
+    return list(tensors(outputs)), weights
+
+
+def tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        if outputs.is_floating_point():
+            yield outputs
+    elif isinstance(outputs, dict):
+        for name, part in outputs.items():
+            if "past_key_values" not in name and "cache" not in name:
+                yield from tensors(part)
+    elif isinstance(outputs, tuple | list):
+        for part in outputs:
+            yield from tensors(part)
+
+
+def distance(found: list[Tensor], wanted: list[Tensor], text: Tensor | None) -> float:
+    """Return the largest difference of outputs at places of text, relative to the largest number there or 1."""
+    worst = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        if text is not None and b.shape[:2] == text.shape:
+            a, b = a[text], b[text]
+        if not b.numel():
+            continue
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+            return float("inf")
+        a, b = (torch.where(torch.isfinite(t), t, 0.0).double() for t in (a, b))
+        worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp(min=1.0)))
+    return worst
+
+
+def weight_distance(found: list[Any], wanted: list[Any]) -> tuple[float, int]:
+    """Return the largest difference of a weight in rows that see a key, and how many calls were compared."""
+    worst, compared = 0.0, 0
+    for A, weights in zip(found, wanted, strict=True):
+        if not isinstance(weights, Tensor):
+            continue
+        seen = (A.lse > -torch.inf).reshape(weights.shape[:-1])
+        difference = (A.to_dense().reshape(weights.shape) - weights).abs()[seen]
+        worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
+        compared += 1
+    return worst, compared
+
+
+def compare(kind: str) -> dict[str, Any]:
+    """Return one row of the table."""
+    try:
+        model = build(kind)
+    except LookupError as error:
+        return {"state": "not built", "reason": str(error)[:300]}
+    row: dict[str, Any] = {"class": type(model).__name__}
+    try:
+        given, text = inputs_for(model, padded=True)
+        wanted, their_weights = watch(model, given, "eager")
+    except Exception as error:  # noqa: BLE001  # as above
+        return row | {"state": "not run on eager", "reason": f"{type(error).__name__}: {first_line(error)}"}
+    found, weights = watch(model, given, "attlas")
+    if not weights:
+        return row | {"state": "no interface", "reason": why_none(model)}
+    row["calls"] = len(weights)
+    row["outputs"] = distance(found, wanted, text)
+    if len(weights) != len(their_weights):
+        row["weights"], row["compared"] = None, 0
+    else:
+        row["weights"], row["compared"] = weight_distance(weights, their_weights)
+    if max(row["outputs"], row["weights"] or 0.0) <= TOLERANCE:
+        return row | {"state": "equal"}
+    given, text = inputs_for(model, padded=False)
+    wanted, their_weights = watch(model, given, "eager")
+    found, weights = watch(model, given, "attlas")
+    row["without padding"] = distance(found, wanted, text)
+    if len(weights) == len(their_weights):
+        row["weights without padding"] = weight_distance(weights, their_weights)[0]
+    given, text = inputs_for(model, padded=True)
+    try:
+        row["sdpa"] = distance(watch(model, given, "sdpa")[0], watch(model, given, "eager")[0], text)
+    except Exception as error:  # noqa: BLE001  # a family may refuse it
+        row["sdpa"] = f"{type(error).__name__}: {first_line(error)}"
+    return row | {"state": "different", "reason": REASONS.get(kind, "")}
+
+
+def why_none(model: nn.Module) -> str:
+    """Say what a model has in place of the interface."""
+    names = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
+    return f"attention of its own: {', '.join(names[:3])}" if names else "no attention at all"
+
+
+def work(kind: str, answer: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    try:
+        answer.send(compare(kind))
+    except BaseException as error:  # noqa: BLE001  # the row must say what happened
+        answer.send({"state": "failed on attlas", "reason": f"{type(error).__name__}: {first_line(error)}"})
+
+
+def one(kind: str) -> dict[str, Any]:
+    """Compare one type in a process of its own."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(kind, there))
+    start = time.perf_counter()
+    process.start()
+    there.close()
+    try:
+        row = here.recv() if here.poll(SECONDS) else {"state": "not built", "reason": f"more than {SECONDS} s"}
+    except EOFError:
+        process.join()
+        row = {"state": "not built", "reason": f"the process ended with {process.exitcode}"}
+    process.kill()
+    process.join()
+    return {"type": kind, **row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a page of Markdown."""
+    counts = Counter(row["state"] for row in rows)
+    lines = ["# Every model type of transformers on attlas", "", f"transformers {transformers.__version__}, ", ""]
+    lines += ["| state | types |", "| --- | --- |", *(f"| {state} | {n} |" for state, n in counts.most_common()), ""]
+    lines += ["| type | state | calls | outputs | weights | reason |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows:
+        numbers = (f"{row[name]:.0e}" if isinstance(row.get(name), float) else "" for name in ("outputs", "weights"))
+        reason = row.get("reason", "").replace("|", "/").replace("\n", " ")
+        lines.append(f"| {row['type']} | {row['state']} | {row.get('calls', '')} | {' | '.join(numbers)} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="types, divided by commas")
+    parser.add_argument("--out", type=Path, default=RESULTS / "sweep.md")
+    options = parser.parse_args()
+    kinds = options.only.split(",") if options.only else sorted(configuration_auto.CONFIG_MAPPING_NAMES)
+    rows = []
+    for kind in kinds:
+        rows.append(one(kind))
+        print(json.dumps(rows[-1]), flush=True)
+    print(Counter(row["state"] for row in rows))
+    if not options.only:
+        save("sweep", rows)
+        options.out.write_text(table(rows), encoding="utf-8")
+    unexplained = [row["type"] for row in rows if row["state"] == "different" and not row["reason"]]
+    if unexplained:
+        sys.exit(f"differences without a reason: {', '.join(unexplained)}")
+
+
+if __name__ == "__main__":
+    main()
