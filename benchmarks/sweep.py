@@ -1,11 +1,11 @@
 """Every model type that transformers can build from a small configuration: eager beside attlas.
 
-Run with ``python benchmarks/sweep.py`` (or ``make sweep``; ``--only llama,t5`` for some). Each type runs in a process of
-its own with a limit of time and memory, so that a crash ends one row of the table and not the run. One random model of
-a type, its texts padded on the left, is run twice with the same weights: on ``attlas``, and on ``eager``. Compared are
-every floating point output at places of text, and the weights of every call of the attention function, rows that see
-no key aside. What differs is run again without padding, and on torch's own ``sdpa``, and must have a reason in
-`REASONS`; the run fails where one has none.
+Run with ``make sweep``, or ``python benchmarks/sweep.py --only llama,t5``. Each type runs in a process of its own
+with a limit of time and memory, so that a crash ends one row of the table and not the run. One random model of a type,
+its texts padded on the left, runs twice with the same weights: on ``attlas`` and on ``eager``. Compared are every
+floating point output at places of text, and the weights of every call of the attention function, rows that see no key
+aside. What differs is run again without padding, and on torch's own ``sdpa``, and must have a reason in `REASONS`; the
+run fails where one has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.models.auto import configuration_auto, modeling_auto
 
-import attlas.huggingface
 from attlas.huggingface import attention_forward
 from harness import RESULTS, save
 
@@ -45,7 +44,9 @@ BATCH, TOKENS, MISSING = 2, 12, 4
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "model_dim"), 32),
-    **dict.fromkeys(("projection_dim", "text_hidden_size", "hidden_dim", "word_embed_proj_dim", "width", "proj_dim"), 32),
+    **dict.fromkeys(
+        ("projection_dim", "text_hidden_size", "hidden_dim", "word_embed_proj_dim", "width", "proj_dim"), 32
+    ),
     **dict.fromkeys(("backbone_hidden_size", "decoder_hidden_size", "encoder_hidden_size", "lm_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim", "ffn_hidden_size"), 16),
@@ -197,7 +198,9 @@ def watch(model: nn.Module, given: dict[str, Tensor], implementation: str) -> tu
     eager = {}
     for name in {type(module).__module__ for module in model.modules()}:
         scope = vars(sys.modules[name])
-        for key in [key for key in scope if key.startswith("eager_attention_forward") or key.endswith("_eager_forward")]:
+        for key in [
+            key for key in scope if key.startswith("eager_attention_forward") or key.endswith("_eager_forward")
+        ]:
             eager[name, key] = scope[key]
             scope[key] = watched(scope[key])
     try:

@@ -900,49 +900,60 @@ CASES = [
   fix: read a part, A.logits[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); limit=None insists.""",
     ),
     Case(
-        "sum 0",
-        ShapeError,
-        lambda: A.sum(0),
-        """A.sum(): a lazy matrix is reduced over one of its last two axes.
-  A: shape (2, 4, 5, 7)
-  found: dim = 0
-  fix: A.sum(-1) over keys, A.sum(-2) over queries; other axes with torch after that.""",
-    ),
-    Case(
-        "mean 1",
-        ShapeError,
-        lambda: A.mean(1),
-        """A.mean(): a lazy matrix is reduced over one of its last two axes.
-  A: shape (2, 4, 5, 7)
-  found: dim = 1
-  fix: A.mean(-1) over keys, A.mean(-2) over queries; other axes with torch after that.""",
-    ),
-    Case(
         "amax 7",
         ShapeError,
         lambda: A.amax(7),
-        """A.amax(): a lazy matrix is reduced over one of its last two axes.
+        """A.amax(): dim must be an axis of the matrix, or several.
   A: shape (2, 4, 5, 7)
   found: dim = 7
-  fix: A.amax(-1) over keys, A.amax(-2) over queries; other axes with torch after that.""",
+  fix: A.amax(-1) over keys, A.amax(-2) over queries, A.amax(1) over heads.""",
     ),
     Case(
         "argmax str",
         ShapeError,
         lambda: A.argmax("rows"),
-        """A.argmax(): a lazy matrix is reduced over one of its last two axes.
+        """A.argmax(): dim must be an axis of the matrix, or several.
   A: shape (2, 4, 5, 7)
   found: dim = 'rows'
-  fix: A.argmax(-1) over keys, A.argmax(-2) over queries; other axes with torch after that.""",
+  fix: A.argmax(-1) over keys, A.argmax(-2) over queries, A.argmax(1) over heads.""",
     ),
     Case(
-        "sum None",
+        "sum of heads and 4",
         ShapeError,
-        lambda: A.sum(None),
-        """A.sum(): a lazy matrix is reduced over one of its last two axes.
+        lambda: A.sum((1, 4)),
+        """A.sum(): dim must be an axis of the matrix, or several.
   A: shape (2, 4, 5, 7)
-  found: dim = None
-  fix: A.sum(-1) over keys, A.sum(-2) over queries; other axes with torch after that.""",
+  found: dim = 4
+  fix: A.sum(-1) over keys, A.sum(-2) over queries, A.sum(1) over heads.""",
+    ),
+    Case(
+        "mean over no heads",
+        ShapeError,
+        lambda: A[0, 0].mean(2),
+        """A.mean(): dim must be an axis of the matrix, or several.
+  A: shape (5, 7)
+  found: dim = 2
+  fix: A.mean(-1) over keys, A.mean(-2) over queries.""",
+    ),
+    Case(
+        "mean over heads, large",
+        TooLargeError,
+        lambda: big.mean(1),
+        """A.mean(): over leading axes it is a whole matrix, and that would be larger than the limit.
+  A: shape (1, 16, 100000, 100000) float32
+  dim: (1,)
+  found: 40,000,000,000 bytes, the limit is 1,073,741,824
+  fix: stats.picture(A, 512, 512).mean(1), or a window of queries, A[..., :64, :].mean(1).""",
+    ),
+    Case(
+        "large matrices in a function of torch",
+        TooLargeError,
+        lambda: torch.stack([big, big]),
+        """torch.stack(): it needs whole matrices, and they would be larger than the limit.
+  A: shape (1, 16, 100000, 100000) float32
+  matrices: 2
+  found: 1,280,000,000,000 bytes, the limit is 1,073,741,824
+  fix: take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.""",
     ),
     Case(
         "logits mean",

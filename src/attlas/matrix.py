@@ -17,13 +17,14 @@ from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, ShapeError, TooLargeError, explain, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values
-from attlas.stats import columns, largest, rows
+from attlas.stats import largest
+from attlas.tensorlike import Dim, TensorLike, reduced
 from attlas.views import DENSE_LIMIT, LogitMatrix, TransposedMatrix
 
 __all__ = ["AttentionMatrix"]
 
 
-class AttentionMatrix:
+class AttentionMatrix(TensorLike):
     """softmax(score(Q, K)) as a lazy matrix: exact, never stored. Made by `attend`.
 
     It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
@@ -96,8 +97,8 @@ class AttentionMatrix:
         score = self.problem.score
         return f"AttentionMatrix(shape={tuple(self.shape)}, {self.dtype}, score={type(score).__name__}{mask}{sink})"
 
-    def __matmul__(self, v: Tensor) -> Tensor:
-        return self._multiply(v, None)
+    def __matmul__(self, v: Tensor | AttentionMatrix) -> Tensor:
+        return self._multiply(v.to_dense() if isinstance(v, AttentionMatrix) else v, None)
 
     def detach(self) -> AttentionMatrix:
         """Return the same matrix without the graph of its tokens, so that keeping it keeps no graph alive."""
@@ -221,48 +222,53 @@ class AttentionMatrix:
         results, self._lse = tiled.fold(self.problem, statistics, self.plan, self._lse)
         return tuple(_each(result, self._axes.restore) for result in results)
 
-    def sum(self, dim: int, keepdim: bool = False) -> Tensor:
-        """Sum over one of the last two axes: of a row (1, or less with a sink), or of a key's column.
+    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over axes: -1 is the mass of a row (1, or less with a sink), -2 that of a key's column.
 
         Parameters
         ----------
-        dim : int
-            -1 (keys) or -2 (queries).
+        dim : int or tuple of int, optional
+            -1 (keys), -2 (queries), a leading axis (heads, batch), or several; the default is all.
         keepdim : bool, default False
-            Whether the axis is kept with size 1.
+            Whether the axes are kept with size 1.
 
         Returns
         -------
-        Tensor, shape (..., m) or (..., n)
+        Tensor, shape of the matrix without the axes
 
         Raises
         ------
         ShapeError
-            If `dim` is another axis.
-        """
-        return self._reduce("sum", dim, keepdim, rows.RowMass(), columns.ColumnMass())
+            If `dim` is no axis.
+        TooLargeError
+            If only leading axes are summed, and the matrix that is left takes more than 1 GiB.
 
-    def mean(self, dim: int, keepdim: bool = False) -> Tensor:
-        """Mean over one of the last two axes, masked cells counted as 0, as the dense tensor would.
+        Notes
+        -----
+        Cost: one pass; the memory of the result and a few tiles.
+        """
+        return reduced(self, "sum", dim, keepdim)
+
+    def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over axes, masked cells counted as 0, as the dense tensor would.
 
         Parameters and errors are those of `sum`.
         """
-        total = self._reduce("mean", dim, keepdim, rows.RowMass(), columns.ColumnMass())
-        return total / self.shape[dim]
+        return reduced(self, "mean", dim, keepdim)
 
-    def amax(self, dim: int, keepdim: bool = False) -> Tensor:
-        """Largest weight of each row (dim -1) or of each column (dim -2).
+    def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Largest weight over axes: of each row (dim -1), of each column (dim -2), over heads.
 
         Parameters and errors are those of `sum`.
         """
-        return self._reduce("amax", dim, keepdim, rows.MaxWeight(), columns.ColumnMax())
+        return reduced(self, "amax", dim, keepdim)
 
-    def argmax(self, dim: int, keepdim: bool = False) -> Tensor:
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Place of the largest weight of each row (dim -1) or of each column (dim -2).
 
-        Parameters and errors are those of `sum`.
+        Parameters and errors are those of `sum`; other axes are those of the dense tensor, and refused above 1 GiB.
         """
-        return self._reduce("argmax", dim, keepdim, largest.ArgMax(), columns.ColumnArgMax())
+        return reduced(self, "argmax", dim, keepdim)
 
     def topk(self, k: int) -> largest.Largest:
         """Return the k largest weights of each row and their keys, exact, in descending order.
@@ -287,21 +293,6 @@ class AttentionMatrix:
         """
         found: largest.Largest = self.collect(largest.TopK(k))[0]
         return found
-
-    def _reduce(self, name: str, dim: int, keepdim: bool, of_row: Statistic, of_column: Statistic) -> Tensor:
-        axis = dim + self.ndim if isinstance(dim, int) and dim < 0 else dim
-        if axis not in (self.ndim - 1, self.ndim - 2):
-            raise ShapeError(
-                explain(
-                    f"A.{name}()",
-                    "a lazy matrix is reduced over one of its last two axes.",
-                    {"A": f"shape {tuple(self.shape)}"},
-                    found=f"dim = {dim!r}",
-                    fix=f"A.{name}(-1) over keys, A.{name}(-2) over queries; other axes with torch after that.",
-                )
-            )
-        found: Tensor = self.collect(of_row if axis == self.ndim - 1 else of_column)[0]
-        return found.unsqueeze(dim) if keepdim else found
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return the whole matrix as a Tensor.

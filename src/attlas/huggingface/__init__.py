@@ -32,9 +32,10 @@ except ImportError as error:
     ) from error
 
 from attlas.huggingface.attention import attention_forward
+from attlas.huggingface.interface import modules_without_interface
 from attlas.huggingface.masks import LazyMask, attention_mask
 
-__all__ = ["NAME", "LazyMask", "attention_forward", "attention_mask"]
+__all__ = ["NAME", "LazyMask", "attention_forward", "attention_mask", "modules_without_interface"]
 
 NAME = "attlas"
 

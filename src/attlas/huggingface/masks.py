@@ -371,7 +371,9 @@ def _real(held: Mapping[str, Any], place: _Place) -> Mask | None:
 
 _OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Place], Mask | None]] = {
     "sliding_window_overlay": lambda held, at: Window(held["sliding_window"] - 1, None, offset=at.shift),
-    "sliding_window_bidirectional_overlay": lambda held, at: Window(*[held["sliding_window"]] * 2, offset=at.shift),
+    "sliding_window_bidirectional_overlay": lambda held, at: Window(
+        held["sliding_window"], held["sliding_window"], offset=at.shift
+    ),
     "chunked_overlay": _chunks,
     "packed_sequence_mask_function": _texts,
     "blockwise_overlay": _blocks,
