@@ -299,9 +299,10 @@ def _translated(rule: Rule, place: _Place) -> Mask | None:
 
 def _all_of(rules: tuple[Rule, ...], place: _Place) -> Mask | None:
     """Return the mask of rules that must all hold."""
-    width = _made_by(rules[0])
-    if len(rules) == 2 and rules[1] is causal_mask_function and width[0] == "sliding_window_overlay":
-        return Window(width[1]["sliding_window"] - 1, 0, offset=place.shift)
+    if len(rules) == 2 and rules[1] is causal_mask_function:
+        name, held = _made_by(rules[0])
+        if name == "sliding_window_overlay" and held["sliding_window"] > 0:
+            return Window(held["sliding_window"] - 1, 0, offset=place.shift)
     inner = _packed(rules, place)
     parts = [_translated(part, place) for part in (rules if inner is None else (rules[0], inner))]
     known = [part for part in parts if part is not None]
@@ -342,7 +343,9 @@ def _made_by(rule: Rule) -> tuple[str, Mapping[str, Any]]:
     return (name, held) if held.keys() >= _HELD.get(name, {name}) else ("", {})
 
 
-def _chunks(held: Mapping[str, Any], place: _Place) -> Mask:
+def _chunks(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    if held["chunk_size"] < 1:
+        return None
     start = held["left_padding"].reshape(-1, 1).cpu()
     last = max(place.first_query + place.m, place.first_key + place.n)
     chunk = torch.div(torch.arange(last) - start, held["chunk_size"], rounding_mode="floor")
@@ -369,19 +372,29 @@ def _real(held: Mapping[str, Any], place: _Place) -> Mask | None:
     return from_tensor(place.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
+def _window(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    width = held["sliding_window"]  # some models make the mask of a window of 0, and never use it
+    return Window(width - 1, None, offset=place.shift) if width > 0 else None
+
+
+def _window_to_both_sides(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    width = held["sliding_window"]
+    return Window(width, width, offset=place.shift) if width >= 0 else None
+
+
+def _displaced(held: Mapping[str, Any], place: _Place) -> Mask | None:
+    first_query, first_key = place.first_query + held["q_offset"], place.first_key + held["kv_offset"]
+    return _translated(held["mask_function"], place._replace(first_query=first_query, first_key=first_key))
+
+
 _OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Place], Mask | None]] = {
-    "sliding_window_overlay": lambda held, at: Window(held["sliding_window"] - 1, None, offset=at.shift),
-    "sliding_window_bidirectional_overlay": lambda held, at: Window(
-        held["sliding_window"], held["sliding_window"], offset=at.shift
-    ),
+    "sliding_window_overlay": _window,
+    "sliding_window_bidirectional_overlay": _window_to_both_sides,
     "chunked_overlay": _chunks,
     "packed_sequence_mask_function": _texts,
     "blockwise_overlay": _blocks,
     "padding_mask_function": _real,
-    "add_offsets_to_mask_function": lambda held, at: _translated(
-        held["mask_function"],
-        at._replace(first_query=at.first_query + held["q_offset"], first_key=at.first_key + held["kv_offset"]),
-    ),
+    "add_offsets_to_mask_function": _displaced,
 }
 
 

@@ -1,0 +1,234 @@
+"""The lazy matrix in the hands of code that was written for tensors."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import TooLargeError
+from attlas.errors import ShapeError
+
+
+@pytest.fixture
+def matrix() -> attlas.AttentionMatrix:
+    q, k = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 12, 8)
+    return attlas.attend(q, k, mask=attlas.Causal(), sink=torch.randn(4))
+
+
+@pytest.fixture
+def large() -> attlas.AttentionMatrix:
+    tokens = torch.zeros(1, 8, 1, 4).expand(1, 8, 20_000, 4)
+    return attlas.attend(tokens, tokens, mask=attlas.Causal())
+
+
+AXES = [None, *(s for r in (1, 2, 3) for s in itertools.combinations(range(4), r))]
+
+
+@pytest.mark.parametrize("dim", AXES, ids=str)
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+def test_reductions_over_any_axes(matrix: attlas.AttentionMatrix, name: str, dim: Any) -> None:
+    dense = matrix.to_dense()
+    for keepdim in (False, True):
+        found = getattr(matrix, name)(dim, keepdim)
+        wanted = getattr(dense, name)(tuple(range(4)) if dim is None else dim, keepdim)
+        torch.testing.assert_close(found, wanted)
+    if dim is not None and len(dim) == 1:
+        torch.testing.assert_close(getattr(matrix, name)(dim=dim[0] - 4), getattr(dense, name)(dim=dim))
+
+
+@pytest.mark.parametrize("plan", [attlas.Plan("tiled", rows=2, columns=5), attlas.Plan()], ids=["small tiles", "usual"])
+@pytest.mark.parametrize("lead", [(), (3,), (3, 4), (2, 3, 4)], ids=str)
+def test_leading_axes_of_any_number(lead: tuple[int, ...], plan: attlas.Plan) -> None:
+    A = attlas.attend(torch.randn(*lead, 7, 4), torch.randn(*lead, 9, 4), mask=attlas.Window(3, 1), plan=plan)
+    dense = A.to_dense()
+    for axis in range(len(lead)):
+        torch.testing.assert_close(A.mean(axis), dense.mean(axis))
+        torch.testing.assert_close(A.amax(axis), dense.amax(axis))
+    if len(lead) == 3:  # an axis that an index took away
+        torch.testing.assert_close(A[1].sum(0), dense[1].sum(0))
+        torch.testing.assert_close(A[:, 1].sum((0, 1)), dense[:, 1].sum((0, 1)))
+
+
+def test_argmax_of_other_axes_is_that_of_the_tensor(matrix: attlas.AttentionMatrix) -> None:
+    dense = matrix.to_dense()
+    assert torch.equal(matrix.argmax(1), dense.argmax(1))
+    assert torch.equal(matrix.argmax(), dense.argmax())
+    assert torch.equal(matrix.argmax(0, keepdim=True), dense.argmax(0, keepdim=True))
+
+
+def test_what_it_is(matrix: attlas.AttentionMatrix) -> None:
+    assert matrix.size() == (2, 4, 9, 12)
+    assert matrix.size(-1) == 12
+    assert matrix[0].size(0) == 4
+    assert (matrix.dim(), matrix.ndim, len(matrix), matrix.numel()) == (4, 4, 2, 864)
+    assert not matrix.requires_grad
+    assert not matrix.is_cuda
+    q = torch.randn(1, 2, 3, 4, requires_grad=True)
+    A = attlas.attend(q, q)
+    assert A.requires_grad
+    assert not A.data.requires_grad
+    assert not A.detach().requires_grad
+
+
+def test_stays_lazy(large: attlas.AttentionMatrix) -> None:
+    same = (large.contiguous(), large.clone(), large.detach(), large.cpu(), large.float(), large.to("cpu"), large.data)
+    for other in (
+        *same,
+        torch.clone(large),
+        torch.detach(large),
+        large.to(torch.float64),
+        large.to(dtype=torch.double),
+    ):
+        assert isinstance(other, attlas.AttentionMatrix)
+        assert other.shape == large.shape
+    assert large.to(torch.float64).dtype is torch.float64
+    assert large.squeeze(0).shape == large.squeeze().shape == torch.squeeze(large, 0).shape == (8, 20_000, 20_000)
+    assert large.squeeze(1) is large
+    assert large.unsqueeze(0).shape == (1, 1, 8, 20_000, 20_000)
+    assert large[:, [0, 3]].shape == (1, 2, 20_000, 20_000)
+
+
+def test_products_of_torch_run_on_the_fused_kernel(matrix: attlas.AttentionMatrix) -> None:
+    x = torch.randn(12, 3)
+    assert torch.equal(torch.matmul(matrix, x), matrix @ x)
+    assert torch.equal(matrix.matmul(x), matrix @ x)
+
+
+def test_another_dtype_is_another_precision(matrix: attlas.AttentionMatrix) -> None:
+    exact = matrix.to(torch.float64)
+    torch.testing.assert_close(exact.to_dense().float(), matrix.to_dense())
+    assert exact.check() < 1e-12
+    torch.testing.assert_close(exact.float().to_dense(), matrix.to_dense())
+    half = matrix.to(torch.bfloat16)
+    assert isinstance(half, torch.Tensor)
+    torch.testing.assert_close(half, matrix.to_dense().bfloat16())
+
+
+def test_axes_of_one_query_or_key() -> None:
+    A = attlas.attend(torch.randn(1, 4, 1, 8), torch.randn(1, 4, 6, 8))
+    dense = A.to_dense()
+    torch.testing.assert_close(A.squeeze(), dense.squeeze())
+    torch.testing.assert_close(A.squeeze(2), dense.squeeze(2))
+    torch.testing.assert_close(A.squeeze(-2), dense.squeeze(-2))
+    torch.testing.assert_close(A.squeeze(0).to_dense(), dense.squeeze(0))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+def test_new_axes(lead: tuple[int, ...]) -> None:
+    A = attlas.attend(torch.randn(*lead, 5, 4), torch.randn(*lead, 6, 4))
+    dense = A.to_dense()
+    for dim in range(-dense.ndim - 1, dense.ndim + 1):
+        found = A.unsqueeze(dim)
+        found = found if isinstance(found, torch.Tensor) else found.to_dense()
+        torch.testing.assert_close(found, dense.unsqueeze(dim))
+    if len(lead) == 2:
+        wide = A.unsqueeze(0)
+        torch.testing.assert_close(wide @ torch.ones(6, 2), dense.unsqueeze(0) @ torch.ones(6, 2))
+        torch.testing.assert_close(wide[0, 1].to_dense(), dense[1])
+        torch.testing.assert_close(wide.sum((0, 2)), dense.unsqueeze(0).sum((0, 2)))
+
+
+CALLS = {
+    "stack": lambda a, b: torch.stack([a, b]),
+    "cat": lambda a, b: torch.cat((a, b), dim=1),
+    "stack of parts": lambda a, b: torch.stack([a.squeeze(0)[[0, 2]], b.squeeze(0)[[0, 2]]]),
+    "mean of layers": lambda a, b: torch.stack([a, b]).mean(0),
+    "einsum": lambda a, b: torch.einsum("bhij,bhjk->bhik", a, b),
+    "matmul": lambda a, b: a @ b,
+    "tensor @": lambda a, b: torch.ones(6, 6) @ a,
+    "torch.matmul": lambda a, b: torch.matmul(a, torch.ones(6, 2)),
+    "torch.sum": lambda a, b: torch.sum(a, dim=(0, -1)),
+    "torch.mean": lambda a, b: torch.mean(a, dim=1),
+    "torch.amax": lambda a, b: torch.amax(a, 1),
+    "max": lambda a, b: a.max(dim=1).values,
+    "minimum": lambda a, b: a.min(),
+    "permute": lambda a, b: a.permute(0, 2, 1, 3),
+    "transpose": lambda a, b: a.transpose(-1, -2),
+    "reshape": lambda a, b: a.reshape(2, -1),
+    "view": lambda a, b: a.view(2, -1),
+    "flatten": lambda a, b: torch.flatten(a, 1),
+    "list": lambda a, b: torch.tensor(a.tolist()),
+    "std": lambda a, b: a.std(-1),
+    "log": lambda a, b: torch.log(a + 1e-9),
+    "arithmetic": lambda a, b: (2 * a - b) / 2 + 1 - a * b + a**2,
+    "from the left": lambda a, b: 1 - a + (1 / (b + 1)) - (-a),
+    "with a tensor": lambda a, b: torch.ones(6) * a + torch.eye(6),
+    "compared": lambda a, b: (a > 0.1) & (a <= 0.9) & (a >= 0.0) & (b < 1.0),
+    "where": lambda a, b: torch.where(a > 0.1, a, 0.0),
+    "tril": lambda a, b: torch.tril(a),
+    "diagonal": lambda a, b: a.diagonal(dim1=-2, dim2=-1),
+    "nan_to_num": lambda a, b: torch.nan_to_num(a),
+    "pool": lambda a, b: torch.nn.functional.avg_pool1d(a[..., -3:, :].mean(dim=-2), 3, 1, 1),
+    "numpy": lambda a, b: torch.from_numpy(a.cpu().numpy()),
+    "detached": lambda a, b: torch.from_numpy(a[0].detach().cpu().float().numpy()),
+    "asarray": lambda a, b: torch.from_numpy(np.asarray(a)),
+    "as float64": lambda a, b: torch.from_numpy(np.asarray(a, dtype=np.float64)),
+    "numpy functions": lambda a, b: torch.from_numpy(np.mean(np.stack([a, b]), axis=(0, 1))),
+    "slices": lambda a, b: a[:, :, 2:4, 2:4],
+    "ellipsis": lambda a, b: a[..., -1:, :-1].mean(1).repeat(1, 2, 1),
+    "item": lambda a, b: torch.tensor(a[0, 0, 0, 0].item()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_existing_code(name: str) -> None:
+    a, b = (attlas.attend(torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 8), mask=attlas.Causal()) for _ in range(2))
+    found, wanted = CALLS[name](a, b), CALLS[name](a.to_dense(), b.to_dense())
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, wanted)
+
+
+def test_nothing_large_is_written_out(large: attlas.AttentionMatrix) -> None:
+    calls = [
+        lambda: torch.stack([large]),
+        lambda: large * 2,
+        lambda: large.permute(0, 2, 1, 3),
+        large.numpy,
+        lambda: np.asarray(large),
+        large.tolist,
+        lambda: large.mean(1),
+        lambda: large @ large,
+        lambda: large.to(torch.float16),
+        lambda: large.argmax(1),
+    ]
+    for call in calls:
+        with pytest.raises(TooLargeError):
+            call()
+    # Each is small enough, together they are not.
+    part = attlas.attend(torch.zeros(1, 1, 12_000, 4), torch.zeros(1, 1, 12_000, 4))
+    with pytest.raises(TooLargeError, match="matrices: 2"):
+        torch.cat([part, part])
+
+
+def test_the_limit_counts_the_result_of_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.tensorlike.DENSE_LIMIT", 4 * 9 * 12)
+    A = attlas.attend(torch.randn(64, 9, 4), torch.randn(64, 12, 4))
+    assert A.mean(0).shape == (9, 12)
+    with pytest.raises(TooLargeError):
+        torch.stack([A])
+
+
+def test_nothing_is_changed_in_place(matrix: attlas.AttentionMatrix) -> None:
+    for name in ("mul_", "zero_", "requires_grad_", "retain_grad", "register_hook", "backward"):
+        assert not hasattr(matrix, name)
+    with pytest.raises(AttributeError) as error:
+        matrix.retain_grad()
+    assert str(error.value) == (
+        "A.retain_grad(): a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for.\n"
+        "  A: shape (2, 4, 9, 12)\n"
+        "  found: A.retain_grad\n"
+        "  fix: take a Tensor first, A.to_dense() or a part, A[..., :64, :]."
+    )
+    with pytest.raises(AttributeError, match="'AttentionMatrix' object has no attribute 'heads'"):
+        _ = matrix.heads
+
+
+def test_no_axis_of_that_number(matrix: attlas.AttentionMatrix) -> None:
+    for call in (lambda: matrix.sum(4), lambda: matrix.mean(-5), lambda: matrix.squeeze(4), lambda: matrix.sum(True)):
+        with pytest.raises(ShapeError, match="dim must be an axis"):
+            call()
