@@ -20,9 +20,9 @@ def attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -42,10 +42,10 @@ def attention_forward(
         Keys and values, after the cache update; heads are not repeated.
     attention_mask : Tensor, optional
         A `LazyMask`, or a mask with four axes that the user made, boolean or additive.
-    scaling : float, optional
-        Factor of the dot product; the default is ``1 / sqrt(d)``.
     dropout : float
         Probability that a weight is dropped while `module` is in training mode.
+    scaling : float, optional
+        Factor of the dot product; the default is ``1 / sqrt(d)``.
     is_causal : bool, optional
         What holds where there is no mask; the default is what `module` says of itself.
     softcap : float, optional
