@@ -1,5 +1,6 @@
 """The mask function: what it recognises, what it costs, and that it equals transformers' own."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -7,9 +8,20 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
-from attlas.huggingface import LazyMask, attention_mask
+from attlas.huggingface import LazyMask, attention_mask, masks
 from attlas.huggingface.masks import mask_of
-from attlas.masks import Causal, Mask
+from attlas.masks import Causal, Coverage, Mask
+from attlas.tiles import Tile
+
+BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1, -1], [-1] * 4 + [0] * 4 + [-1] * 4])
+POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 0, 1]])
+
+
+def packed(rule: Any) -> Any:
+    """Return the rule inside several texts in one row, as transformers builds it from positions."""
+    ids = masking_utils.find_packed_sequence_indices(POSITIONS)
+    return masking_utils.packed_sequence_compatibility_function(rule, POSITIONS, ids)
+
 
 RULES = {
     "causal": masking_utils.causal_mask_function,
@@ -18,6 +30,33 @@ RULES = {
     "both sides": masking_utils.sliding_window_bidirectional_mask_function(2),
     "chunks": masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 2])),
     "prefix": masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: (q < 4) & (k < 4)),
+    "blocks of images": masking_utils.or_masks(
+        masking_utils.causal_mask_function, masking_utils.blockwise_overlay(BLOCKS)
+    ),
+    "blocks in a window": masking_utils.and_masks(
+        masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.blockwise_overlay(BLOCKS)),
+        masking_utils.sliding_window_overlay(3),
+    ),
+    "real keys": masking_utils.and_masks(
+        masking_utils.causal_mask_function,
+        masking_utils.padding_mask_function(torch.arange(24).reshape(2, 12) % 5 > 0),
+    ),
+    "displaced": masking_utils.add_offsets_to_mask_function(masking_utils.causal_mask_function, 2, 1),
+    "no window": masking_utils.sliding_window_causal_mask_function(0),
+    "all or nothing": masking_utils.or_masks(
+        masking_utils.bidirectional_mask_function, masking_utils.causal_mask_function
+    ),
+    "everything of everything": masking_utils.and_masks(
+        masking_utils.bidirectional_mask_function, masking_utils.bidirectional_mask_function
+    ),
+}
+PACKED = {
+    "packed": packed(masking_utils.causal_mask_function),
+    "packed, everything": packed(masking_utils.bidirectional_mask_function),
+    "packed, window": packed(masking_utils.sliding_window_causal_mask_function(2)),
+    "packed, both sides": packed(masking_utils.sliding_window_bidirectional_mask_function(1)),
+    "packed, chunks": packed(masking_utils.chunked_causal_mask_function(2, torch.zeros(2, dtype=torch.int64))),
+    "packed, own rule": packed(lambda b, h, q, k: (q - k) % 2 == 0),
 }
 PLACES = [(9, 9, 0, 0), (1, 9, 8, 0), (3, 9, 6, 0), (2, 5, 8, 5), (4, 12, 3, 0)]
 PADDING = {
@@ -58,7 +97,89 @@ def test_equals_the_mask_of_transformers(rule: str, places: tuple[int, int, int,
     assert torch.equal(ours + 0.0, masking_utils.eager_mask(**given).expand(2, 1, m, n))
 
 
-def test_known_rules_skip_whole_tiles() -> None:
+@pytest.mark.parametrize("rule", PACKED)
+def test_packed_texts_equal_the_mask_of_transformers(rule: str) -> None:
+    given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "mask_function": PACKED[rule]}
+    ours = attention_mask(**given)
+    assert torch.equal(ours.allowed(), theirs(**given, q_offset=0, kv_offset=0, attention_mask=None))
+
+
+def test_positions_that_do_not_grow_by_one_are_asked_as_they_are() -> None:
+    positions = torch.tensor([[0, 2, 1, 0, 1]])
+    ids = torch.tensor([[0, 0, 0, 1, 1]])
+    rule = masking_utils.packed_sequence_compatibility_function(masking_utils.causal_mask_function, positions, ids)
+    given = {"batch_size": 1, "q_length": 5, "kv_length": 5, "mask_function": rule}
+    ours = attention_mask(**given)
+    assert "from_function" in ours.mask.name()
+    assert torch.equal(ours.allowed(), theirs(**given, q_offset=0, kv_offset=0, attention_mask=None))
+
+
+NAMES = {
+    "causal": "Causal(offset=0)",
+    "window": "Window(2, 0, offset=0)",
+    "both sides": "Window(2, 2, offset=0)",
+    "chunks": "Documents((2, 9), query_ids=(2, 9)) & Causal(offset=0)",
+    "prefix": "(Causal(offset=0) | from_function(<lambda>))",
+    "blocks of images": "(Causal(offset=0) | Documents((2, 9), query_ids=(2, 9)))",
+    "blocks in a window": "(Causal(offset=0) | Documents((2, 9), query_ids=(2, 9))) & Window(2, None, offset=0)",
+    "real keys": "Causal(offset=0) & from_tensor(bool (2, 1, 1, 9))",
+    "displaced": "Causal(offset=1)",
+    "no window": "from_function(<lambda>) & Causal(offset=0)",
+}
+PACKED_NAMES = {
+    "packed": "Documents((2, 9)) & Causal(offset=0)",
+    "packed, everything": "Documents((2, 9))",
+    "packed, window": "Documents((2, 9)) & Window(1, 0, offset=0)",
+    "packed, both sides": "Documents((2, 9)) & Window(1, 1, offset=0)",
+    "packed, chunks": "Documents((2, 9)) & from_function(<lambda>)",
+}
+
+
+@pytest.mark.parametrize("rule", NAMES | PACKED_NAMES)
+def test_known_rules_skip_whole_tiles(rule: str) -> None:
+    given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "mask_function": (RULES | PACKED)[rule]}
+    assert attention_mask(**given).mask.name() == (NAMES | PACKED_NAMES)[rule]
+    # Where transformers would vectorise a rule because it does not know it, a known one is known all the same.
+    assert attention_mask(**given, use_vmap=True).mask.name() == (NAMES | PACKED_NAMES)[rule]
+
+
+@pytest.mark.parametrize("rule", ["chunks", "blocks of images", "blocks in a window", "packed"])
+def test_known_rules_compute_less(rule: str) -> None:
+    n, blocks = 4096, torch.full((1, 4096), -1)
+    blocks[:, :64] = 0
+    rules = {
+        "chunks": masking_utils.chunked_causal_mask_function(256, torch.zeros(1, dtype=torch.int64)),
+        "blocks of images": masking_utils.or_masks(
+            masking_utils.causal_mask_function, masking_utils.blockwise_overlay(blocks)
+        ),
+        "blocks in a window": masking_utils.and_masks(
+            masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.blockwise_overlay(blocks)),
+            masking_utils.sliding_window_overlay(256),
+        ),
+        "packed": masking_utils.packed_sequence_compatibility_function(
+            masking_utils.causal_mask_function, torch.arange(n)[None] % 256, torch.arange(n)[None] // 256
+        ),
+    }
+    mask = attention_mask(batch_size=1, q_length=n, kv_length=n, mask_function=rules[rule]).mask
+    tiles = {Coverage.NONE: 0, Coverage.SOME: 0, Coverage.ALL: 0}
+    ids = torch.zeros(1, dtype=torch.int64)
+    for i, j in product(range(0, n, 256), repeat=2):
+        rows, columns = range(i, i + 256), range(j, j + 256)
+        at = Tile(range(1), range(1), rows, columns, n, n, ids, ids, torch.device("cpu"))
+        tiles[mask.coverage(at)] += 1
+    assert tiles[Coverage.NONE] >= (120 if rule == "blocks of images" else 225)
+
+
+def test_parts_that_have_changed_inside_are_functions_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(masks._HELD, "sliding_window_overlay", {"another_name"})
+    rule = masking_utils.sliding_window_causal_mask_function(3)
+    given = {"batch_size": 1, "q_length": 9, "kv_length": 9, "mask_function": rule}
+    ours = attention_mask(**given)
+    assert ours.mask.name() == "from_function(<lambda>) & Causal(offset=0)"
+    assert torch.equal(ours.allowed(), theirs(**given, q_offset=0, kv_offset=0, attention_mask=None))
+
+
+def test_offsets_and_padding_in_names() -> None:
     common = {"batch_size": 1, "q_length": 2, "kv_length": 9, "q_offset": 7}
     assert attention_mask(**common).mask.name() == "Causal(offset=7)"
     window = attention_mask(**common, mask_function=masking_utils.sliding_window_causal_mask_function(4))

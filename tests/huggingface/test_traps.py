@@ -1,0 +1,397 @@
+"""Where an attention function of transformers goes wrong in silence: each trap is a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import attlas
+from attlas.engine import reference
+from attlas.huggingface import LazyMask, attention_forward, attention_mask
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+Seen = list[dict[str, Any]]
+
+
+def liven(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=min(0.25, 1.4 / parameter[0].numel() ** 0.5))
+    return model.eval()
+
+
+def causal(kind: str, **more: Any) -> nn.Module:
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, **SIZES | more)
+    return liven(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="attlas"))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What each call of the attention function was handed, in order."""
+    calls: Seen = []
+
+    def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        output, A = attention_forward(module, query, key, value, mask, **kwargs)
+        calls.append(kwargs | {"mask": mask, "q": query, "k": key, "v": value, "A": A, "output": output})
+        return output, A
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "attlas", watched)
+    return calls
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(3, 61, (2, 11), generator=torch.Generator().manual_seed(5))
+
+
+def left(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    return mask
+
+
+# --------------------------------------------------------------------------------------------------------- registering
+
+
+def test_a_mask_always_arrives(seen: Seen, ids: Tensor) -> None:
+    """Without a mask function of the same name padding is dropped in silence."""
+    model = causal("llama")
+    with torch.no_grad():
+        model(ids)
+        model(ids, attention_mask=left(ids))
+    assert all(isinstance(call["mask"], LazyMask) for call in seen)
+    assert [call["mask"].mask.name() for call in seen[1:3]] == [
+        "Causal(offset=0)",
+        "Causal(offset=0) & Padding([11, 7], side='left')",
+    ]
+
+
+def test_the_name_takes_no_path_of_another_kernel() -> None:
+    name = attlas.huggingface.NAME
+    assert not any(word in name for word in ("flash", "sdpa", "flex_attention", "paged|", "/"))
+    assert name not in causal("llama").config.to_json_string()
+
+
+@pytest.mark.parametrize("given", [{}, {"scaling": None}], ids=["missing", "None"])
+def test_without_scaling_it_is_the_usual_one(given: dict[str, Any]) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 16) for _ in range(3))
+    found, _ = attention_forward(nn.Identity(), q, k, v, None, unknown=3, sliding_window=4, **given)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(found.transpose(1, 2), wanted)
+
+
+def test_sub_models_are_reached() -> None:
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**SIZES),
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=2
+        ),
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    model.set_attn_implementation("attlas")
+    assert model.model.language_model.config._attn_implementation == "attlas"
+    assert model.model.vision_tower.config._attn_implementation == "attlas"
+
+
+# --------------------------------------------------------------------------------------------------------------- masks
+
+
+def test_a_mask_that_is_fed_back_is_the_same_mask(ids: Tensor) -> None:
+    model = causal("llama")
+    mask = attention_mask(batch_size=2, q_length=11, kv_length=11, attention_mask=left(ids).bool())
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=left(ids)).logits
+        assert torch.equal(model(ids, attention_mask=mask).logits, wanted)
+        assert torch.equal(model(ids, attention_mask=mask.contiguous()).logits, wanted)
+
+
+def test_copies_keep_the_place_in_the_text() -> None:
+    mask = attention_mask(batch_size=1, q_length=3, kv_length=8, q_offset=torch.tensor(12), kv_offset=7)
+    for same in (mask, mask.detach(), mask.clone(), mask.contiguous(), mask.to(torch.float16), mask[:, :, :2]):
+        assert (same.first_query, same.first_key) == (12, 7)
+        assert type(same.first_query) is type(same.first_key) is int
+    assert LazyMask(None, (1, 1, 2, 2), torch.float32, "cpu").first_query == 0
+
+
+def test_keys_of_a_sliding_cache_are_known_by_the_mask_alone(seen: Seen, ids: Tensor) -> None:
+    model = causal("mistral", sliding_window=4)
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+        seen.clear()
+        model(ids[:, 7:9], past_key_values=cache)
+    call = seen[0]
+    assert call["k"].shape[-2] == 5  # three of before, two new
+    assert (call["mask"].first_query, call["mask"].first_key) == (7, 4)
+
+
+def test_queries_without_keys_keep_later_layers_finite(ids: Tensor) -> None:
+    model = causal("llama")
+    nothing = torch.zeros(2, 11, dtype=torch.int64)
+    nothing[0] = 1
+    with torch.no_grad():
+        output = model(ids, attention_mask=nothing, output_attentions=True)
+    assert torch.isfinite(output.logits).all()
+    assert (output.attentions[1].to_dense()[1] == 0).all()
+
+
+@pytest.mark.parametrize("cut", [None, 2], ids=["one text", "two blocks of images"])
+def test_image_tokens_see_each_other(cut: int | None, seen: Seen) -> None:
+    """Gemma 3: the rule of image blocks cannot broadcast, and is asked through vmap by eager."""
+    sizes = SIZES | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    config = transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**sizes),
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=8, patch_size=2
+        ),
+        mm_tokens_per_image=4,
+        image_token_id=60,
+    )
+    torch.manual_seed(3)
+    model = liven(transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="attlas"))
+    text = [5, 6, 60, 60, 60, 60, 7, 8, 9, 10, 11]
+    images = 1
+    if cut is not None:
+        text, images = [*text, 60, 60, 60, 60, 12], 2
+    ids = torch.tensor([text])
+    given = {"input_ids": ids, "pixel_values": torch.randn(images, 3, 8, 8), "token_type_ids": (ids == 60).long()}
+    with torch.no_grad():
+        ours = model(**given, output_attentions=True)
+        model.set_attn_implementation("eager")
+        theirs = model(**given, output_attentions=True)
+    torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
+    for A, weights in zip(ours.attentions, theirs.attentions, strict=True):
+        torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
+        assert (A[0, :, 2, 3:6] > 0).all()
+    names = [call["mask"].mask.name() for call in seen if isinstance(call["mask"], LazyMask)]
+    assert any("Documents" in name for name in names)
+    assert not any("from_function" in name for name in names)
+
+
+# ----------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
+def test_bfloat16_is_nearer_to_the_exact_weights_than_eager(kind: str, seen: Seen, ids: Tensor) -> None:
+    """Eager rounds scores to bfloat16: the judge is float64 from the same queries and keys."""
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if kind == "gpt_oss" else {}
+    model = causal(kind, **experts).to(torch.bfloat16)
+    with torch.no_grad():
+        model(ids, attention_mask=left(ids))
+        calls, text = list(seen), left(ids).bool()
+        model.set_attn_implementation("eager")
+        theirs = model(ids, attention_mask=left(ids), output_attentions=True).attentions
+    A = calls[0]["A"]  # the first layer: later ones do not have the same queries
+    exact = reference.dense(reference.in_float64(A.problem), torch.arange(11)).weights
+    ours, eager = ((weights.double() - exact).abs().amax((1, 3))[text].max() for weights in (A.to_dense(), theirs[0]))
+    assert ours < 1e-5
+    assert eager > 10 * ours
+
+
+def test_the_sink_counts_in_the_weights(seen: Seen, ids: Tensor) -> None:
+    """granite_swa: eager returns weights without the sink, though its output uses it."""
+    model = causal("granite_swa", sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sink" in name:
+                parameter.normal_()
+        ours = model(ids)
+        calls = list(seen)
+        model.set_attn_implementation("eager")
+        theirs = model(ids, output_attentions=True)
+    torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
+    sinks = 0
+    for call, weights in zip(calls, theirs.attentions, strict=True):
+        dense = call["A"].to_dense()
+        v = call["v"].repeat_interleave(2, dim=1)
+        torch.testing.assert_close((dense @ v).transpose(1, 2), call["output"], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(dense, weights * dense.sum(-1, keepdim=True), atol=1e-5, rtol=1e-4)
+        sinks += call["A"].problem.sink is not None
+    assert sinks
+
+
+def test_a_sink_of_each_query() -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 6)
+    sinks, bias = torch.randn(2, 4, 5, 1), torch.randn(1, 4, 5, 7)
+    output, A = attention_forward(nn.Identity(), q, k, v, None, scaling=0.5, sinks=sinks, position_bias=bias)
+    scores = q @ k.repeat_interleave(2, 1).mT * 0.5 + bias
+    wanted = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
+    torch.testing.assert_close(A.to_dense(), wanted)
+    torch.testing.assert_close(output.transpose(1, 2), wanted @ v.repeat_interleave(2, 1))
+
+
+def test_whisper_scales_its_queries_itself(seen: Seen) -> None:
+    config = transformers.WhisperConfig(
+        vocab_size=61,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    torch.manual_seed(3)
+    model = liven(transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="attlas"))
+    given = {"input_features": torch.randn(2, 8, 32), "decoder_input_ids": torch.randint(3, 61, (2, 5))}
+    with torch.no_grad():
+        ours = model(**given, output_attentions=True)
+        model.set_attn_implementation("eager")
+        theirs = model(**given, output_attentions=True)
+    assert seen[0]["scaling"] == 1.0
+    torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
+    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        torch.testing.assert_close(ours[kind][0].to_dense(), theirs[kind][0], atol=1e-5, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def gradients(model: nn.Module, implementation: str, ids: Tensor) -> dict[str, Tensor]:
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    labels = ids.clone()
+    labels[1, :5] = -100  # the first word of a text is predicted from padding, a row that sees no key
+    model(ids, attention_mask=left(ids), labels=labels).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(ids: Tensor, reentrant: bool, seen: Seen) -> None:
+    model = causal("llama").train()
+    wanted = gradients(model, "eager", ids)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    found = gradients(model, "attlas", ids)
+    assert len(seen) == 4  # each layer twice
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_dropout_of_layers_that_name_it_outside_of_training() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    module = nn.Identity().eval()
+    found, _ = attention_forward(module, q, k, v, None, dropout=0.5)
+    assert torch.equal(found, attention_forward(module, q, k, v, None)[0])
+    assert not torch.equal(found, attention_forward(module.train(), q, k, v, None, dropout=0.5)[0])
+
+
+def test_training_with_dropout_has_the_right_mean() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    module = nn.Identity().train()
+    drawn = [attention_forward(module, q, k, v, None, dropout=0.3)[0] for _ in range(400)]
+    exact, A = attention_forward(module, q, k, v, None)
+    assert (torch.stack(drawn).mean(0) - exact).abs().max() < 0.2
+    torch.testing.assert_close(attention_forward(module, q, k, v, None, dropout=0.3)[1].to_dense(), A.to_dense())
+
+
+def test_autocast_decides_as_for_the_function_of_torch(ids: Tensor, seen: Seen) -> None:
+    model = causal("llama")
+    outputs = []
+    for implementation in ("attlas", "sdpa"):
+        model.set_attn_implementation(implementation)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs.append(model(ids).logits)
+    assert seen[0]["A"].problem.q.dtype is torch.bfloat16
+    torch.testing.assert_close(outputs[0], outputs[1], atol=0.06, rtol=0.05)
+    outputs[0].float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+# ----------------------------------------------------------------------------------------------------------- generation
+
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+    "no cache": {"use_cache": False},
+    "a prompt in pieces": {"prefill_chunk_size": 3},
+    "beams": {"num_beams": 3},
+    "beams, static": {"num_beams": 2, "cache_implementation": "static", "disable_compile": True},
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", CACHES)
+def test_generation_with_each_cache(name: str, kind: str, ids: Tensor) -> None:
+    layers = {"layer_types": ["sliding_attention", "full_attention"]} if kind == "gemma2" else {}
+    window = {} if kind == "llama" else {"sliding_window": 5}
+    model = causal(kind, **layers, **window)
+    options = CACHES[name] | {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ours = model.generate(ids * left(ids), attention_mask=left(ids), **options)
+    model.set_attn_implementation("eager")
+    assert torch.equal(ours, model.generate(ids * left(ids), attention_mask=left(ids), **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+def test_weights_of_each_step_equal_eager(ids: Tensor, options: dict[str, Any]) -> None:
+    model = causal("mistral", sliding_window=5)
+    more = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    steps = []
+    for implementation in ("attlas", "eager"):
+        model.set_attn_implementation(implementation)
+        found = model.generate(ids, output_attentions=True, return_dict_in_generate=True, **options, **more)
+        steps.append(found.attentions)
+    assert len(steps[0]) == len(steps[1]) == 6
+    for ours, theirs in zip(*steps, strict=True):
+        for A, weights in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_generation_with_an_encoder(kind: str, ids: Tensor) -> None:
+    sizes: dict[str, dict[str, Any]] = {
+        "t5": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        "bart": {
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 64,
+            "forced_eos_token_id": None,
+        },
+    }
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=61, d_model=32, pad_token_id=0, **sizes[kind])
+    model = liven(transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="attlas"))
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "num_beams": 2}
+    ours = model.generate(ids, attention_mask=left(ids), **options)
+    model.set_attn_implementation("eager")
+    assert torch.equal(ours, model.generate(ids, attention_mask=left(ids), **options))
+
+
+def test_it_can_be_compiled() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+
+    def pooled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_forward(nn.Identity(), q, k, v, None, is_causal=True)[0] + 1
+
+    with torch.no_grad():
+        wanted = pooled(q, k, v)
+        torch.testing.assert_close(torch.compile(pooled, backend="eager")(q, k, v), wanted)
