@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import masking_utils
 
 import attlas
 from attlas.engine import reference
@@ -395,3 +396,37 @@ def test_it_can_be_compiled() -> None:
     with torch.no_grad():
         wanted = pooled(q, k, v)
         torch.testing.assert_close(torch.compile(pooled, backend="eager")(q, k, v), wanted)
+
+
+# ------------------------------------------------------------------------------------------------- steps of one token
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
+@pytest.mark.parametrize("width", [8, 6], ids=["same size", "other size"])
+def test_a_step_of_one_token_sees_what_its_row_says(heads: int, width: int) -> None:
+    q, k, v = torch.randn(3, 4, 1, 8), torch.randn(3, heads, 9, 8), torch.randn(3, heads, 9, width)
+    keep = torch.ones(3, 9, dtype=torch.bool)
+    keep[1, :4] = False
+    keep[2] = False  # a text of nothing but padding
+    mask = attention_mask(batch_size=3, q_length=1, kv_length=9, q_offset=8, attention_mask=keep)
+    output, A = attention_forward(nn.Identity(), q, k, v, mask)
+    torch.testing.assert_close(output.transpose(1, 2), A @ v, atol=1e-6, rtol=1e-5)
+    assert (output[2] == 0).all()
+    assert (A[1, :, 0, :4] == 0).all()
+    # The next layer finds the row written out already.
+    assert mask.row(9) is not None
+    assert torch.equal(attention_forward(nn.Identity(), q, k, v, mask)[0], output)
+
+
+@pytest.mark.parametrize("window", [None, 3, 9, 20], ids=str)
+@pytest.mark.parametrize("first_key", [0, 5])
+def test_a_mask_that_hides_nothing_from_one_query_is_none(window: int | None, first_key: int) -> None:
+    rule = masking_utils.causal_mask_function
+    if window is not None:
+        rule = masking_utils.sliding_window_causal_mask_function(window)
+    for last in range(first_key + 6, first_key + 12):
+        given = {"batch_size": 1, "q_length": 1, "kv_length": 9, "q_offset": last, "kv_offset": first_key}
+        mask = attention_mask(**given, mask_function=rule)
+        wanted = masking_utils.sdpa_mask(**given, mask_function=rule, allow_is_causal_skip=False)
+        assert torch.equal(mask.allowed(), wanted)
+        assert (mask.mask is None) == bool(wanted.all())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attlas.attend import attend, attention
-from attlas.huggingface.masks import mask_of
+from attlas.huggingface.masks import LazyMask, mask_of
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
@@ -81,9 +84,7 @@ def attention_forward(
     >>> output.shape, A.shape
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
-    score: Score = ScaledDot(scaling)
-    if softcap is not None:
-        score = SoftCap(score, softcap)
+    score = _scores(scaling, softcap)
     query, key, value = _of_one_dtype(query, key, value)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     mask = _mask(attention_mask, query, key, bool(causal))
@@ -98,9 +99,40 @@ def attention_forward(
     A = attend(query, key, score=score, mask=mask, sink=sink)
     if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
+    elif (
+        query.shape[2] == 1
+        and softcap is None
+        and sink is None
+        and position_bias is None
+        and query.dtype is value.dtype
+    ):
+        pooled = _of_one_query(query, key, value, attention_mask, scaling)
+        if pooled is None:
+            pooled = A @ value
     else:
         pooled = A @ value
     return pooled.transpose(1, 2).contiguous(), A
+
+
+@functools.lru_cache(maxsize=64)
+def _scores(scaling: float | None, softcap: float | None) -> Score:
+    """Return the score of a layer; it holds nothing that changes, so that all calls share it."""
+    score: Score = ScaledDot(scaling)
+    return score if softcap is None else SoftCap(score, softcap)
+
+
+def _of_one_query(
+    query: Tensor, key: Tensor, value: Tensor, given: Tensor | None, scaling: float | None
+) -> Tensor | None:
+    """Return the pooled values of a step that reads one token from torch's own function; None for a user's mask.
+
+    A row of a mask is as small as a key: it is written out once for all layers, and every microsecond counts.
+    """
+    if given is not None and not isinstance(given, LazyMask):
+        return None
+    allowed = None if given is None or given.mask is None else given.row(key.shape[-2])
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling, enable_gqa=grouped)
 
 
 def _of_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,6 +76,7 @@ class LazyMask(Tensor):
     mask: Mask | None
     first_query: int
     first_key: int
+    _row: Tensor | None
 
     @staticmethod
     def __new__(
@@ -91,6 +92,7 @@ class LazyMask(Tensor):
         tensor.mask = mask
         tensor.first_query = first_query
         tensor.first_key = first_key
+        tensor._row = None
         return tensor
 
     def __init__(
@@ -129,6 +131,12 @@ class LazyMask(Tensor):
             self.device,
         )
         return self.mask.allows(at).expand(self.shape)
+
+    def row(self, n: int) -> Tensor:
+        """Return the first row of each batch up to key n, True where the key may be seen; kept for the next layer."""
+        if self._row is None:
+            self._row = LazyMask.allowed(self)[:, :, :1]
+        return self._row[..., :n]
 
     def additive(self) -> Tensor:
         """Return the whole mask as ``eager`` writes it."""
@@ -246,6 +254,8 @@ def attention_mask(
     first_query = int(q_offset)  # a static cache passes a tensor
     place = _Place(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
     mask = _translated(mask_function, place)
+    if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, place):
+        mask = None
     padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
     if padding is not None:
         mask = padding if mask is None else mask & padding
@@ -273,6 +283,12 @@ class _Place(NamedTuple):
     def keys(self, given: Tensor) -> Tensor:
         """Return what a tensor of the whole text says of the keys."""
         return given[:, self.first_key : self.first_key + self.n]
+
+
+def _sees_all(mask: Causal | Window, place: _Place) -> bool:
+    """Whether the one query of a step of decoding sees every key."""
+    left, right = mask.left, mask.right
+    return (left is None or left >= place.shift) and (right is None or place.n - 1 <= place.shift + right)
 
 
 def _translated(rule: Rule, place: _Place) -> Mask | None:
