@@ -97,19 +97,12 @@ def attention_forward(
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
     A = attend(query, key, score=score, mask=mask, sink=sink)
+    pooled: Tensor | None = None
     if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
-    elif (
-        query.shape[2] == 1
-        and softcap is None
-        and sink is None
-        and position_bias is None
-        and query.dtype is value.dtype
-    ):
+    elif query.shape[2] == 1 and softcap is None and sink is None and position_bias is None:
         pooled = _of_one_query(query, key, value, attention_mask, scaling)
-        if pooled is None:
-            pooled = A @ value
-    else:
+    if pooled is None:
         pooled = A @ value
     return pooled.transpose(1, 2).contiguous(), A
 
@@ -128,7 +121,7 @@ def _of_one_query(
 
     A row of a mask is as small as a key: it is written out once for all layers, and every microsecond counts.
     """
-    if given is not None and not isinstance(given, LazyMask):
+    if (given is not None and not isinstance(given, LazyMask)) or query.dtype is not value.dtype:
         return None
     allowed = None if given is None or given.mask is None else given.row(key.shape[-2])
     grouped = query.shape[1] != key.shape[1]

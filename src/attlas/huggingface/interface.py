@@ -45,7 +45,7 @@ def modules_without_interface(model: nn.Module) -> list[str]:
     []
     """
     attention = {path: module for path, module in model.named_modules() if "Attention" in type(module).__name__}
-    asking = {path for path, module in model.named_modules() if _asks(type(module))}
+    asking = {path for path, module in model.named_modules() if _asks(module.__class__.__mro__)}
     # A layer that holds another one leaves the attending to it.
     return [
         path
@@ -56,9 +56,9 @@ def modules_without_interface(model: nn.Module) -> list[str]:
 
 
 @functools.cache
-def _asks(kind: type[nn.Module]) -> bool:
+def _asks(classes: tuple[type, ...]) -> bool:
     """Tell whether a method of a class, or of what it inherits, names the interface."""
-    own = (base for base in kind.__mro__ if base not in nn.Module.__mro__)
+    own = (base for base in classes if base not in nn.Module.__mro__)
     methods = (method for base in own for method in vars(base).values())
     return any(_ASKS & set(names) for method in methods for names in _names(method))
 
