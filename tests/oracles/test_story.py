@@ -84,3 +84,11 @@ def test_logits_equal_those_of_torch(model: Any, pieces: list[str], story: str) 
         wanted = model(ids).logits
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+def test_two_hundred_words_are_those_of_sdpa(model: Any, pieces: list[str]) -> None:
+    prompt = encode("Once upon a time", pieces)
+    found = greedy(model, prompt, 200, cache=True)
+    model.set_attn_implementation("sdpa")
+    assert len(found) == len(prompt) + 200
+    assert found == greedy(model, prompt, 200, cache=True)

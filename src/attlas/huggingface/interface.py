@@ -30,9 +30,9 @@ def modules_without_interface(model: nn.Module) -> list[str]:
 
     Notes
     -----
-    A layer counts as attention by the name of its class, and as a user of the interface where the code of its class,
-    or of a layer inside it, names ``ALL_ATTENTION_FUNCTIONS``. No code is run. Cost: a look at the names in the code
-    of each class, kept for the next call.
+    A layer counts as attention where the name of its class ends so, and as a user of the interface where the code
+    of its class, or of a layer inside it, names ``ALL_ATTENTION_FUNCTIONS``. No code is run. Cost: a look at the
+    names in the code of each class, kept for the next call.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def modules_without_interface(model: nn.Module) -> list[str]:
     >>> modules_without_interface(GPT2Model(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)))
     []
     """
-    attention = {path: module for path, module in model.named_modules() if "Attention" in type(module).__name__}
+    attention = [path for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
     asking = {path for path, module in model.named_modules() if _asks(module.__class__.__mro__)}
     # A layer that holds another one leaves the attending to it.
     return [
