@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import modeling_utils
 
 import attlas
 import attlas.huggingface
@@ -147,9 +148,11 @@ def test_the_score_of_a_long_text_stays_lazy() -> None:
 @pytest.fixture
 def kvpress() -> Iterator[Any]:
     """The package, whose import wraps every attention function of transformers; undone after the test."""
-    before = dict(transformers.AttentionInterface._global_mapping)
+    own = modeling_utils.ALL_ATTENTION_FUNCTIONS._local_mapping  # hides what is registered for all
+    before = dict(own)
     yield pytest.importorskip("kvpress")
-    transformers.AttentionInterface._global_mapping.update(before)
+    own.clear()
+    own.update(before)
 
 
 @pytest.mark.parametrize("name", ["ObservedAttentionPress", "SnapKVPress", "TOVAPress"])
