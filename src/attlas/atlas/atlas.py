@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from attlas.atlas.entry import KINDS, Entry
+from attlas.atlas.storage import Writer
 from attlas.errors import DtypeError, OutOfRangeError, explain, kind
 from attlas.matrix import AttentionMatrix
 
@@ -195,6 +197,39 @@ class Atlas:
         names = list(dict.fromkeys(entry.name for entry in self.entries))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return "; ".join(parts) + f"; modules {', '.join(names[:_SHOWN])}{more}"
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        overwrite: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Write everything to a folder, from which `attlas.load` makes the same atlas.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Where it goes; ``run.atlas`` is a good name. It appears when it is complete, or not at all.
+        overwrite : bool, default False
+            Whether an atlas that is there already is replaced.
+        progress : callable, optional
+            Called with the number of entries done and their total.
+
+        Raises
+        ------
+        RecordingError
+            If the folder is there, or cannot be written.
+        DtypeError
+            If something in the atlas cannot be stored.
+
+        Notes
+        -----
+        Scores and masks of attlas are stored by their settings. A mask that is a function is stored as what
+        it allows, exactly: every pair is asked for once. A score of your own must be given again on load. A
+        log-sum-exp that is not known yet is computed, one pass over the matrix.
+        """
+        with Writer(folder, overwrite) as writer:
+            writer.finish(self, progress)
 
     def __repr__(self) -> str:
         title = f"Atlas of {self.model}" if self.model else "Atlas"
