@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         found = "a file, and no folder" if folder.exists() else "no such folder"
-        raise broken(folder, "", "a saved atlas is a folder.", found, "attlas.load(folder) with the folder of save().")
+        fix = "attlas.load(folder) with the folder of save()."
+        aside = sorted(folder.parent.glob(f".{escape(folder.name)}.old-????????"))
+        if aside and not folder.exists():  # the process died in the moment between two renames
+            fix = f"a writer was stopped as it replaced the folder; rename {aside[0].name} to {folder.name}."
+        raise broken(folder, "", "a saved atlas is a folder.", found, fix)
     path = folder / MANIFEST
     with blaming(folder, MANIFEST):
         _regular(path)
