@@ -67,7 +67,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if size > _LARGEST:
             raise SpecError(f"{size:,} bytes, more than {_LARGEST:,}")
         text = path.read_bytes()
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise SpecError(f"JSON, but not of the format {_FORMAT!r}")
         version = content.get("version")
