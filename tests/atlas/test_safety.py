@@ -553,7 +553,7 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
 
 
 KILLED = """
-import os, random, signal, sys, time
+import os, random, shutil, signal, sys, time
 from pathlib import Path
 import torch
 import attlas
@@ -561,38 +561,45 @@ from attlas.atlas import Atlas, Entry, load
 from attlas.atlas.storage import Writer
 
 torch.set_num_threads(1)
+os.fsync = lambda handle: None  # a process is killed here and no plug pulled: what was written stays
 folder = Path(sys.argv[1])
 
 
 def entries(number):
-    for layer in range(6):
+    for layer in range(2):
         t = torch.full((1, 1, 40, 64), float(number))
         A = attlas.attend(t, t, mask=attlas.Causal())
         yield Entry("attn", layer, "self", 0, (0,), (0, 40), 0, (1, 1, 40, 40), A, {"number": t[..., 0]})
 
 
-def record(number):
-    while True:
+def record(number, folder, times):
+    for number in range(number, number + times):
         with Writer(folder, overwrite=True) as writer:
             atlas = Atlas(map(writer.add, entries(number)), details={"number": number})
             writer.finish(atlas)
-        number += 1
 
 
 def whole():
     atlas = load(folder)
     number = atlas.details["number"]
-    good = len(atlas) == 6 and all(bool((A.problem.q == number).all() and (A.problem.k == number).all()) for A in atlas)
+    good = len(atlas) == 2 and all(bool((A.problem.q == number).all() and (A.problem.k == number).all()) for A in atlas)
     return good and all(bool((entry.statistics["number"] == number).all()) for entry in atlas.entries)
 
 
+# Moments are counted in the time that one recording takes here and now.
+start = time.perf_counter()
+record(0, folder.parent / "other", 3)
+took = (time.perf_counter() - start) / 3
 dice = random.Random(4)
 seen = partial = loaded = aside = 0
 for kill in range(50):
+    if kill % 5 == 0 and folder.exists():
+        shutil.rmtree(folder)
+        seen = 0
     child = os.fork()
     if child == 0:
-        record(1000 * kill)
-    time.sleep(dice.uniform(0.0, 0.06))
+        record(1000 * kill, folder, 1000)
+    time.sleep(dice.uniform(0.0, 2.5 * took))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     names = [path.name for path in folder.parent.iterdir()]
@@ -621,7 +628,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     loaded, partial, _, names = done.stdout.split(" ", 3)
     assert int(loaded) >= 10, done.stdout
     assert int(partial) >= 10, f"too few were killed while they wrote: {done.stdout}"
-    assert names == f"['{NAME}']"
+    assert names == f"['other', '{NAME}']"
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -639,7 +646,7 @@ def test_tokens_stay_on_disk_until_they_are_read(tmp_path: Path) -> None:
     before = resident()
     atlas = load(tmp_path / NAME)
     after = resident()
-    assert after - before < 8e6, f"loading took {after - before:,} bytes"
+    assert after - before < 4e6, f"loading took {after - before:,} bytes"
     assert torch.equal(atlas[0].problem.k, k)
     assert resident() - after > 24e6, "this test would not see it"
     atlas[0].problem.k.zero_()  # a private copy: the file stays as it is

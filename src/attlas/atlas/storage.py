@@ -372,7 +372,7 @@ def _clear_leftovers(folder: Path) -> None:
     """Remove what killed writers of this folder left, and put back what one of them was about to replace."""
     for old in folder.parent.glob(f".{escape(folder.name)}.old-????????"):
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old, folder)
         else:
             old.rename(folder)
     if fcntl is None:
@@ -398,7 +398,12 @@ def _rename(partial: Path, folder: Path) -> None:
         raise
     _sync(folder.parent)
     if replaced:
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old, folder)
+
+
+def _discard(old: Path, folder: Path) -> None:
+    """Remove an atlas that was replaced; under a name first that is never put back, since half of it may stay."""
+    shutil.rmtree(old.rename(folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
