@@ -553,7 +553,7 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
 
 
 KILLED = """
-import os, random, shutil, signal, sys, time
+import os, random, select, shutil, signal, sys, time
 from pathlib import Path
 import torch
 import attlas
@@ -574,6 +574,7 @@ def entries(number):
 
 def record(number, folder, times):
     for number in range(number, number + times):
+        os.write(begun, b".")
         with Writer(folder, overwrite=True) as writer:
             atlas = Atlas(map(writer.add, entries(number)), details={"number": number})
             writer.finish(atlas)
@@ -587,9 +588,12 @@ def whole():
 
 
 # Moments are counted in the time that one recording takes here and now.
-start = time.perf_counter()
+told, begun = os.pipe()
 record(0, folder.parent / "other", 3)
-took = (time.perf_counter() - start) / 3
+start = time.perf_counter()
+record(0, folder.parent / "other", 5)
+took = (time.perf_counter() - start) / 5
+os.read(told, 100)
 dice = random.Random(4)
 seen = partial = loaded = aside = 0
 for kill in range(50):
@@ -599,9 +603,13 @@ for kill in range(50):
     child = os.fork()
     if child == 0:
         record(1000 * kill, folder, 1000)
-    time.sleep(dice.uniform(0.0, 2.5 * took))
+    for _ in range(dice.choice([1, 2, 2, 3])):  # so many recordings begin
+        os.read(told, 1)
+    time.sleep(dice.uniform(0.0, 1.5 * took))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    while told in select.select([told], [], [], 0)[0]:
+        os.read(told, 100)
     names = [path.name for path in folder.parent.iterdir()]
     partial += any(".partial-" in name for name in names)
     if folder.exists():
