@@ -177,7 +177,8 @@ class Strand:
             self._lse.append(held.lse)
             if fresh.shape[2] or not self._k:
                 self._k.append(own(fresh, policy.device))
-            problem = held.problem
+            # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
+            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone())
         else:
             if fresh.shape[2] or not self._prints:
                 self._prints.append(fingerprint(fresh))
