@@ -79,7 +79,6 @@ class Census:
         self._classes: set[type[nn.Module]] = {
             type(module) for _, module in self._modules if _is_attention(module, patched=patched)
         }
-        self.known = bool(self._classes)
         self.sites: dict[str, Site] = {}
         self._number()
 

@@ -208,8 +208,10 @@ class Recording(AbstractContextManager[Atlas]):
         self._folder = folder
         self._statistics = statistics
         self._census = Census(model, patched=patch_sdpa)
-        if self._census.known:
-            selection.check(list(self._census.sites.values()))
+        sites = list(self._census.sites.values())
+        # A model that says it has more layers than attentions may use one for several: that shows when it runs.
+        if sites and facts.details_of(model, keep).get("num_hidden_layers", 0) <= self._census.count("self"):
+            selection.check(sites)
         self._stack = ExitStack()
         self._entered = False
         self._disk: Disk | None = None
@@ -222,6 +224,7 @@ class Recording(AbstractContextManager[Atlas]):
         self._visits: dict[tuple[str, int], Site] = {}
         self._first_query: int | None = None
         self._reused: set[str] = set()
+        self._met: set[Site] = set()
         self._given: Tensor | None = None
         self._ids: Tensor | None = None
         watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
@@ -281,10 +284,10 @@ class Recording(AbstractContextManager[Atlas]):
         """Close what is open, put the entries in the order of the model, and say what is missing."""
         for key in list(self._strands):
             self._close(key)
-        sites = list(self._census.sites.values())
+        sites = self._census.sites.values()
         if not self._heard:
             raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
-        self._selection.check(sites)
+        self._selection.check([*sites, *self._met])
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries:
             raise complaints.no_query(self._selection.queries)
@@ -359,6 +362,7 @@ class Recording(AbstractContextManager[Atlas]):
                     raise complaints.counted_from_the_end(site)
                 self._reused.add(site.kind)
                 site = replace(site, layer=len(of_kind))
+                self._met.add(site)
             self._visits[key] = site
         return self._visits[key]
 
