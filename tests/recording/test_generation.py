@@ -164,7 +164,9 @@ def test_what_cannot_be_joined_is_kept_for_each_step(llama: nn.Module, ids: Tens
     numbers = [stats.Picture(1, 2), stats.Entropy()]
     with record(llama, statistics=numbers, keep="statistics", layers=[1]) as atlas:
         generate(llama, ids)
-    assert [(e.call, e.shape[2], e.shape[3]) for e in atlas.entries] == [(0, 11, 11)] + [(i, 1, 11 + i) for i in range(1, 6)]
+    assert [(e.call, e.shape[2], e.shape[3]) for e in atlas.entries] == [(0, 11, 11)] + [
+        (i, 1, 11 + i) for i in range(1, 6)
+    ]
     with record(llama, statistics=numbers, layers=[1]) as atlas:
         generate(llama, ids)
     (entry,) = atlas.entries
@@ -195,7 +197,9 @@ def test_queries_by_their_place_in_the_text(llama: nn.Module, ids: Tensor, eager
 
 
 @pytest.mark.parametrize("keep", ["device", "disk", "statistics"])
-def test_encoder_and_decoder(bart: nn.Module, ids: Tensor, eager: Callable[..., Any], keep: Any, tmp_path: Path) -> None:
+def test_encoder_and_decoder(
+    bart: nn.Module, ids: Tensor, eager: Callable[..., Any], keep: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "a" if keep == "disk" else None
     with record(bart, statistics=NUMBERS, keep=keep, folder=folder) as atlas:
         text = generate(bart, ids)[:, :-1]

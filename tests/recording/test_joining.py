@@ -49,7 +49,9 @@ def test_which_can_be_joined() -> None:
 
     assert not can_join(Own())
     known = {type(s).__name__ for s in [*JOINABLE, *OTHERS]}
-    classes = {n for n in stats.__all__ if isinstance(getattr(stats, n), type) and issubclass(getattr(stats, n), Statistic)}
+    classes = {
+        n for n in stats.__all__ if isinstance(getattr(stats, n), type) and issubclass(getattr(stats, n), Statistic)
+    }
     assert known == classes - {"Statistic"}
 
 

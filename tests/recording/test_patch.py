@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.recording.conftest import VOCABULARY, lively
 from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas import stats
 from attlas.recording import patch, record
-from tests.recording.conftest import VOCABULARY, lively
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 # In a tuple: a name of this module would be patched, too.
@@ -159,7 +159,12 @@ def test_falcon(alibi: bool, ids: Tensor) -> None:
 
 def test_a_generation_of_falcon_is_one_entry(ids: Tensor) -> None:
     config = transformers.FalconConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, bos_token_id=1, eos_token_id=2
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     model = lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
     with record(model, patch_sdpa=True) as atlas:
@@ -213,7 +218,10 @@ class Direct(nn.Module):
 
 def test_dropout_is_torch_s_and_the_weights_are_without() -> None:
     q = torch.randn(1, 2, 6, 4)
-    model = Direct(lambda *args, **options: functional.scaled_dot_product_attention(*args, **options), dropout_p=0.5)
+    model = Direct(
+        lambda *args, **options: functional.scaled_dot_product_attention(*args, **options),  # noqa: PLW0108 - looked up at each call
+        dropout_p=0.5,
+    )
     torch.manual_seed(1)
     before = model(q, q)
     torch.manual_seed(1)
@@ -227,7 +235,7 @@ def test_modules_that_imported_the_name_before(monkeypatch: pytest.MonkeyPatch) 
     module.sdpa = TORCH[0]
     monkeypatch.setitem(sys.modules, "imported_before", module)
     q = torch.randn(1, 2, 6, 4)
-    model = Direct(lambda *args: module.sdpa(*args))
+    model = Direct(lambda *args: module.sdpa(*args))  # noqa: PLW0108 - looked up at each call
     with record(model, patch_sdpa=True) as outer:
         with record(model, patch_sdpa=True) as inner:
             model(q, q)

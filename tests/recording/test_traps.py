@@ -132,7 +132,10 @@ def test_layers_that_attend_in_another_order_keep_the_order_of_the_model() -> No
 def test_kinds_by_where_a_module_stands(t5: nn.Module, bart: nn.Module) -> None:
     def kinds(model: nn.Module) -> set[tuple[str, str]]:
         sites = Census(model, patched=False).sites.values()
-        return {(site.path.split(".")[-3] if "layers" in site.path else site.path.split(".")[-1], site.kind) for site in sites}
+        return {
+            (site.path.split(".")[-3] if "layers" in site.path else site.path.split(".")[-1], site.kind)
+            for site in sites
+        }
 
     assert {kind for _, kind in kinds(t5)} == {"self", "encoder", "cross"}
     assert {kind for _, kind in kinds(bart)} == {"self", "encoder", "cross"}

@@ -18,9 +18,7 @@ _EAGER = (
 )
 
 
-def nothing(
-    model: nn.Module, census: Census, ran: set[str], passes: int, *, patched: bool
-) -> RecordingError:
+def nothing(model: nn.Module, census: Census, ran: set[str], passes: int, *, patched: bool) -> RecordingError:
     """Return the error of a recording that heard of no attention."""
     given = {"model": type(model).__name__}
     if not passes and not ran:

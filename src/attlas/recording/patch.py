@@ -97,7 +97,7 @@ def scaled_dot_product_attention(
     return out
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types there
 def _offer(query: Tensor, key: Tensor, *options: Any) -> None:
     offered: set[int] = set()
     for finder in tuple(_finders):

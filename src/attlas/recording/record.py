@@ -152,8 +152,7 @@ def record(
         )
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
-    names = statistic_names(statistics)  # also the check that each is a Statistic
-    if keep == "statistics" and not names:
+    if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
         raise ShapeError(
             explain(
                 "record()",
@@ -172,7 +171,9 @@ def record(
             )
         )
     selection = Selection(layers, heads, queries)
-    return Recording(model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens)
+    return Recording(
+        model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens
+    )
 
 
 class Recording(AbstractContextManager[Atlas]):
@@ -268,7 +269,7 @@ class Recording(AbstractContextManager[Atlas]):
             warnings.warn(
                 f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
                 "folder= keeps it.",
-                stacklevel=4,
+                stacklevel=3,
             )
         self._disk = stack.enter_context(Disk(folder))
         return Policy(self._statistics, device=cpu, disk=self._disk)
@@ -366,9 +367,7 @@ class Recording(AbstractContextManager[Atlas]):
             self._visits[key] = site
         return self._visits[key]
 
-    def _step(
-        self, site: Site, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
-    ) -> Step | None:
+    def _step(self, site: Site, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> Step | None:
         """Return a call with its place in the text; None where none of its queries is recorded."""
         m, n = matrix.problem.shape[2:]
         first_key = 0 if first_key is None else int(first_key)

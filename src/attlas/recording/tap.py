@@ -69,7 +69,7 @@ def offer(
         _deliver(module, matrix, first_query, first_key)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types there
 def _deliver(module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
     for listener in _listeners.get():
         listener.receive(module, matrix, first_query, first_key)
