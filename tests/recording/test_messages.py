@@ -54,7 +54,9 @@ BAD: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
     "keep": (
         attlas.ShapeError,
         lambda: record(model(), keep="gpu"),  # type: ignore[arg-type]
-        'record(): keep must be one of "device", "cpu", "disk", "statistics".\n  found: keep = \'gpu\'\n  fix: keep="cpu"',
+        'record(): keep must be one of "device", "cpu", "disk", "statistics".\n'
+        "  found: keep = 'gpu'\n"
+        '  fix: keep="cpu"',
     ),
     "a class of statistics": (
         attlas.DtypeError,
@@ -253,7 +255,7 @@ def test_a_model_that_is_not_switched(llama: nn.Module, ids: Tensor) -> None:
 
 def test_some_attentions_that_stay_silent() -> None:
     given = nn.Sequential(Windows(), SilentAttention(), CallsAttention())
-    with pytest.warns(UserWarning) as said, record(given) as atlas:
+    with pytest.warns(UserWarning, match="some attentions") as said, record(given) as atlas:
         given(x)
     assert [str(warning.message) for warning in said] == [
         "record(): some attentions of the model computed their weights by themselves, and are not in the atlas.\n"
@@ -265,7 +267,8 @@ def test_some_attentions_that_stay_silent() -> None:
 
 def test_layers_that_share_a_module_and_are_counted_from_the_end(ids: Tensor) -> None:
     assert run(albert(1), ids, layers=[-1]) == (
-        "record(): layers that share a module are known one by one as they run, so there is no last one to count from.\n"
+        "record(): layers that share a module are known one by one as they run, "
+        "so there is no last one to count from.\n"
         "  module: encoder.albert_layer_groups.0.albert_layers.0.attention\n"
         "  found: a negative layer, and a module that is used again in one pass\n"
         "  fix: layers=[0, 1], counted from the first."
@@ -283,7 +286,7 @@ def test_more_keys_asked_for_than_a_text_has() -> None:
 
 def test_a_temporary_folder_is_said() -> None:
     given = model()
-    with pytest.warns(UserWarning) as said, record(given, keep="disk") as atlas:
+    with pytest.warns(UserWarning, match="without a folder") as said, record(given, keep="disk") as atlas:
         given(x)
     text = str(said[0].message)
     assert text.startswith('record(): keep="disk" without a folder writes to ')

@@ -201,17 +201,21 @@ def test_disk(x: Tensor, tmp_path: Path) -> None:
     torch.testing.assert_close(again.entry(2).statistics["top_k"].values, whole[2].topk(2).values)
 
 
+def recorded_on_disk(model: nn.Module, x: Tensor) -> attlas.atlas.Atlas:
+    with record(model, keep="disk") as atlas:
+        model(x)
+    return atlas
+
+
 def test_disk_without_a_folder(x: Tensor) -> None:
     model = plain()
     whole = dense(model, x)
     with pytest.warns(UserWarning, match="deleted with the atlas; folder= keeps it") as said:
-        recording = record(model, keep="disk")
-        with recording as atlas:
-            model(x)
+        atlas = recorded_on_disk(model, x)
     folder = Path(str(said[0].message).split(" writes to ")[1].split(",")[0])
     assert folder.is_dir()
     torch.testing.assert_close(atlas[1].to_dense(), whole[1])
-    del atlas, recording
+    del atlas
     gc.collect()
     assert not folder.exists()
 

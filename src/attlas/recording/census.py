@@ -1,4 +1,4 @@
-"""Which modules of a model are attentions: their kind, their number, and what can be known of those that stay silent."""
+"""Which modules of a model are attentions: their kind, their number, and which of them stay silent."""
 
 from __future__ import annotations
 

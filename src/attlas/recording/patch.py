@@ -133,7 +133,6 @@ def matrix_of(
         Whether key has fewer heads.
     """
     lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    m, n = query.shape[-2], key.shape[-2]
     axis = 0 if enable_gqa or query.ndim == 2 else 1
 
     def four(t: Tensor, own: tuple[int, ...]) -> Tensor:
