@@ -92,7 +92,7 @@ def attention_forward(
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
     else:
         pooled = A @ value
-    first_query, first_key = (getattr(attention_mask, name, None) for name in ("first_query", "first_key"))
+    first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
     offer(module, A, first_query=first_query, first_key=first_key)
     return pooled.transpose(1, 2).contiguous(), A
 
