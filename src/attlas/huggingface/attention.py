@@ -12,6 +12,7 @@ from attlas.attend import attend, attention
 from attlas.huggingface.masks import LazyMask, mask_of
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 __all__ = ["attention_forward"]
@@ -104,6 +105,8 @@ def attention_forward(
         pooled = _of_one_query(query, key, value, attention_mask, scaling)
     if pooled is None:
         pooled = A @ value
+    first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
+    offer(module, A, first_query=first_query, first_key=first_key)
     return pooled.transpose(1, 2).contiguous(), A
 
 

@@ -1,0 +1,303 @@
+"""Each text that a recording can raise or warn with, whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.recording.conftest import VOCABULARY, lively
+from tests.recording.test_traps import Windows, albert
+from torch import Tensor, nn
+
+import attlas
+from attlas import stats
+from attlas.recording import offer, record
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(Windows(), Windows())
+
+
+class Silent(nn.Module):
+    """An attention that tells nobody."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class SilentAttention(Silent):
+    """One that is called so."""
+
+
+class CallsAttention(nn.Module):
+    """One that calls torch's function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class NotAnAttention(Windows):
+    """A class that nobody would take for one."""
+
+
+x = torch.randn(1, 2, 4, 4)
+BAD: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
+    "no module": (
+        attlas.DtypeError,
+        lambda: record("gpt2"),  # type: ignore[arg-type]
+        "record(): model must be an nn.Module.\n  model: str\n  found: a str\n"
+        "  fix: attlas.record(model), the model itself: pipe.model of a pipeline.",
+    ),
+    "keep": (
+        attlas.ShapeError,
+        lambda: record(model(), keep="gpu"),  # type: ignore[arg-type]
+        'record(): keep must be one of "device", "cpu", "disk", "statistics".\n'
+        "  found: keep = 'gpu'\n"
+        '  fix: keep="cpu"',
+    ),
+    "a class of statistics": (
+        attlas.DtypeError,
+        lambda: record(model(), statistics=[stats.Entropy]),  # type: ignore[list-item]
+        "statistics: each must be a Statistic, an object and not its class.\n  statistic: Entropy\n"
+        "  found: the class Entropy\n  fix: Entropy()",
+    ),
+    "only statistics, and none": (
+        attlas.ShapeError,
+        lambda: record(model(), keep="statistics"),
+        'record(): keep="statistics" keeps nothing but statistics.\n  found: no statistic\n'
+        "  fix: statistics=[stats.Entropy(), stats.ColumnMass()]",
+    ),
+    "a folder and no disk": (
+        attlas.ShapeError,
+        lambda: record(model(), folder="run.atlas"),
+        "record(): a folder is written by keep=\"disk\" only.\n  found: folder = 'run.atlas', keep = 'device'\n"
+        '  fix: keep="disk", or atlas.save(folder) after the block.',
+    ),
+    "a kind of layer": (
+        attlas.DtypeError,
+        lambda: record(model(), layers=[0, 1.5]),  # type: ignore[list-item]
+        "record(): layers must be numbers or names of attentions.\n  layers: [0, 1.5]\n  found: a float\n"
+        '  fix: layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
+    ),
+    "a kind of head": (
+        attlas.DtypeError,
+        lambda: record(model(), heads=["a"]),
+        "record(): heads must be whole numbers, at least one.\n  heads: ['a']\n  found: a list\n"
+        "  fix: heads=[0, 3], or heads={layer: [0, 3]} for some layers.",
+    ),
+    "no head": (
+        attlas.DtypeError,
+        lambda: record(model(), heads=[]),
+        "record(): heads must be whole numbers, at least one.\n  heads: []\n  found: no head\n"
+        "  fix: heads=[0, 3], or heads={layer: [0, 3]} for some layers.",
+    ),
+    "queries with a step": (
+        attlas.ShapeError,
+        lambda: record(model(), queries=range(0, 9, 2)),
+        "record(): queries must be a slice or a range of whole numbers, without a step.\n"
+        "  found: queries = range(0, 9, 2)\n  fix: queries=slice(-32, None)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_arguments(name: str) -> None:
+    kind, call, text = BAD[name]
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == text
+
+
+def run(given: nn.Module, *args: Tensor, **options: Any) -> str:
+    """Record one pass and return the text of the error."""
+    with pytest.raises(attlas.AttlasError) as error, torch.no_grad(), record(given, **options):
+        given(*(args or (x,)))
+    return str(error.value)
+
+
+def test_a_layer_that_is_not_there(llama: nn.Module) -> None:
+    with pytest.raises(attlas.OutOfRangeError) as error:
+        record(llama, layers=[0, 3])
+    assert str(error.value) == (
+        "record(): each layer must be one of the model's attentions.\n"
+        "  attentions: self.0 to self.2\n"
+        "  modules: model.layers.0.self_attn, model.layers.1.self_attn, model.layers.2.self_attn\n"
+        "  found: layer 3\n"
+        "  fix: layers=[2], layers=['model.layers.2.self_attn'] or layers=['self.2']"
+    )
+    with pytest.raises(attlas.OutOfRangeError, match=r"found: layer 'cross\.0'"):
+        record(llama, layers="cross.0")
+    with pytest.raises(attlas.OutOfRangeError, match=r"found: layer -4"):
+        record(llama, heads={-4: [0]})
+
+
+def test_a_layer_that_is_not_there_of_a_model_that_is_known_when_it_has_run() -> None:
+    assert run(model(), layers=[2]) == (
+        "record(): each layer must be one of the model's attentions.\n"
+        "  attentions: self.0 to self.1\n"
+        "  modules: 0, 1\n"
+        "  found: layer 2\n"
+        "  fix: layers=[1], layers=['1'] or layers=['self.1']"
+    )
+
+
+def test_a_head_that_is_not_there() -> None:
+    assert run(model(), heads=[0, 2]) == (
+        "record(): each head must be one of the layer's.\n"
+        "  layer: self.0 (0)\n"
+        "  found: head 2, the layer has 2\n"
+        "  fix: use heads from 0 to 1, or from -2 to -1."
+    )
+
+
+def test_queries_that_are_not_there() -> None:
+    assert run(model(), queries=slice(50, 60)) == (
+        "record(): the queries must lie within the text.\n"
+        "  found: queries = slice(50, 60, None), and no call had such a query\n"
+        "  fix: queries=slice(-32, None) for the last 32."
+    )
+
+
+def test_a_recording_is_entered_once() -> None:
+    recording = record(given := model())
+    with recording:
+        given(x)
+        with pytest.raises(attlas.RecordingError) as error:
+            recording.__enter__()
+    assert str(error.value) == (
+        "record(): a recording is entered once.\n"
+        "  found: the same recording in a second `with`\n"
+        "  fix: with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
+    )
+
+
+def test_a_model_that_does_not_run() -> None:
+    with pytest.raises(attlas.RecordingError) as error, record(model()):
+        pass
+    assert str(error.value) == (
+        "record(): the model must run inside the block.\n"
+        "  model: Sequential\n"
+        "  found: no call of the model, and no attention\n"
+        "  fix: with attlas.record(model) as atlas: model(ids), the same model, in the same thread."
+    )
+
+
+RULE = "record(): an attention that computes its weights by itself cannot be recorded, and this model has no other.\n"
+EAGER = (
+    '  fix: read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
+    "or let the module call attlas.recording.offer()."
+)
+
+
+def test_an_attention_that_computes_by_itself() -> None:
+    text = run(nn.Sequential(SilentAttention(), nn.Identity()))
+    assert text == RULE + "  model: Sequential\n  found: SilentAttention at 0\n" + EAGER
+    assert run(nn.Sequential(SilentAttention()), patch_sdpa=True) == text
+
+
+def test_an_attention_that_calls_torch_s_function() -> None:
+    assert run(nn.Sequential(*(CallsAttention() for _ in range(6)))) == (
+        RULE + "  model: Sequential\n"
+        "  found: CallsAttention at 0, CallsAttention at 1, CallsAttention at 2, CallsAttention at 3 and 2 more\n"
+        "  fix: attlas.record(model, patch_sdpa=True)"
+    )
+
+
+def test_multihead_attention_that_is_asked_for_weights() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    three = [torch.randn(3, 1, 4)] * 3
+    assert run(attention, *three).endswith(
+        "  model: MultiheadAttention\n  found: MultiheadAttention at the model itself\n"
+        "  fix: attlas.record(model, patch_sdpa=True)"
+    )
+    assert run(attention, *three, patch_sdpa=True).endswith(
+        "  found: MultiheadAttention at the model itself\n"
+        "  fix: call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function."
+    )
+
+
+def test_nothing_that_is_called_an_attention() -> None:
+    assert run(nn.Sequential(Silent())) == (
+        RULE + "  model: Sequential\n"
+        "  found: no module that is called an attention\n"
+        "  fix: attlas.record(model, patch_sdpa=True), if it calls scaled_dot_product_attention."
+    )
+
+
+def test_a_model_of_transformers_without_the_interface(ids: Tensor) -> None:
+    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)
+    bloom = lively(transformers.BloomForCausalLM(config))
+    calls = []
+    bloom.register_forward_hook(lambda *_: calls.append(1))
+    assert run(bloom, ids) == (
+        RULE + "  model: BloomForCausalLM\n"
+        "  found: BloomAttention at transformer.h.0.self_attention, BloomAttention at transformer.h.1.self_attention\n"
+        + EAGER
+    )
+    assert calls == [1]  # it was said after the first pass
+
+
+def test_a_model_that_is_not_switched(llama: nn.Module, ids: Tensor) -> None:
+    with pytest.raises(attlas.RecordingError) as error, record(llama), torch.no_grad():
+        llama.set_attn_implementation("sdpa")
+        llama(ids)
+    assert str(error.value) == (
+        RULE + "  model: LlamaForCausalLM\n"
+        "  found: LlamaAttention at model.layers.0.self_attn, LlamaAttention at model.layers.1.self_attn, "
+        "LlamaAttention at model.layers.2.self_attn\n"
+        '  fix: model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
+    )
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_some_attentions_that_stay_silent() -> None:
+    given = nn.Sequential(Windows(), SilentAttention(), CallsAttention())
+    with pytest.warns(UserWarning, match="some attentions") as said, record(given) as atlas:
+        given(x)
+    assert [str(warning.message) for warning in said] == [
+        "record(): some attentions of the model computed their weights by themselves, and are not in the atlas.\n"
+        "  found: SilentAttention at 1, CallsAttention at 2\n"
+        "  fix: attlas.record(model, patch_sdpa=True)"
+    ]
+    assert len(atlas) == 1
+
+
+def test_layers_that_share_a_module_and_are_counted_from_the_end(ids: Tensor) -> None:
+    assert run(albert(1), ids, layers=[-1]) == (
+        "record(): layers that share a module are known one by one as they run, "
+        "so there is no last one to count from.\n"
+        "  module: encoder.albert_layer_groups.0.albert_layers.0.attention\n"
+        "  found: a negative layer, and a module that is used again in one pass\n"
+        "  fix: layers=[0, 1], counted from the first."
+    )
+
+
+def test_more_keys_asked_for_than_a_text_has() -> None:
+    given = Windows()
+    assert run(given, keep="statistics", statistics=[stats.TopK(9)]) == (
+        "TopK(): k cannot be larger than the number of keys.\n"
+        "  found: k = 9, n = 4 when the recording ended\n"
+        "  fix: TopK(4), or a longer text."
+    )
+
+
+def test_a_temporary_folder_is_said() -> None:
+    given = model()
+    with pytest.warns(UserWarning, match="without a folder") as said, record(given, keep="disk") as atlas:
+        given(x)
+    text = str(said[0].message)
+    assert text.startswith('record(): keep="disk" without a folder writes to ')
+    assert text.endswith("recording.atlas, which is deleted with the atlas; folder= keeps it.")
+    assert said[0].filename == __file__
+    assert len(atlas) == 2
+
+
+def test_classes_met_while_they_run_may_offer_under_any_name() -> None:
+    given = nn.Sequential(NotAnAttention())
+    with record(given) as atlas:
+        given(x)
+        offer(nn.Identity(), atlas[0] if len(atlas) else attlas.attend(x, x))
+    assert len(atlas) == 1
