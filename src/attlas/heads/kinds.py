@@ -1,22 +1,19 @@
-"""What a head does: a handful of exact measures, and the words for what they show."""
+"""What a head is called: a handful of exact measures on a text and a repeated block, and the words for them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.heads.patterns import NEAR
+from attlas.heads.targets import Agreement
 from attlas.matrix import AttentionMatrix
-from attlas.stats import Part, Statistic
-from attlas.tiles import Tile
 
-__all__ = ["KINDS", "MIXED", "NEAR", "Agreement", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
-
-NEAR = 16  # keys, the query's own included, that count as its neighbourhood
+__all__ = ["KINDS", "MIXED", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
 
 
 @dataclass(frozen=True)
@@ -200,50 +197,6 @@ def classify(head: Head) -> tuple[Kind, ...]:
     if {"previous", "current", "fixed"} & {kind.measure for kind in reached}:
         reached = [kind for kind in reached if kind.measure != "near"]  # who looks one back is local, of course
     return tuple(reached) or (MIXED,)
-
-
-class Agreement(Statistic):
-    """Weight of each query on the keys that carry the same label as it does.
-
-    Parameters
-    ----------
-    queries, keys : Tensor of int, shape (m,) and (n,)
-        Label of each query and of each key.
-    gap : int
-        With 1, a query's own place does not count (in self-attention); with 0 it does.
-
-    Notes
-    -----
-    With token ids as labels this is weight on copies of the token; with the id of the token *before* each
-    key it is induction on any text, without a repeated block. Memory: m numbers a head.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas.heads import Agreement
-    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(4, 4))  # uniform weights, 1/4 each
-    >>> A.collect(Agreement(torch.tensor([7, 8]), torch.tensor([7, 8, 8, 9])))[0]
-    tensor([0.2500, 0.5000])
-    """
-
-    def __init__(self, queries: Tensor, keys: Tensor, gap: int = 0) -> None:
-        self.queries = queries
-        self.keys = keys
-        self.gap = gap
-
-    def start(self, problem: Any) -> Tensor:
-        self.queries, self.keys = self.queries.to(problem.device), self.keys.to(problem.device)
-        return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
-
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        same = self.queries[at.i] == self.keys[at.j]
-        if self.gap:
-            same &= (at.i - at.j).abs() >= self.gap
-        carry[at.place] += (part.weights * same).sum(-1)
-        return carry
-
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
 
 
 def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: int = 0) -> Tensor:
