@@ -8,6 +8,7 @@ from attlas.attend import attend, attention
 from attlas.huggingface.masks import mask_of
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap
 
 __all__ = ["attention_forward"]
@@ -91,6 +92,8 @@ def attention_forward(
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
     else:
         pooled = A @ value
+    first_query, first_key = (getattr(attention_mask, name, None) for name in ("first_query", "first_key"))
+    offer(module, A, first_query=first_query, first_key=first_key)
     return pooled.transpose(1, 2).contiguous(), A
 
 

@@ -1,0 +1,6 @@
+"""A recording of a whole model: its attentions by layer, their statistics as a table, saved and loaded."""
+
+from attlas.atlas.atlas import Atlas
+from attlas.atlas.entry import Entry
+
+__all__ = ["Atlas", "Entry"]

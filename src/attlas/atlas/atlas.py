@@ -1,0 +1,248 @@
+"""The attentions of a whole model, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from attlas.atlas.entry import KINDS, Entry
+from attlas.errors import DtypeError, OutOfRangeError, explain, kind
+from attlas.matrix import AttentionMatrix
+
+__all__ = ["Atlas"]
+
+_SHOWN = 12  # names that an error lists
+
+
+class Atlas:
+    """The attentions of a recorded model: each layer's lazy matrix, its statistics, the text.
+
+    ``atlas[3]`` is the matrix of layer 3, ``atlas[3][0, 5]`` that of batch 0 and head 5. ``atlas["cross.3"]``
+    and ``atlas["encoder.0"]`` name the other kinds, ``atlas["model.layers.3.self_attn"]`` the module, and
+    ``atlas[3, 0]`` the first of several passes; without it the last one is meant.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        One for each pass of each attention; more may be appended to `entries`.
+    model : str
+        Name of the model.
+    ids : Tensor, optional, shape (batch, n)
+        Token ids of the text.
+    tokens : list of str, optional
+        Text of each token of batch 0.
+    spans : mapping, optional
+        Named stretches of the text, ``{"system": (0, 12)}``.
+    details : mapping, optional
+        Plain facts of the model, such as JSON can hold.
+
+    Attributes
+    ----------
+    entries : list of Entry
+        The attentions, in the order of the model.
+
+    See Also
+    --------
+    attlas.load : an atlas from a folder.
+
+    Notes
+    -----
+    Main kind, which a plain number means: ``"self"`` where there is one, else ``"encoder"``, else ``"cross"``.
+    A negative number counts from the last recorded layer of the main kind.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.atlas import Atlas, Entry
+    >>> q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    >>> A = attlas.attend(q, k, mask=attlas.Causal())
+    >>> atlas = Atlas(
+    ...     [Entry(f"layers.{l}", l, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), A) for l in (0, 1)]
+    ... )
+    >>> atlas[1][0, 1, 4, :2].shape, len(atlas)
+    (torch.Size([2]), 2)
+    >>> atlas
+    Atlas: 2 layers × 2 heads, 1.3 kB
+      self: layers 0 to 1, 2 heads, 5 queries × 5 keys, q and k kept
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        *,
+        model: str = "",
+        ids: Tensor | None = None,
+        tokens: list[str] | None = None,
+        spans: Mapping[str, tuple[int, int]] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.entries = list(entries)
+        self.model = model
+        self.ids = ids
+        self.tokens = tokens
+        self.spans: dict[str, tuple[int, int]] = dict(spans or {})
+        self.details: dict[str, Any] = dict(details or {})
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of attention that were recorded; the first is the main one."""
+        found = {entry.kind for entry in self.entries}
+        return tuple(name for name in KINDS if name in found)
+
+    def layers(self, kind: str | None = None) -> list[int]:
+        """Return the numbers of the recorded layers of a kind, the main one by default, ascending."""
+        name = self._main() if kind is None else kind
+        return sorted({entry.layer for entry in self.entries if entry.kind == name})
+
+    def _main(self) -> str:
+        return (*self.kinds, "self")[0]
+
+    def __len__(self) -> int:
+        return len(self.layers())
+
+    def __iter__(self) -> Iterator[AttentionMatrix]:
+        return (self[layer] for layer in self.layers())
+
+    def __getitem__(self, key: Any) -> AttentionMatrix:
+        return self.entry(key).need_matrix("atlas[...]")
+
+    def entry(self, key: Any) -> Entry:
+        """Return the entry of a layer.
+
+        Parameters
+        ----------
+        key : int, str or tuple
+            A layer of the main kind, ``"cross.3"``, the path of a module, or one of these with the number
+            of a pass, ``(3, 0)``.
+
+        Returns
+        -------
+        Entry
+
+        Raises
+        ------
+        OutOfRangeError
+            If there is no such entry; the text lists what there is.
+        DtypeError
+            If `key` is of another type.
+        """
+        name, call = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
+        for part, types in ((name, (int, str)), (call, (int,))):
+            if not isinstance(part, types) or isinstance(part, bool):
+                raise DtypeError(
+                    explain(
+                        "atlas[...]",
+                        "an attention is named by its layer or its path, and a pass by its number.",
+                        {"key": repr(key)[:80]},
+                        found=kind(part),
+                        fix='atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.',
+                    )
+                )
+        passes = self._passes(name)
+        numbers = sorted(entry.call for entry in passes)
+        if call < 0 and -call <= len(numbers):
+            call = numbers[call]
+        for entry in passes:
+            if entry.call == call:
+                return entry
+        raise OutOfRangeError(
+            explain(
+                "atlas[...]",
+                "the second number names a pass of the layer.",
+                {"key": repr(key)},
+                found=f"passes {', '.join(map(str, numbers[:_SHOWN]))} of {passes[0].path}",
+                fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
+            )
+        )
+
+    def _passes(self, name: int | str) -> list[Entry]:
+        """Return all passes of the attention that a layer or a path names."""
+        family, number = self._main(), name
+        if isinstance(name, str):
+            family, _, digits = name.rpartition(".")
+            number = int(digits) if family in KINDS and digits.removeprefix("-").isdecimal() else name
+        if isinstance(number, int):
+            layers = self.layers(family)
+            layer = layers[number] if number < 0 and -number <= len(layers) else number
+            found = [entry for entry in self.entries if entry.kind == family and entry.layer == layer]
+        else:
+            found = [entry for entry in self.entries if entry.name == name]
+        if found:
+            return found
+        raise OutOfRangeError(
+            explain(
+                "atlas[...]",
+                "there must be such an attention in the recording.",
+                {"key": repr(name)[:80]},
+                found=self._contents(),
+                fix=f"atlas[{self._example()}]"
+                if self.entries
+                else "run the model inside `with attlas.record(model)`.",
+            )
+        )
+
+    def _example(self) -> str:
+        entry = self.entries[0]
+        return str(entry.layer) if entry.kind == self._main() else repr(entry.path)
+
+    def _contents(self) -> str:
+        """Word what may be asked for: the layers of each kind, and the first names."""
+        if not self.entries:
+            return "an empty atlas"
+        parts = [f"{name}: {_numbers('layer', self.layers(name))}" for name in self.kinds]
+        names = list(dict.fromkeys(entry.name for entry in self.entries))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return "; ".join(parts) + f"; modules {', '.join(names[:_SHOWN])}{more}"
+
+    def __repr__(self) -> str:
+        title = f"Atlas of {self.model}" if self.model else "Atlas"
+        if not self.entries:
+            return f"{title}: empty"
+        main = [entry for entry in self.entries if entry.kind == self._main()]
+        heads = _between([len(entry.heads) for entry in main])
+        size = _bytes(sum(entry.nbytes for entry in self.entries))
+        tokens = "" if self.tokens is None else f", {len(self.tokens):,} tokens"
+        lines = [f"{title}: {len(self)} layer{'s' if len(self) != 1 else ''} × {heads} heads{tokens}, {size}"]
+        for name in self.kinds:
+            lines.append("  " + self._line(name))
+        numbers = list(dict.fromkeys(key for entry in self.entries for key in entry.statistics))
+        lines += [f"  statistics: {', '.join(numbers)}"] if numbers else []
+        lines += [f"  spans: {', '.join(self.spans)}"] if self.spans else []
+        return "\n".join(lines)
+
+    def _line(self, name: str) -> str:
+        entries = [entry for entry in self.entries if entry.kind == name]
+        heads = _between([len(entry.heads) for entry in entries])
+        m, n = (_between([entry.shape[axis] for entry in entries]) for axis in (2, 3))
+        passes = max(entry.call for entry in entries) + 1
+        kept = sum(entry.matrix is not None for entry in entries)
+        keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
+        again = f", {passes} passes" if passes > 1 else ""
+        layers = _numbers("layer", self.layers(name))
+        return f"{name}: {layers}, {heads} heads, {m} queries × {n} keys{again}, {keeps}"
+
+
+def _numbers(word: str, numbers: list[int]) -> str:
+    """Word a list of numbers, as a range where it is one."""
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{word}s {numbers[0]} to {numbers[-1]}"
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{word}s {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+
+
+def _between(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

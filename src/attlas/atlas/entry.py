@@ -1,0 +1,200 @@
+"""One attention of a recorded model: where it stands, its matrix, its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from attlas.errors import DtypeError, RecordingError, ShapeError, explain, kind
+from attlas.matrix import AttentionMatrix
+from attlas.stats import Statistic
+
+__all__ = ["KINDS", "Entry", "statistic_names", "tensors_of"]
+
+KINDS = ("self", "encoder", "cross")
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One pass of one attention of a model: where it stands, its lazy matrix, its statistics.
+
+    Parameters
+    ----------
+    name : str
+        Path of the attention module in ``model.named_modules()``.
+    layer : int
+        Number among the model's attentions of this kind, in the order of the model.
+    kind : {"self", "encoder", "cross"}
+        Self-attention of a decoder (or of a model that has no other), self-attention of an encoder that
+        feeds a decoder, or cross-attention.
+    call : int
+        Which pass of the module, 0 for the first. The steps of one generation are one pass.
+    heads : tuple of int
+        The heads that were recorded, as the model counts them.
+    queries : tuple of int
+        Places of the queries in the text, ``(first, last + 1)``.
+    first_key : int
+        Place of key 0 in the text; not 0 where a sliding cache has dropped the first keys.
+    shape : tuple of int
+        Sizes of the matrix: batch, recorded heads, m, n.
+    matrix : AttentionMatrix, optional, shape (batch, recorded heads, m, n)
+        The lazy matrix; None where only statistics were kept.
+    statistics : dict
+        Result of each statistic under its name (``"entropy"``, ``"column_mass"``, ``"top_k"``): a Tensor
+        or a tuple of Tensors, with the leading axes batch and recorded heads.
+
+    Raises
+    ------
+    ShapeError
+        If the sizes of the parts do not agree.
+    DtypeError
+        If `kind` is unknown.
+
+    See Also
+    --------
+    Atlas : the entries of a whole model.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.atlas import Entry
+    >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+    >>> Entry("layers.0.attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), A)
+    Entry('layers.0.attn', self.0, call 0, heads (0, 1), 5 queries × 5 keys, q and k kept)
+    """
+
+    name: str
+    layer: int
+    kind: str
+    call: int
+    heads: tuple[int, ...]
+    queries: tuple[int, int]
+    first_key: int
+    shape: tuple[int, int, int, int]
+    matrix: AttentionMatrix | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            rule = "kind must be one of " + ", ".join(repr(name) for name in KINDS) + "."
+            raise DtypeError(explain("Entry()", rule, found=f"kind = {self.kind!r}", fix='kind="self"'))
+        rule, found, fix = "", "", "give the sizes of the matrix: batch, recorded heads, m, n."
+        if len(self.heads) != self.shape[1]:
+            rule = "there must be a number of each recorded head."
+            found = f"{len(self.heads)} heads in heads, {self.shape[1]} in shape"
+        elif self.queries[1] - self.queries[0] != self.shape[2]:
+            rule = "the places of the queries must be as many as the queries."
+            found = f"places {self.queries[0]} to {self.queries[1]} in queries, m = {self.shape[2]} in shape"
+        elif self.matrix is not None and tuple(self.matrix.shape) != tuple(self.shape):
+            rule = "the matrix must have the stated sizes, (batch, recorded heads, m, n)."
+            found = f"{tuple(self.matrix.shape)} in matrix, {tuple(self.shape)} in shape"
+        if rule:
+            raise ShapeError(explain("Entry()", rule, {"name": self.name}, found=found, fix=fix))
+
+    @property
+    def path(self) -> str:
+        """Kind and layer as `Atlas` takes them, ``"cross.3"``."""
+        return f"{self.kind}.{self.layer}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that this entry holds: tokens, log-sum-exp, statistics."""
+        return sum(t.numel() * t.element_size() for t in tensors_of(self.statistics)) + self._matrix_bytes()
+
+    def _matrix_bytes(self) -> int:
+        if self.matrix is None:
+            return 0
+        problem = self.matrix.problem
+        held = [problem.q, problem.k, *(() if problem.sink is None else (problem.sink,))]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def __repr__(self) -> str:
+        _, _, m, n = self.shape
+        kept = "q and k kept" if self.matrix is not None else "statistics only"
+        numbers = f", {', '.join(self.statistics)}" if self.statistics else ""
+        return (
+            f"Entry({self.name!r}, {self.path}, call {self.call}, heads {self.heads}, {m} queries × {n} keys, "
+            f"{kept}{numbers})"
+        )
+
+    def need_matrix(self, where: str) -> AttentionMatrix:
+        """Return the matrix, or say that it was not kept and what there is.
+
+        Parameters
+        ----------
+        where : str
+            The public door, for the error text.
+
+        Raises
+        ------
+        RecordingError
+            If only statistics were kept.
+        """
+        if self.matrix is not None:
+            return self.matrix
+        names = ", ".join(self.statistics) or "no statistic"
+        raise RecordingError(
+            explain(
+                where,
+                "the weights of a layer are made from its q and k, and these were not kept.",
+                {"entry": f"{self.path} ({self.name}), call {self.call}"},
+                found=f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics',
+                fix='record with keep="disk" (or "cpu") to keep q and k.',
+            )
+        )
+
+
+def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
+    """Return the names under which an entry keeps the results of some statistics.
+
+    Parameters
+    ----------
+    statistics : iterable of Statistic
+        The statistics, in order.
+
+    Returns
+    -------
+    list of str
+        The class in snake case; the second of a class gets ``_2``, and so on.
+
+    Raises
+    ------
+    DtypeError
+        If one is no Statistic, an object and not its class.
+
+    Examples
+    --------
+    >>> from attlas import stats
+    >>> from attlas.atlas.entry import statistic_names
+    >>> statistic_names([stats.Entropy(), stats.TopK(8), stats.TopK(1)])
+    ['entropy', 'top_k', 'top_k_2']
+    """
+    names: list[str] = []
+    for statistic in statistics:
+        if not isinstance(statistic, Statistic):
+            name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
+            raise DtypeError(
+                explain(
+                    "statistics",
+                    "each must be a Statistic, an object and not its class.",
+                    {"statistic": name},
+                    found=kind(statistic),
+                    fix=f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)",
+                )
+            )
+        plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
+        count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
+        names.append(f"{plain}_{count + 1}" if count else plain)
+    return names
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a result of statistics: of a dict, a tuple, or the tensor itself."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [t for part in parts for t in tensors_of(part)]

@@ -1,0 +1,91 @@
+"""What a recording says where a model keeps its attentions to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from attlas.errors import RecordingError, explain
+from attlas.recording.census import INTERFACE, SDPA, Census, Site, calls
+
+__all__ = ["counted_from_the_end", "no_query", "nothing", "partly"]
+
+_SHOWN = 4
+_EAGER = (
+    'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
+    "or let the module call attlas.recording.offer()."
+)
+
+
+def nothing(
+    model: nn.Module, census: Census, ran: set[str], passes: int, *, patched: bool
+) -> RecordingError:
+    """Return the error of a recording that heard of no attention."""
+    given = {"model": type(model).__name__}
+    if not passes and not ran:
+        text = explain(
+            "record()",
+            "the model must run inside the block.",
+            given,
+            found="no call of the model, and no attention",
+            fix="with attlas.record(model) as atlas: model(ids), the same model, in the same thread.",
+        )
+        return RecordingError(text)
+    silent = census.silent(ran, ())
+    found = _listed(silent) if silent else "no module that is called an attention"
+    rule = "an attention that computes its weights by itself cannot be recorded, and this model has no other."
+    return RecordingError(explain("record()", rule, given, found=found, fix=_way_out(silent, patched=patched)))
+
+
+def partly(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+    """Return the warning about attentions that ran and were not heard of."""
+    return explain(
+        "record()",
+        "some attentions of the model computed their weights by themselves, and are not in the atlas.",
+        found=_listed(silent),
+        fix=_way_out(silent, patched=patched),
+    )
+
+
+def _listed(silent: Sequence[tuple[str, nn.Module]]) -> str:
+    shown = ", ".join(f"{type(module).__name__} at {path or 'the model itself'}" for path, module in silent[:_SHOWN])
+    return f"{shown} and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else shown
+
+
+def _way_out(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+    modules = [module for _, module in silent]
+    if not patched and any(isinstance(m, nn.MultiheadAttention) or calls(m, SDPA) for m in modules):
+        return "attlas.record(model, patch_sdpa=True)"
+    if any(calls(m, INTERFACE) for m in modules):
+        return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
+    if any(isinstance(m, nn.MultiheadAttention) for m in modules):
+        return "call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function."
+    if not modules and not patched:
+        return "attlas.record(model, patch_sdpa=True), if it calls scaled_dot_product_attention."
+    return _EAGER
+
+
+def no_query(queries: slice | range | None) -> RecordingError:
+    """Return the error of a recording whose queries were never reached."""
+    return RecordingError(
+        explain(
+            "record()",
+            "the queries must lie within the text.",
+            found=f"queries = {queries!r}, and no call had such a query",
+            fix="queries=slice(-32, None) for the last 32.",
+        )
+    )
+
+
+def counted_from_the_end(site: Site) -> RecordingError:
+    """Return the error of layers counted from an end that is not known."""
+    return RecordingError(
+        explain(
+            "record()",
+            "layers that share a module are known one by one as they run, so there is no last one to count from.",
+            {"module": site.path},
+            found="a negative layer, and a module that is used again in one pass",
+            fix="layers=[0, 1], counted from the first.",
+        )
+    )

@@ -1,0 +1,63 @@
+"""Plain facts of a recorded model and of the text that it read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["continued", "details_of", "ids_of", "name_of", "tokens_of"]
+
+_FACTS = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "sliding_window",
+)
+
+
+def name_of(model: nn.Module) -> str:
+    """Return the name that a model was loaded by, or that of its class."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "_name_or_path", "") or type(model).__name__)
+
+
+def details_of(model: nn.Module, keep: str) -> dict[str, Any]:
+    """Return what is known of a model, such as JSON can hold."""
+    config = getattr(model, "config", None)
+    text = getattr(config, "text_config", config)
+    found = {name: getattr(text, name, None) for name in _FACTS}
+    known = {name: value for name, value in found.items() if isinstance(value, int | str)}
+    return {"class": type(model).__name__, "keep": keep, "torch": str(torch.__version__), **known}
+
+
+def ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the token ids that a model was called with: those of its decoder, where it has one."""
+    given = (kwargs.get("decoder_input_ids"), kwargs.get("input_ids"), *args[:1])
+    for ids in given:
+        if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.dtype is not torch.bool:
+            return ids.detach().to("cpu", copy=True)
+    return None
+
+
+def continued(before: Tensor | None, given: Tensor | None, first: int | None) -> Tensor | None:
+    """Return the ids of the text after one more pass, whose first query stands at `first`."""
+    if given is None:
+        return before
+    goes_on = before is not None and first is not None and first > 0 and before.shape == (len(given), first)
+    return torch.cat([before, given], dim=1) if goes_on and before is not None else given
+
+
+def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | None:
+    """Return the text of each token of batch 0: as given, or as a tokenizer reads the ids."""
+    if tokens is None or isinstance(tokens, list | tuple):
+        return None if tokens is None else [str(token) for token in tokens]
+    if ids is None or not len(ids):
+        return None
+    return [str(tokens.decode([number])) for number in ids[0].tolist()]

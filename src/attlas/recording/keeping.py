@@ -1,0 +1,147 @@
+"""What is kept of a matrix: tensors without a graph, without what else lies in their storage, where they belong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from attlas.indexing import Axes
+from attlas.masks import Mask
+from attlas.matrix import AttentionMatrix
+from attlas.recording.places import Moved
+from attlas.scores import Score
+
+__all__ = ["fingerprint", "kept", "own", "placed"]
+
+_CHUNK = 1024  # keys whose fingerprint is taken together: little memory beside the keys themselves
+
+Thing = TypeVar("Thing", bound=Mask | Score)
+
+
+def own(t: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a tensor without a graph that nobody else writes to, and that keeps no larger storage alive.
+
+    Parameters
+    ----------
+    t : Tensor
+        Queries or keys as the model computed them.
+    device : torch.device, optional
+        Where it is kept; where it is, by default.
+    """
+    t = t.detach()
+    if device is not None and t.device != device:
+        return t.to(device)
+    # A static cache writes new keys into the tensor that it handed out; a tensor that was written to since it was
+    # made, or is part of a larger one, is copied.
+    written = t.is_inference() or t._version != 0
+    return t.clone() if written or t.untyped_storage().nbytes() > t.nbytes else t
+
+
+def placed(thing: Thing, device: torch.device | None = None) -> Thing:
+    """Return a mask or a score whose tensors have no graph, on another device if one is named.
+
+    Parameters
+    ----------
+    thing : Mask or Score
+        It is not changed; one that holds no tensor that matters is returned as it is.
+    device : torch.device, optional
+        Where its tensors are kept.
+    """
+
+    def matters(t: Tensor) -> bool:
+        return t.requires_grad or (device is not None and t.device != device)
+
+    return _changed(thing, matters, lambda t: t.detach() if device is None else t.detach().to(device))
+
+
+def _changed(thing: Thing, matters: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Thing:
+    held = vars(thing)
+    found = {name: _changed_value(value, matters, change) for name, value in held.items()}
+    if all(found[name] is value for name, value in held.items()):
+        return thing
+    out = copy.copy(thing)
+    for name, value in found.items():
+        out.__dict__[name] = value
+    return out
+
+
+def _changed_value(value: object, matters: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> object:
+    if isinstance(value, Tensor):
+        if not matters(value):
+            return value
+        changed = change(value)
+        return nn.Parameter(changed, requires_grad=False) if isinstance(value, nn.Parameter) else changed
+    if isinstance(value, Mask | Score):
+        return _changed(value, matters, change)
+    if isinstance(value, tuple | list):
+        parts = [_changed_value(part, matters, change) for part in value]
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+    if isinstance(value, dict):
+        items = {name: _changed_value(part, matters, change) for name, part in value.items()}
+        return value if all(items[name] is part for name, part in value.items()) else items
+    return value
+
+
+def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = None) -> AttentionMatrix:
+    """Return a matrix that can be kept after the pass: no graph, nothing shared with the model, lse known.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (batch, heads, m, n)
+        The matrix as the model made it.
+    device : torch.device, optional
+        Where its tensors are kept; where they are, by default.
+    keys : int, optional
+        How many keys are kept; all, by default.
+    """
+    problem = A.problem
+    lse = own(A.lse, device)
+    there = None if device is None or device == problem.device else device
+    mask = None if problem.mask is None else placed(problem.mask, there)
+    if mask is not None and there is not None:
+        # What a function holds stays where it is.
+        mask = Moved(mask, *problem.shape[2:], 0, 0, problem.device) if holds_function(mask) else mask
+    problem = replace(
+        problem,
+        q=own(problem.q, there),
+        k=own(problem.k if keys is None else problem.k[:, :, :keys], there),
+        sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
+        mask=mask,
+        score=placed(problem.score, there),
+    )
+    batch, heads = problem.shape[:2]
+    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
+
+
+def holds_function(mask: Mask) -> bool:
+    """Return whether a mask asks a function, which may hold tensors that nobody can move."""
+    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
+    return hasattr(mask, "mask_mod") or any(map(holds_function, parts))
+
+
+def fingerprint(k: Tensor) -> Tensor:
+    """Return one whole number for each key of each batch, by which the same bits are known again.
+
+    Parameters
+    ----------
+    k : Tensor, shape (batch, heads, n, d)
+        Keys.
+
+    Returns
+    -------
+    Tensor of int64, shape (batch, n)
+        Sum of all bits under odd weights of 64 bits: two different keys agree once in some 10¹⁸ times.
+    """
+    size = k.element_size()
+    bits = k.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    heads, d = k.shape[1], k.shape[3]
+    generator = torch.Generator().manual_seed(20)
+    weights = torch.randint(-(2**62), 2**62, (heads, d), generator=generator, dtype=torch.int64) * 2 + 1
+    weights = weights.to(k.device).view(1, heads, 1, d)
+    parts = [(part.long() * weights).sum(dim=(1, 3)) for part in bits.split(_CHUNK, dim=2)]
+    return torch.cat(parts, dim=-1) if parts else torch.zeros(k.shape[0], 0, dtype=torch.int64, device=k.device)

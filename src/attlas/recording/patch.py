@@ -1,0 +1,156 @@
+"""torch's own scaled_dot_product_attention, caught for the time of a recording."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attlas.attend import attend
+from attlas.masks import Causal, Mask, from_tensor
+from attlas.matrix import AttentionMatrix
+from attlas.recording.tap import listening, offer
+
+__all__ = ["matrix_of", "patched"]
+
+_NAME = "scaled_dot_product_attention"
+_original = functional.scaled_dot_product_attention
+_lock = threading.Lock()
+_finders: list[Callable[[], nn.Module | None]] = []
+_places: list[tuple[ModuleType, str]] = []
+
+
+@contextmanager
+def patched(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
+    """Offer the matrix of each call of torch's function, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    innermost : callable
+        Returns the module that runs in this thread; None where it is none of the recorded model's.
+
+    Notes
+    -----
+    Every loaded module that holds the function under any name is patched; other threads notice a call
+    more. What holds it elsewhere (a default argument, a closure, an attribute of an object) keeps torch's.
+    The fast path of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` is off for the time.
+    """
+    _install(innermost)
+    try:
+        yield
+    finally:
+        _remove(innermost)
+
+
+_fast_path = True
+
+
+def _install(finder: Callable[[], nn.Module | None]) -> None:
+    global _fast_path  # noqa: PLW0603 - what is put back when the last recording ends
+    with _lock:
+        _finders.append(finder)
+        if len(_finders) > 1:
+            return
+        _fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module in list(sys.modules.values()):
+            held = vars(module) if isinstance(module, ModuleType) and module.__name__ != __name__ else {}
+            _places.extend((module, name) for name, value in list(held.items()) if value is _original)
+        for module, name in _places:
+            setattr(module, name, scaled_dot_product_attention)
+
+
+def _remove(finder: Callable[[], nn.Module | None]) -> None:
+    with _lock:
+        _finders.remove(finder)
+        if _finders:
+            return
+        torch.backends.mha.set_fastpath_enabled(_fast_path)
+        for module, name in _places:
+            if getattr(module, name, None) is scaled_dot_product_attention:
+                setattr(module, name, _original)
+        _places.clear()
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return what torch returns, and offer the weights on the way."""
+    out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    # Kernels of attlas call torch's function, too, and their matrix was offered already.
+    if listening() and not sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
+        _offer(query, key, attn_mask, is_causal, scale, enable_gqa)
+    return out
+
+
+@torch.compiler.disable
+def _offer(query: Tensor, key: Tensor, *options: Any) -> None:
+    offered: set[int] = set()
+    for finder in tuple(_finders):
+        module = finder()
+        if module is not None and id(module) not in offered:
+            offered.add(id(module))
+            offer(module, matrix_of(query, key, *options))
+
+
+def matrix_of(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionMatrix:
+    """Return the weights of one call of torch's function.
+
+    Parameters
+    ----------
+    query : Tensor, shape (..., m, d)
+        Queries; three axes are (batch, m, d), and (heads, m, d) with `enable_gqa`.
+    key : Tensor, shape (..., n, d)
+        Keys.
+    attn_mask : Tensor, optional, broadcastable to (..., m, n)
+        True where a query may see a key, or numbers that are added.
+    is_causal : bool, default False
+        Whether query i sees the keys up to i, counted from the first ones also where m is not n.
+    scale : float, optional
+        Factor of the dot product.
+    enable_gqa : bool, default False
+        Whether key has fewer heads.
+    """
+    lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    m, n = query.shape[-2], key.shape[-2]
+    axis = 0 if enable_gqa or query.ndim == 2 else 1
+
+    def four(t: Tensor, own: tuple[int, ...]) -> Tensor:
+        """Give a tensor the axes (batch, heads, tokens, size)."""
+        t = t.expand(*own, *t.shape[-2:])
+        if t.ndim == 2:
+            return t[None, None]
+        if t.ndim == 3:
+            return t.unsqueeze(axis)
+        return t if t.ndim == 4 else t.flatten(0, -4)
+
+    mask: Mask | None = Causal(0) if is_causal else None
+    if attn_mask is not None:
+        t = attn_mask.detach()
+        if t.ndim > 4 or len(lead) != 2:
+            t = four(t, tuple(lead))
+        mask = from_tensor(t[(None,) * (4 - t.ndim)])
+    q = four(query, tuple(lead))
+    k = four(key, (*lead[:-1], key.shape[-3]) if enable_gqa else tuple(lead))
+    return attend(q, k, mask=mask, scale=scale)

@@ -1,0 +1,339 @@
+"""Where a matrix stands in the text, some rows of it, and several stacked to one: masks and scores follow exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.indexing import Axes
+from attlas.masks import Causal, Coverage, Mask, Padding, Window
+from attlas.masks.base import And
+from attlas.masks.stored import AdditiveMask, TensorMask
+from attlas.matrix import AttentionMatrix
+from attlas.scores import Bilinear, Cosine, Gaussian, Laplace, ScaledDot, Score, SoftCap, TensorBias
+from attlas.scores.base import Dot, Scaled, Sum, Tokens
+from attlas.tiles import Tile
+
+__all__ = ["Block", "Moved", "MovedScore", "Stacked", "alike", "first_query_of", "is_placeless", "rows_of", "stacked"]
+
+_PLACELESS = (ScaledDot, Cosine, Bilinear, Gaussian, Laplace)
+_JUDGED = 64  # blocks of rows whose coverage is asked one by one
+
+
+def first_query_of(mask: Mask | None, m: int, n: int) -> int | None:
+    """Return how far query 0 stands to the right of key 0 by what a mask says; None where it does not."""
+    if isinstance(mask, Causal | Window):
+        return n - m if mask.offset is None else mask.offset
+    if isinstance(mask, And):
+        left = first_query_of(mask.left, m, n)
+        return first_query_of(mask.right, m, n) if left is None else left
+    return None
+
+
+def is_causal(mask: Mask | None) -> bool:
+    """Return whether no query sees a key behind its own place, as far as a mask says so."""
+    if isinstance(mask, Window):
+        return mask.right == 0
+    return isinstance(mask, Causal) or (isinstance(mask, And) and (is_causal(mask.left) or is_causal(mask.right)))
+
+
+class Moved(Mask):
+    """A mask of one matrix, asked for another in which its queries and keys stand elsewhere.
+
+    Parameters
+    ----------
+    inner : Mask
+        A mask of m queries and n keys.
+    m, n : int
+        Sizes of the matrix that it belongs to.
+    row, column : int
+        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
+    device : torch.device, optional
+        Where the mask must be asked, if that is not where the tokens are.
+    """
+
+    def __init__(self, inner: Mask, m: int, n: int, row: int, column: int, device: torch.device | None = None) -> None:
+        self.inner = inner
+        self.m = m
+        self.n = n
+        self.row = row
+        self.column = column
+        self.device = device
+
+    def allows(self, at: Tile) -> Tensor:
+        return self.inner.allows(self._there(at)).to(at.device)
+
+    def coverage(self, at: Tile) -> Coverage:
+        return self.inner.coverage(self._there(at))
+
+    def name(self) -> str:
+        return f"{self.inner.name()} moved by ({self.row}, {self.column})"
+
+    def _there(self, at: Tile) -> Tile:
+        there = moved_tile(at, self.m, self.n, self.row, self.column)
+        return there if self.device is None else replace(there, device=self.device)
+
+
+def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
+    """Return a tile as seen from a matrix of m queries and n keys whose first ones stand at `row` and `column`."""
+    return replace(
+        at,
+        m=m,
+        n=n,
+        rows=range(at.rows.start - row, at.rows.stop - row),
+        columns=range(at.columns.start - column, at.columns.stop - column),
+        row_index=None if at.row_index is None else at.row_index - row,
+        column_index=None if at.column_index is None else at.column_index - column,
+    )
+
+
+class MovedScore(Score):
+    """A score that looks at places, asked for rows of its matrix that stand elsewhere now.
+
+    Parameters
+    ----------
+    inner : Score
+        A score of m queries and n keys.
+    m, n : int
+        Sizes of the matrix that it belongs to.
+    row : int
+        Where its query 0 stands now; negative where the first ones were cut off.
+    """
+
+    def __init__(self, inner: Score, m: int, n: int, row: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.m = m
+        self.n = n
+        self.row = row
+        self.scratch = inner.scratch
+        self.finite = inner.finite
+        self.positional = inner.positional
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return self.inner.project(q, k)
+
+    def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        return self.inner(q, k, moved_tile(at, self.m, self.n, self.row, 0))
+
+    def as_dot(self, q: Any, k: Any) -> Dot | None:
+        dot = self.inner.as_dot(q, k)
+        if dot is None or dot.bias is None:
+            return dot
+        return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row))
+
+
+def is_placeless(score: Score) -> bool:
+    """Return whether a score is known to look at tokens alone, wherever they stand."""
+    if isinstance(score, Sum):
+        return is_placeless(score.left) and is_placeless(score.right)
+    if isinstance(score, Scaled):
+        return is_placeless(score.inner)
+    if isinstance(score, SoftCap):
+        return is_placeless(score.score)
+    return type(score) in _PLACELESS
+
+
+def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
+    """Return some queries of a matrix as a matrix of their own, every weight as it was.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (batch, heads, m, n)
+        The matrix.
+    rows : range
+        Which of its m queries.
+    """
+    batch, heads, m, n = A.problem.shape
+    if len(rows) == m:
+        return A
+    problem = replace(
+        A.problem,
+        q=A.problem.q[:, :, rows.start : rows.stop],
+        mask=None if A.problem.mask is None else _mask_rows(A.problem.mask, rows, m, n),
+        score=_score_rows(A.problem.score, rows, m, n),
+    )
+    part = None if A._lse is None else A._lse[:, :, rows.start : rows.stop]
+    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), part)
+
+
+def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:
+    if isinstance(mask, TensorMask | AdditiveMask):
+        cells = mask.cells
+        # What an additive mask adds is part of the score by now; what is left is where it forbids.
+        return TensorMask(mask.rule(cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop]))
+    return moved(mask, m, n, -rows.start, 0, n) or Moved(mask, m, n, -rows.start, 0)
+
+
+def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:
+    if is_placeless(score):
+        return score
+    if isinstance(score, Sum):
+        return _score_rows(score.left, rows, m, n) + _score_rows(score.right, rows, m, n)
+    if type(score) is TensorBias:
+        t = score.t
+        return score if t.ndim < 2 or t.shape[-2] == 1 else TensorBias(t[..., rows.start : rows.stop, :])
+    return MovedScore(score, m, n, -rows.start)
+
+
+def moved(mask: Mask, m: int, n: int, row: int, column: int, keys: int) -> Mask | None:
+    """Return a mask of the same family whose query 0 and key 0 stand at `row` and `column`; None if there is none.
+
+    Parameters
+    ----------
+    mask : Mask
+        A mask of m queries and n keys.
+    m, n : int
+        Sizes of the matrix that it belongs to.
+    row, column : int
+        Where its query 0 and its key 0 stand.
+    keys : int
+        Number of keys of the matrix that is asked now.
+    """
+    if isinstance(mask, Causal | Window):
+        offset = (n - m if mask.offset is None else mask.offset) - row + column
+        return Causal(offset) if isinstance(mask, Causal) else Window(mask.left, mask.right, offset)
+    if type(mask) is Padding:
+        if mask.side == "left":
+            return Padding(keys - column - n + mask.lengths, side="left")
+        return Padding(mask.lengths + column)
+    if isinstance(mask, And):
+        left = moved(mask.left, m, n, row, column, keys)
+        right = moved(mask.right, m, n, row, column, keys)
+        return None if left is None or right is None else And(left, right)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One of several matrices that are stacked: its mask, its sizes, and where it stands in the whole."""
+
+    mask: Mask | None
+    m: int
+    n: int
+    row: int
+    column: int
+
+    def lifted(self, keys: int) -> Mask | None:
+        """Return the mask as one of the whole matrix that is right in these rows, or None if there is no such."""
+        if self.mask is None:
+            # One query that sees all n keys there are is the last row of a causal mask.
+            return Causal(self.column + self.n - 1 - self.row) if self.m == 1 and self.column == 0 else None
+        found = moved(self.mask, self.m, self.n, self.row, self.column, keys)
+        if found is None:
+            return None
+        outside = range(self.column), range(self.column + self.n, keys)
+        blind = all(found.coverage(self._tile(columns, keys)) is Coverage.NONE for columns in outside if len(columns))
+        return found if blind else None
+
+    def _tile(self, columns: range, keys: int) -> Tile:
+        one = torch.zeros(1, dtype=torch.int64, device="cpu")
+        rows = range(self.row, self.row + self.m)
+        return Tile(range(1), range(1), rows, columns, self.row + self.m, keys, one, one, torch.device("cpu"))
+
+
+def stacked(blocks: Sequence[Block], keys: int) -> Mask | None:
+    """Return the mask of matrices stacked on each other, in the simplest form that is exact.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        The matrices from top to bottom.
+    keys : int
+        Number of keys of the whole.
+    """
+    if all(block.mask is None and block.column == 0 and block.n == keys for block in blocks):
+        return None
+    if len(blocks) == 1 and blocks[0].column == 0 and blocks[0].n == keys:
+        return blocks[0].mask
+    first = blocks[0].lifted(keys)
+    if first is not None and all(alike(first, block.lifted(keys)) for block in blocks[1:]):
+        return first
+    return Stacked(blocks)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Return whether two masks (or scores, or what they hold) are of one class and hold the same."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
+    if isinstance(a, Mask | Score):
+        return alike(vars(a), vars(b))
+    return bool(a == b)
+
+
+class Stacked(Mask):
+    """Masks of several matrices that are stacked on each other: steps of a generation, chunks of a text.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        The matrices from top to bottom; keys that one of them did not have yet are not seen in its rows.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
+        self._starts = torch.tensor([block.row for block in self.blocks], device="cpu")
+
+    def allows(self, at: Tile) -> Tensor:
+        rows = torch.arange(at.rows.start, at.rows.stop, device="cpu") if at.row_index is None else at.row_index.cpu()
+        owner = torch.searchsorted(self._starts, rows, right=True) - 1
+        if at.row_index is None and len(rows) and int(owner[0]) == int(owner[-1]):
+            return self._of(self.blocks[int(owner[0])], at)
+        out = torch.zeros(at.shape, dtype=torch.bool, device=at.device)
+        for number in owner.unique().tolist():
+            some = (owner == number).nonzero().flatten()
+            part = replace(at, rows=range(len(some)), row_index=rows[some])
+            out[:, :, some.to(at.device)] = self._of(self.blocks[number], part).expand(part.shape)
+        return out
+
+    def _of(self, block: Block, at: Tile) -> Tensor:
+        """Return what one block allows in a tile of its rows."""
+        inside = (at.j >= block.column) & (at.j < block.column + block.n)
+        if block.mask is None:
+            return inside
+        whole = at.column_index is None and block.column <= at.columns.start
+        if whole and at.columns.stop <= block.column + block.n:
+            return block.mask.allows(moved_tile(at, block.m, block.n, block.row, block.column))
+        # Keys outside are asked for the nearest key inside, and what is answered for them is dropped.
+        nearest = at.j.flatten().clamp(block.column, block.column + block.n - 1)
+        near = replace(at, columns=range(len(nearest)), column_index=nearest)
+        return block.mask.allows(moved_tile(near, block.m, block.n, block.row, block.column)) & inside
+
+    def coverage(self, at: Tile) -> Coverage:
+        if at.scattered or not len(at.rows) or not len(at.columns):
+            return Coverage.SOME
+        starts = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")
+        first, last = (torch.searchsorted(self._starts, starts, right=True) - 1).tolist()
+        found = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _JUDGED)]}
+        if last - first >= _JUDGED:
+            found.add(Coverage.SOME)
+        return found.pop() if len(found) == 1 else Coverage.SOME
+
+    def _covers(self, block: Block, at: Tile) -> Coverage:
+        start, stop = at.columns.start, at.columns.stop
+        if stop <= block.column or start >= block.column + block.n:
+            return Coverage.NONE
+        if start < block.column or stop > block.column + block.n:
+            return Coverage.SOME
+        if block.mask is None:
+            return Coverage.ALL
+        rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
+        return block.mask.coverage(moved_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
+
+    def size(self) -> tuple[int | None, int | None]:
+        return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)
+
+    def name(self) -> str:
+        return f"{len(self.blocks)} masks stacked"

@@ -1,0 +1,398 @@
+"""The door: record() follows a model and makes an Atlas of what it attends to."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attlas.atlas import Atlas, Entry
+from attlas.atlas.entry import KINDS, statistic_names
+from attlas.errors import DtypeError, RecordingError, ShapeError, explain, kind
+from attlas.matrix import AttentionMatrix
+from attlas.recording import complaints, facts
+from attlas.recording.census import Census, Site
+from attlas.recording.disk import Disk
+from attlas.recording.passes import Passes, in_backward
+from attlas.recording.patch import patched
+from attlas.recording.places import first_query_of
+from attlas.recording.selection import Selection
+from attlas.recording.strand import Policy, Step, Strand
+from attlas.recording.switch import switched
+from attlas.recording.tap import listening, subscribed
+from attlas.stats import Statistic
+
+__all__ = ["Recording", "record"]
+
+KEEPS = ("device", "cpu", "disk", "statistics")
+Keep = Literal["device", "cpu", "disk", "statistics"]
+
+
+def record(
+    model: nn.Module,
+    *,
+    layers: Iterable[int | str] | int | str | None = None,
+    heads: Any = None,
+    statistics: Sequence[Statistic] = (),
+    keep: Keep = "device",
+    queries: slice | range | None = None,
+    folder: str | Path | None = None,
+    patch_sdpa: bool = False,
+    tokens: Any = None,
+) -> Recording:
+    """Record what a model attends to, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A model of transformers, which attends with attlas for the time of the block whatever it was on
+        before; or any module whose attentions `offer` their matrix, or, with `patch_sdpa`, call torch's
+        ``scaled_dot_product_attention``.
+    layers : sequence of int or str, optional
+        Which attentions: numbers within each kind (negative ones from the end), paths of modules or of
+        what holds them, ``"cross.3"``, ``"cross"``. The default is all.
+    heads : sequence of int, or mapping of layer to such, optional
+        Which heads. A mapping alone also says which layers.
+    statistics : sequence of Statistic
+        Numbers that are computed in the forward pass, at once for all of a layer.
+    keep : {"device", "cpu", "disk", "statistics"}, default "device"
+        Where q, k and lse of each attention go: they stay, are moved to the CPU, are written to `folder`
+        as the forward goes, or are dropped as soon as the statistics are known.
+    queries : slice or range, optional
+        Which queries, by their place in the text; negative ends of a slice count from the end of each
+        call: ``slice(-32, None)`` records the last 32 of a prompt, and each token generated after it.
+    folder : str or Path, optional
+        Where ``keep="disk"`` writes the atlas; it must not exist yet. Without one, a temporary folder is
+        used, which a warning names and which goes with the atlas.
+    patch_sdpa : bool, default False
+        Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
+    tokens : list of str, or tokenizer, optional
+        Text of each token; a tokenizer of transformers says it of the ids that the model was given.
+
+    Returns
+    -------
+    Recording
+        A context manager that gives an `Atlas`, complete when the block ends.
+
+    Raises
+    ------
+    DtypeError
+        If `model` is no module, or a statistic, layer or head is of a wrong type.
+    ShapeError
+        If `keep` or `queries` cannot be used, or settings do not fit together.
+    OutOfRangeError
+        If the model has no such layer; in the forward pass, if a layer has no such head.
+    RecordingError
+        In the block, if the model computes all its attentions by itself or does not run.
+
+    Warns
+    -----
+    UserWarning
+        If some of the model's attentions ran and could not be recorded; they are named.
+
+    See Also
+    --------
+    attlas.load : an atlas that was saved.
+
+    Notes
+    -----
+    Generation (and a prompt read in chunks) is one entry for each attention: the queries of all steps, and
+    the final keys once. A call goes on with an entry if its keys begin with those kept, bit for bit; a
+    reordered beam begins a new one, and so does every new text. Where a score looks at places, such as the
+    position bias of T5, each call is an entry. Statistics of the steps are joined where that is exact:
+    numbers of rows, column mass and maximum, diagonals. With others, pictures for instance, each step is
+    an entry if only statistics are kept; else they are computed from the whole at the end.
+
+    A module that is used for several layers (ALBERT) gives one layer for each use in a pass. One that is
+    called several times within its own forward (windows of an image) gives as many passes of one layer.
+    What gradient checkpointing computes again in the backward pass is not recorded again. All is detached.
+
+    A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
+
+    Cost: nothing but the statistics' pass over each matrix. Memory: q, k and lse, unless they are dropped
+    or written; then one layer at a time.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from torch import nn
+    >>> from attlas import stats
+    >>> from attlas.recording import record
+    >>> layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    >>> with record(model, patch_sdpa=True, statistics=[stats.Entropy()]) as atlas:
+    ...     output = model(torch.randn(1, 10, 32))
+    >>> len(atlas), atlas[1].shape
+    (2, torch.Size([1, 4, 10, 10]))
+    >>> atlas.entry(0).statistics["entropy"].shape
+    torch.Size([1, 4, 10])
+    """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(
+            explain(
+                "record()",
+                "model must be an nn.Module.",
+                {"model": model.__name__ if isinstance(model, type) else type(model).__name__},
+                found=kind(model),
+                fix="attlas.record(model), the model itself: pipe.model of a pipeline.",
+            )
+        )
+    if keep not in KEEPS:
+        names = ", ".join(f'"{name}"' for name in KEEPS)
+        raise ShapeError(
+            explain("record()", f"keep must be one of {names}.", found=f"keep = {keep!r}", fix='keep="cpu"')
+        )
+    if isinstance(statistics, Statistic):
+        statistics = (statistics,)
+    names = statistic_names(statistics)  # also the check that each is a Statistic
+    if keep == "statistics" and not names:
+        raise ShapeError(
+            explain(
+                "record()",
+                'keep="statistics" keeps nothing but statistics.',
+                found="no statistic",
+                fix="statistics=[stats.Entropy(), stats.ColumnMass()]",
+            )
+        )
+    if folder is not None and keep != "disk":
+        raise ShapeError(
+            explain(
+                "record()",
+                'a folder is written by keep="disk" only.',
+                found=f"folder = {str(folder)!r}, keep = {keep!r}",
+                fix='keep="disk", or atlas.save(folder) after the block.',
+            )
+        )
+    selection = Selection(layers, heads, queries)
+    return Recording(model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens)
+
+
+class Recording(AbstractContextManager[Atlas]):
+    """A recording of one model; made by `record`, entered once.
+
+    See Also
+    --------
+    record : makes one.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from attlas.recording import Recording, record
+    >>> isinstance(record(nn.MultiheadAttention(8, 2)), Recording)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        statistics: tuple[Statistic, ...],
+        keep: str,
+        folder: Path | None,
+        patch_sdpa: bool,
+        tokens: Any,
+    ) -> None:
+        self._model = model
+        self._selection = selection
+        self._patch = patch_sdpa
+        self._tokens = tokens
+        self._keep = keep
+        self._folder = folder
+        self._statistics = statistics
+        self._census = Census(model, patched=patch_sdpa)
+        if self._census.known:
+            selection.check(list(self._census.sites.values()))
+        self._stack = ExitStack()
+        self._entered = False
+        self._disk: Disk | None = None
+        self._policy = Policy(statistics)
+        self._strands: dict[tuple[str, int], Strand] = {}
+        self._calls: dict[tuple[str, int], int] = {}
+        self._ran: set[str] = set()
+        self._heard: set[str] = set()
+        # Of the pass that runs: the layers that came, those of each kind counted, and where its text goes on.
+        self._visits: dict[tuple[str, int], Site] = {}
+        self._first_query: int | None = None
+        self._reused: set[str] = set()
+        self._given: Tensor | None = None
+        self._ids: Tensor | None = None
+        watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
+        self._passes = Passes(model, watched, lambda: listening(self), self._begin, self._end)
+        self.atlas = Atlas(model=facts.name_of(model), details=facts.details_of(model, keep))
+
+    def __enter__(self) -> Atlas:
+        if self._entered:
+            raise RecordingError(
+                explain(
+                    "record()",
+                    "a recording is entered once.",
+                    found="the same recording in a second `with`",
+                    fix="with attlas.record(model) as atlas: each time anew; recordings of their own may be nested.",
+                )
+            )
+        self._entered = True
+        with ExitStack() as stack:
+            self._policy = self._make_policy(stack)
+            stack.enter_context(switched(self._model))
+            stack.enter_context(self._passes.followed())
+            if self._patch:
+                stack.enter_context(patched(lambda: self._passes.innermost if listening(self) else None))
+            stack.enter_context(subscribed(self))
+            self._stack = stack.pop_all()
+        return self.atlas
+
+    def _make_policy(self, stack: ExitStack) -> Policy:
+        cpu = torch.device("cpu")
+        if self._keep == "statistics":
+            return Policy(self._statistics, tokens=False)
+        if self._keep == "device":
+            return Policy(self._statistics)
+        if self._keep == "cpu":
+            return Policy(self._statistics, device=cpu)
+        folder = self._folder
+        if folder is None:
+            holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
+            weakref.finalize(self.atlas, holder.cleanup)
+            folder = Path(holder.name) / "recording.atlas"
+            warnings.warn(
+                f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
+                "folder= keeps it.",
+                stacklevel=4,
+            )
+        self._disk = stack.enter_context(Disk(folder))
+        return Policy(self._statistics, device=cpu, disk=self._disk)
+
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with self._stack:  # everything is put back, and an unfinished folder removed, whatever happens
+            if error_type is None:
+                self._complete()
+                if self._disk is not None:
+                    self._disk.finish(self.atlas)
+
+    def _complete(self) -> None:
+        """Close what is open, put the entries in the order of the model, and say what is missing."""
+        for key in list(self._strands):
+            self._close(key)
+        sites = list(self._census.sites.values())
+        if not self._heard:
+            raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
+        self._selection.check(sites)
+        self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
+        if not self.atlas.entries:
+            raise complaints.no_query(self._selection.queries)
+        self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
+        self.atlas.ids = self._ids
+        self.atlas.tokens = facts.tokens_of(self._tokens, self._ids)
+        silent = self._census.silent(self._ran, self._heard)
+        if silent:
+            warnings.warn(complaints.partly(silent, patched=self._patch), stacklevel=3)
+
+    def _renumbered(self, entry: Entry) -> Entry:
+        """Return an entry with the number that its layer has among all attentions that were met."""
+        site = self._census.sites[entry.name]
+        return entry if site.kind in self._reused or entry.layer == site.layer else replace(entry, layer=site.layer)
+
+    # ------------------------------------------------------------------------------------------------- passes
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._visits.clear()
+        self._first_query = None
+        self._given = facts.ids_of(args, kwargs)
+
+    def _end(self) -> None:
+        self._ran |= {path for path, count in self._passes.calls.items() if count}
+        if not self._heard:
+            raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
+        self._ids = facts.continued(self._ids, self._given, self._first_query)
+
+    # ------------------------------------------------------------------------------------------------ matrices
+
+    def receive(
+        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> None:
+        """Take the matrix of one attention; called by `offer` inside the forward pass.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The attention layer.
+        matrix : AttentionMatrix, shape (batch, heads, m, n)
+            Its weights.
+        first_query, first_key : int, optional
+            Place in the text of query 0 and of key 0.
+        """
+        if in_backward():
+            return
+        found = self._census.site(module)
+        if found is None:
+            return
+        self._heard.add(found.path)
+        occurrence = self._passes.occurrence(found.path)
+        site = self._visit(found, occurrence)
+        step = self._step(site, matrix, first_query, first_key)
+        sites = list(self._census.sites.values())
+        if step is None or not self._selection.wants(site, sites):
+            return
+        with torch.no_grad():
+            heads = self._selection.heads_of(site, sites, matrix.shape[1])
+            if len(heads) != matrix.shape[1]:
+                step = replace(step, matrix=matrix[:, list(heads)])
+            self._take(site, occurrence, heads, step)
+
+    def _visit(self, site: Site, occurrence: int) -> Site:
+        """Return the layer that a call is: a module that is used again in a pass is one more layer."""
+        if not self._passes.inside:
+            return site
+        key = (site.path, occurrence)
+        if key not in self._visits:
+            of_kind = [visit for visit in self._visits if self._visits[visit].kind == site.kind]
+            if occurrence or any(again for _, again in of_kind):
+                if self._selection.from_the_end:
+                    raise complaints.counted_from_the_end(site)
+                self._reused.add(site.kind)
+                site = replace(site, layer=len(of_kind))
+            self._visits[key] = site
+        return self._visits[key]
+
+    def _step(
+        self, site: Site, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> Step | None:
+        """Return a call with its place in the text; None where none of its queries is recorded."""
+        m, n = matrix.problem.shape[2:]
+        first_key = 0 if first_key is None else int(first_key)
+        cross = site.kind == "cross"
+        if cross:
+            # Only the self-attention of the same pass knows how much of the text was read before.
+            first_query = self._first_query or 0
+        elif first_query is None:
+            place = first_query_of(matrix.problem.mask, m, n)
+            first_query = max(n - m if place is None else place, 0) + first_key
+        first_query = int(first_query)
+        if site.kind == "self" and self._first_query is None:
+            self._first_query = first_query
+        rows = self._selection.rows(first_query, m)
+        return Step(matrix, rows, first_query, first_key, cross) if len(rows) else None
+
+    def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
+        key = (site.path, occurrence)
+        strand = self._strands.get(key)
+        if strand is not None and strand.continues(step):
+            strand.extend(step)
+            return
+        if strand is not None:
+            self._close(key)
+        call = self._calls.get(key, 0)
+        self._calls[key] = call + 1
+        self._strands[key] = Strand(site.path, site.kind, site.layer, call, heads, self._policy, step)
+
+    def _close(self, key: tuple[str, int]) -> None:
+        entry: Entry = self._strands.pop(key).finish()
+        self.atlas.entries.append(entry)

@@ -1,0 +1,180 @@
+"""Which layers, heads and queries of a model are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attlas.atlas.entry import KINDS
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain, kind
+from attlas.recording.census import Site
+
+__all__ = ["Selection"]
+
+_SHOWN = 12  # names that an error lists
+_HEADS_FIX = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
+
+
+class Selection:
+    """Layers, heads and queries that are asked for; None is all of them.
+
+    Parameters
+    ----------
+    layers : sequence of int or str, optional
+        Numbers within each kind, negative ones from its end; paths of modules; ``"cross.3"``, ``"cross"``.
+    heads : sequence of int, or mapping, optional
+        Heads of every layer, or layer to heads.
+    queries : slice or range, optional
+        Places in the text; negative ends of a slice count from the end of each call.
+    """
+
+    def __init__(self, layers: Any, heads: Any, queries: Any) -> None:
+        self.layers = None if layers is None else _layer_list(layers)
+        self.by_layer: dict[int | str, tuple[int, ...]] = {}
+        self.heads: tuple[int, ...] | None = None
+        if isinstance(heads, Mapping):
+            keys = _layer_list(heads.keys())
+            self.by_layer = {key: _head_list(heads[key]) for key in keys}
+            self.layers = keys if layers is None else self.layers
+        elif heads is not None:
+            self.heads = _head_list(heads)
+        _check_queries(queries)
+        self.queries: slice | range | None = queries
+
+    @property
+    def named(self) -> tuple[int | str, ...]:
+        """What names layers, in `layers` or as keys of `heads`."""
+        return tuple(dict.fromkeys((*(self.layers or ()), *self.by_layer)))
+
+    @property
+    def from_the_end(self) -> bool:
+        """Whether a layer is counted from the end."""
+        return any(isinstance(name, int) and name < 0 for name in self.named)
+
+    def check(self, sites: Sequence[Site]) -> None:
+        """Raise an OutOfRangeError if a name fits none of a model's attentions."""
+        counts = _counts(sites)
+        for name in self.named:
+            if not any(_fits(name, site, counts) for site in sites):
+                numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
+                paths = [site.path for site in sites]
+                more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+                raise OutOfRangeError(
+                    explain(
+                        "record()",
+                        "each layer must be one of the model's attentions.",
+                        {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
+                        found=f"layer {name!r}",
+                        fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
+                    )
+                )
+
+    def wants(self, site: Site, sites: Sequence[Site]) -> bool:
+        """Return whether an attention is recorded."""
+        if self.layers is None:
+            return True
+        counts = _counts(sites)
+        return any(_fits(name, site, counts) for name in self.layers)
+
+    def heads_of(self, site: Site, sites: Sequence[Site], count: int) -> tuple[int, ...]:
+        """Return the heads of an attention that are recorded.
+
+        Raises
+        ------
+        OutOfRangeError
+            If it has no such head.
+        """
+        chosen = self.heads
+        for name, heads in self.by_layer.items():
+            if _fits(name, site, _counts(sites)):
+                chosen = heads
+        if chosen is None:
+            return tuple(range(count))
+        wrong = [head for head in chosen if not -count <= head < count]
+        if wrong:
+            raise OutOfRangeError(
+                explain(
+                    "record()",
+                    "each head must be one of the layer's.",
+                    {"layer": f"{site.key} ({site.path})"},
+                    found=f"head {wrong[0]}, the layer has {count}",
+                    fix=f"use heads from 0 to {count - 1}, or from {-count} to -1.",
+                )
+            )
+        return tuple(sorted({head % count for head in chosen}))
+
+    def rows(self, first_query: int, m: int) -> range:
+        """Return which of the m queries of a call are recorded; the first stands at `first_query` in the text."""
+        asked, stop_all = self.queries, first_query + m
+        if asked is None:
+            return range(m)
+        start = first_query if asked.start is None else asked.start
+        stop = stop_all if asked.stop is None else asked.stop
+        if isinstance(asked, slice):
+            start, stop = (end + stop_all if end < 0 else end for end in (start, stop))
+        start, stop = max(start, first_query) - first_query, min(stop, stop_all) - first_query
+        return range(start, max(start, stop))
+
+
+def _counts(sites: Iterable[Site]) -> dict[str, int]:
+    counts = dict.fromkeys(KINDS, 0)
+    for site in sites:
+        counts[site.kind] = max(counts[site.kind], site.layer + 1)
+    return counts
+
+
+def _fits(name: int | str, site: Site, counts: dict[str, int]) -> bool:
+    if isinstance(name, int):
+        return site.layer == (name if name >= 0 else counts[site.kind] + name)
+    return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _layer_list(given: Any) -> tuple[int | str, ...]:
+    items = (given,) if isinstance(given, int | str) else tuple(given) if isinstance(given, Iterable) else None
+    if items is None or not all(_is_number(item) or isinstance(item, str) for item in items):
+        wrong = given if items is None else next(i for i in items if not (_is_number(i) or isinstance(i, str)))
+        raise DtypeError(
+            explain(
+                "record()",
+                "layers must be numbers or names of attentions.",
+                {"layers": repr(given)[:80]},
+                found=kind(wrong),
+                fix='layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
+            )
+        )
+    return items
+
+
+def _head_list(given: Any) -> tuple[int, ...]:
+    items = (given,) if _is_number(given) else tuple(given) if isinstance(given, Iterable) else None
+    if items is None or not items or not all(map(_is_number, items)):
+        raise DtypeError(
+            explain(
+                "record()",
+                "heads must be whole numbers, at least one.",
+                {"heads": repr(given)[:80]},
+                found="no head" if items == () else kind(given),
+                fix=_HEADS_FIX,
+            )
+        )
+    return items
+
+
+def _check_queries(queries: Any) -> None:
+    if queries is None:
+        return
+    fits = isinstance(queries, slice | range) and queries.step in (None, 1)
+    if fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop)):
+        return
+    raise ShapeError(
+        explain(
+            "record()",
+            "queries must be a slice or a range of whole numbers, without a step.",
+            found=f"queries = {queries!r}",
+            fix="queries=slice(-32, None)",
+        )
+    )

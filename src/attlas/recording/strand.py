@@ -1,0 +1,261 @@
+"""One attention over one text: the queries of all steps, the final keys once, the numbers of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.atlas import Entry
+from attlas.atlas.entry import statistic_names
+from attlas.indexing import Axes
+from attlas.matrix import AttentionMatrix
+from attlas.recording.disk import Disk
+from attlas.recording.joining import Joined, can_join
+from attlas.recording.keeping import fingerprint, kept, own, placed
+from attlas.recording.places import Block, alike, is_causal, is_placeless, rows_of, stacked
+from attlas.stats import Statistic
+
+__all__ = ["Policy", "Step", "Strand"]
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What a recording keeps of each attention, and where.
+
+    Parameters
+    ----------
+    statistics : tuple of Statistic
+        Numbers that are computed in the forward pass.
+    tokens : bool
+        Whether q and k are kept.
+    device : torch.device, optional
+        Where they are kept; where they are, by default.
+    disk : Disk, optional
+        Where they are written.
+    """
+
+    statistics: tuple[Statistic, ...]
+    tokens: bool = True
+    device: torch.device | None = None
+    disk: Disk | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What one call of an attention offers.
+
+    Parameters
+    ----------
+    matrix : AttentionMatrix, shape (batch, recorded heads, m, n)
+        The weights of all queries of the call.
+    rows : range
+        Which of its queries are recorded.
+    first_query, first_key : int
+        Place in the text of query 0 and of key 0.
+    cross : bool
+        Whether the keys are those of another text, the same at each step.
+    """
+
+    matrix: AttentionMatrix
+    rows: range
+    first_query: int
+    first_key: int
+    cross: bool
+
+    @property
+    def last_query(self) -> int:
+        """Place behind the last query of the call."""
+        return self.first_query + self.matrix.problem.shape[2]
+
+    @property
+    def last_key(self) -> int:
+        """Place behind the last key that holds something: a static cache has room for more."""
+        stop = self.first_key + self.matrix.problem.shape[3]
+        if self.cross or not is_causal(self.matrix.problem.mask):
+            return stop
+        return min(stop, max(self.last_query, self.first_key + 1))
+
+
+class Strand:
+    """The calls of one attention that belong to one text.
+
+    Parameters
+    ----------
+    name, kind, layer, call, heads
+        Of the entry that comes of it.
+    policy : Policy
+        What is kept.
+    step : Step
+        The first call.
+    """
+
+    def __init__(
+        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: Policy, step: Step
+    ) -> None:
+        self.name, self.kind, self.layer, self.call, self.heads = name, kind, layer, call, heads
+        self.policy = policy
+        self.first_query = step.first_query + step.rows.start
+        self.first_key = step.first_key
+        self.next_row = self.first_query
+        self.next_query, self.last_key = step.last_query, step.first_key
+        self.joins = all(map(can_join, policy.statistics))
+        self.blocks: list[Block] = []
+        self._numbers = Joined(policy.statistics)
+        self._base = step.matrix.problem
+        self._q: list[Tensor] = []
+        self._k: list[Tensor] = []
+        self._lse: list[Tensor] = []
+        self._prints: list[Tensor] = []
+        self._plan = step.matrix.plan
+        self.entry: Entry | None = None
+        self._take(step)
+        if policy.disk is not None:
+            made = self._made()
+            if not policy.disk.waits(made):
+                self._write(policy.disk, made)
+
+    def continues(self, step: Step) -> bool:
+        """Return whether a call goes on with this text: its queries follow, and its keys begin with those kept."""
+        problem, base = step.matrix.problem, self._base
+        follows = step.first_query == self.next_query and step.first_query + step.rows.start == self.next_row
+        if not (follows and (self.policy.tokens or self.joins)):
+            return False
+        if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
+            return False
+        if not (is_placeless(problem.score) and alike(problem.score, base.score) and self._same_sink(problem.sink)):
+            return False
+        if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
+            return False
+        if not self.first_key <= step.first_key <= self.last_key <= step.last_key:
+            return False
+        return self._same_keys(problem.k[:, :, : self.last_key - step.first_key], step.first_key - self.first_key)
+
+    def _same_sink(self, sink: Tensor | None) -> bool:
+        before = self._base.sink
+        return sink is before or (sink is not None and before is not None and torch.equal(sink.to(before), before))
+
+    def _same_keys(self, k: Tensor, start: int) -> bool:
+        """Return whether keys that stand at `start` are those kept there, bit for bit."""
+        if not self.policy.tokens:
+            known = torch.cat(self._prints, dim=-1)[:, start : start + k.shape[2]]
+            return torch.equal(fingerprint(k), known)
+        stop, at = start + k.shape[2], 0
+        for piece in self._k:
+            low, high = max(at, start), min(at + piece.shape[2], stop)
+            if low < high:
+                old, new = piece[:, :, low - at : high - at], k[:, :, low - start : high - start]
+                if not torch.equal(old, new.to(old.device)):
+                    return False
+            at += piece.shape[2]
+        return True
+
+    def extend(self, step: Step) -> None:
+        """Take one more call of the text."""
+        self._take(step)
+        if self.policy.disk is not None:
+            # What was written before stands first, and what came since is put aside when it is much.
+            written = 0 if self.entry is None else 1
+            for pieces in (self._q, self._k):
+                pieces[written:] = self.policy.disk.put_aside(pieces[written:])
+
+    def _take(self, step: Step) -> None:
+        A, policy = step.matrix, self.policy
+        n = A.problem.shape[3]
+        part = rows_of(A, step.rows)
+        stop = step.last_key
+        fresh = A.problem.k[:, :, self.last_key - step.first_key : stop - step.first_key]
+        column = step.first_key - self.first_key
+        rows = part.problem.shape[2]
+        if policy.statistics and (self.joins or not self.blocks):
+            self._numbers.add(part.collect(*policy.statistics), rows, n, column)
+        if policy.tokens:
+            held = kept(part, policy.device, 0)
+            self._q.append(held.problem.q)
+            self._lse.append(held.lse)
+            if fresh.shape[2] or not self._k:
+                self._k.append(own(fresh, policy.device))
+            problem = held.problem
+        else:
+            if fresh.shape[2] or not self._prints:
+                self._prints.append(fingerprint(fresh))
+            problem = _without_tokens(part)
+        if not self.blocks:
+            self._base = problem
+        mask = problem.mask if policy.tokens else None
+        self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self.next_row += rows
+        self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
+
+    @property
+    def keys(self) -> int:
+        """Number of keys of the whole text."""
+        return self.last_key - self.first_key
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the matrix of all queries that have come, over the final keys."""
+        q, k, lse = (
+            parts[0] if len(parts) == 1 else torch.cat(parts, dim=2) for parts in (self._q, self._k, self._lse)
+        )
+        self._q, self._k, self._lse = [q], [k], [lse]
+        batch, heads = q.shape[:2]
+        problem = replace(self._base, q=q, k=k, mask=stacked(self.blocks, self.keys))
+        return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
+
+    def _made(self) -> Entry:
+        matrix = self.matrix() if self.policy.tokens else None
+        rows = self.next_row - self.first_query
+        return Entry(
+            name=self.name,
+            layer=self.layer,
+            kind=self.kind,
+            call=self.call,
+            heads=self.heads,
+            queries=(self.first_query, self.next_row),
+            first_key=self.first_key,
+            shape=(*self._base.shape[:2], rows, self.keys),
+            matrix=matrix,
+            statistics=self._results(matrix),
+        )
+
+    def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
+        statistics: Sequence[Statistic] = self.policy.statistics
+        if not statistics:
+            return {}
+        if self.joins or len(self.blocks) == 1 or matrix is None:
+            results = self._numbers.finish(self.keys)
+        else:
+            results = list(matrix.collect(*statistics))
+        return dict(zip(statistic_names(statistics), results, strict=True))
+
+    def _write(self, disk: Disk, made: Entry) -> None:
+        """Put what there is on disk, and go on with what lies there."""
+        self.entry = disk.write(made)
+        if self.entry.matrix is not None:
+            problem = self.entry.matrix.problem
+            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix.lse]
+
+    def finish(self) -> Entry:
+        """Return the entry of the whole text."""
+        if self.entry is not None and self.entry.shape[2] == self.next_row - self.first_query:
+            return self.entry
+        made = self._made()
+        if self.policy.disk is not None:
+            self._write(self.policy.disk, made)
+        return made if self.entry is None else self.entry
+
+
+def _without_tokens(A: AttentionMatrix) -> Any:
+    """Return the problem of a matrix with no query and no key: sizes and settings, which are looked at later."""
+    problem = A.problem
+    return replace(
+        problem,
+        q=problem.q.detach()[:, :, :0].clone(),
+        k=problem.k.detach()[:, :, :0].clone(),
+        sink=None if problem.sink is None else problem.sink.detach().clone(),
+        score=placed(problem.score),
+        mask=None,
+    )

@@ -1,0 +1,63 @@
+"""Models of transformers run on attlas while they are recorded, and on what they were on before afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+__all__ = ["switched"]
+
+_NAME = "attlas"
+_KEY = "_attn_implementation_internal"
+
+
+@contextmanager
+def switched(model: nn.Module) -> Iterator[None]:
+    """Let every model of transformers in `model` attend with attlas, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any module; where no part of it is a model of transformers that can be switched, nothing happens.
+    """
+    before = {id(config): (config, getattr(config, _KEY)) for config in _configs(model)}
+    try:
+        if any(value != _NAME for _, value in before.values()):
+            for part in _switchable(model):
+                from attlas import huggingface  # transformers is imported for its own models only
+
+                part.set_attn_implementation(huggingface.NAME)
+        yield
+    finally:
+        for config, value in before.values():
+            setattr(config, _KEY, value)
+
+
+def _switchable(model: nn.Module) -> list[Any]:
+    """Return the outermost models that can choose how they attend."""
+    found: list[Any] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if id(module) in inside or not hasattr(module, "set_attn_implementation"):
+            continue
+        inside.update(map(id, module.modules()))
+        # A model that cannot says so in a log only; who records it is told by an error that names the module.
+        able = [m for m in module.modules() if getattr(m, "_can_set_attn_implementation", bool)()]
+        if able:
+            found.append(module)
+    return found
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    seen: set[int] = set()
+    waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in seen or not hasattr(config, _KEY):
+            continue
+        seen.add(id(config))
+        waiting += [part for name in getattr(config, "sub_configs", ()) if (part := getattr(config, name, None))]
+        yield config
