@@ -33,8 +33,9 @@ except ImportError as error:
 
 from attlas.huggingface.attention import attention_forward
 from attlas.huggingface.masks import LazyMask, attention_mask
+from attlas.huggingface.monitor import AttentionMonitor
 
-__all__ = ["NAME", "LazyMask", "attention_forward", "attention_mask"]
+__all__ = ["NAME", "AttentionMonitor", "LazyMask", "attention_forward", "attention_mask"]
 
 NAME = "attlas"
 
