@@ -162,3 +162,37 @@ def test_no_query_no_key_no_score() -> None:
         A = attlas.attend(torch.zeros(3, m, 8), torch.zeros(3, n, 8))
         found = heads.scores(A, torch.zeros(n, dtype=torch.int64), [0])
         assert all(value.tolist() == [0, 0, 0] for value in found.values())
+
+
+@pytest.mark.parametrize("vocabulary", [2, 40, 2000])
+@pytest.mark.parametrize("plan", [attlas.Plan("tiled", rows=64, columns=101), None], ids=["tiles", "whole"])
+@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(60, 20)], ids=["all", "causal", "window"])
+def test_common_and_rare_copies_are_counted_alike(vocabulary: int, plan: object, mask: object) -> None:
+    n = 301
+    ids = torch.randint(vocabulary, (2, n)) * (2**33 // vocabulary)
+    A = attlas.attend(torch.randn(2, 2, n, 8).double(), torch.randn(2, 1, n, 8).double(), mask=mask, plan=plan)
+    weights = A.to_dense()
+    at = A.problem.tile(range(2), range(2), range(n), range(n))
+    allowed = torch.ones(n, n, dtype=torch.bool) if mask is None else mask.allows(at)
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    same = (ids[:, :, None] == ids[:, None]) & (j < i)
+    after = torch.cat([torch.zeros_like(same[..., :1]), same[..., :-1]], dim=-1)
+    diagonal = (i - j == 1).expand(2, n, n)
+    found = heads.scores(A, ids)
+    for name, targets in (("duplicate_token", same), ("induction", after), ("previous_token", diagonal)):
+        targets = targets & allowed
+        choice = targets.any(-1) & (allowed & ~targets).any(-1)
+        mass = (weights * targets[:, None]).sum(-1)
+        expected = torch.stack(
+            [m[:, c].mean(-1) if c.any() else m.new_zeros(2) for m, c in zip(mass, choice, strict=True)]
+        )
+        close(found[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_negative_tokens_are_like_nothing() -> None:
+    ids = torch.tensor([-1, -1, 7, -1, 7, -1])
+    A = attlas.attend(torch.zeros(1, 6, 4), torch.zeros(1, 6, 4), mask=attlas.Causal())
+    assert float(heads.duplicate_token(A, ids)) == pytest.approx(1 / 5)
+    assert float(heads.induction(A, ids)) == pytest.approx(1 / 5)
+    cross = attlas.attend(torch.zeros(1, 2, 4), torch.zeros(1, 6, 4))
+    assert float(heads.duplicate_token(cross, ids, torch.tensor([-1, 7]))) == pytest.approx(2 / 6)

@@ -321,14 +321,26 @@ class DuplicateToken(OnTargets):
             queries = torch.where(inside, keys[:, places.clamp(0, max(n - 1, 0))] if n else places[None], -1)
         if self.lag:
             keys = torch.cat([torch.full_like(keys[:, : self.lag], -1), keys[:, : -self.lag]], dim=-1)
+        # Negative ids are like nothing, themselves included.
+        queries, keys = queries.masked_fill(queries < 0, -2), keys.masked_fill(keys < 0, -1)
+        if not keys.numel() or int(keys.max()) < 2**31 - 1:  # half the memory is read in half the time
+            keys, queries = keys.to(torch.int32), queries.clamp(max=2**31 - 1).to(torch.int32)
         return _Labels(queries, keys, shift)
+
+    def reach(self, at: Tile, facts: _Labels) -> range:
+        if facts.shift is None:
+            return at.columns
+        return _overlap(at.columns, 0, at.rows.stop - 1 + facts.shift + self.lag)
 
     def targets(self, at: Tile, facts: _Labels) -> Tensor:
         queries = _of_batches(facts.queries, at.batches)[:, at.rows.start : at.rows.stop, None]
         keys = _of_batches(facts.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
-        same = (queries == keys) & (queries >= 0)
+        same = queries == keys
         if facts.shift is not None:
-            same &= at.j - self.lag < at.i + facts.shift
+            # What stands before all of the tile's queries need not be asked for its place.
+            known = at.rows.start + facts.shift + self.lag
+            last = at.narrow(_overlap(at.columns, known, at.columns.stop))
+            same[..., len(at.columns) - len(last.columns) :] &= last.j - self.lag < at.i + facts.shift
         return same.unsqueeze(1)
 
 

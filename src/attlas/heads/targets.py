@@ -16,6 +16,9 @@ from attlas.tiles import Tile
 __all__ = ["Agreement", "Aim", "OnTargets", "mean_of_rows", "of_each_batch", "place_shift", "row_filter", "rows_of"]
 
 
+_RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
+
+
 class Aim(NamedTuple):
     """What was seen of each row so far, each of shape (batch, heads, m), and what the targets need to know."""
 
@@ -55,16 +58,13 @@ class OnTargets(Statistic):
             return carry
         start = columns.start - at.columns.start
         targets = self.targets(at.narrow(columns), facts)
-        carry.mass[at.place] += (part.weights[..., start : start + len(columns)] * targets).sum(dim=-1)
-        found = carry.targets[at.place]
-        for seen, cells in part.seen:
-            first, last = max(seen.start, start), min(seen.stop, start + len(columns))
-            if first >= last:
-                continue
-            some = targets[..., first - start : last - start]
-            if cells is not None:
-                some = some & cells[..., first - seen.start : last - seen.start]
-            found += some.expand(*some.shape[:-1], last - first).sum(dim=-1)
+        found = carry.mass[at.place], carry.targets[at.place]
+        if targets.shape[-2] == 1:
+            _add_columns(found, part, targets, start)
+        elif at.device.type == "cpu" and _are_rare(targets):
+            _add_rare(found, part, targets, start)
+        else:
+            _add_many(found, part, targets, start)
         return carry
 
     def finish(self, carry: Aim) -> Tensor:
@@ -82,6 +82,75 @@ class OnTargets(Statistic):
     @abstractmethod
     def targets(self, at: Tile, facts: Any) -> Tensor:
         """Return True where a key is a target, shape (batches or 1, 1, rows or 1, columns)."""
+
+
+def _add_many(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the mass on targets that begin at column `start` of the part, and their number, from whole tiles."""
+    mass, count = found
+    stop = start + targets.shape[-1]
+    ones = targets.to(mass.dtype)
+    mass += (part.weights[..., start:stop] * ones).sum(dim=-1)
+    for seen, cells in part.seen:
+        first, last = max(seen.start, start), min(seen.stop, stop)
+        if first < last:
+            some = ones[..., first - start : last - start]
+            count += (some if cells is None else some * cells[..., first - seen.start : last - seen.start]).sum(dim=-1)
+
+
+def _add_columns(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the same for targets that are the same keys for all rows."""
+    mass, count = found
+    for b in range(mass.shape[0]):
+        j = targets[min(b, len(targets) - 1), 0, 0].nonzero().flatten() + start
+        mass[b] += part.weights[b][..., j].sum(dim=-1)
+        for seen, cells in part.seen:
+            columns = j[(j >= seen.start) & (j < seen.stop)] - seen.start
+            count[b] += len(columns) if cells is None else _at(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
+
+
+def _add_rare(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the same from the targets alone, where they are few: copies of a token are one cell in a hundred."""
+    mass, count = found
+    ones = count.new_ones(1)
+    for b in range(mass.shape[0]):
+        i, j = _places(targets[min(b, len(targets) - 1), 0])
+        j = j + start
+        mass[b].index_add_(-1, i, part.weights[b][:, i, j])
+        for seen, cells in part.seen:
+            inside = (j >= seen.start) & (j < seen.stop)
+            rows, columns = i[inside], j[inside] - seen.start
+            if cells is None:
+                some = ones.expand(len(count[b]), len(rows))
+            else:
+                some = _at(cells, b)[:, rows, columns].to(count.dtype).expand(len(count[b]), -1)
+            count[b].index_add_(-1, rows, some)
+
+
+def _are_rare(targets: Tensor) -> bool:
+    return _eights(targets).count_nonzero().item() * 8 * _RARE <= targets.numel()
+
+
+def _eights(targets: Tensor) -> Tensor:
+    """Return the cells of each row eight at a time, as one number that is 0 where none is a target."""
+    whole = targets.shape[-1] // 8 * 8
+    flat = targets[..., :whole].flatten()
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    return flat.view(torch.int64).view(*targets.shape[:-1], whole // 8)
+
+
+def _places(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of the targets of a tile; finding them eight at a time takes a third of the time."""
+    some, eighth = _eights(targets).nonzero(as_tuple=True)
+    whole = targets.shape[-1] // 8 * 8
+    within, offset = targets[:, :whole].unflatten(-1, (whole // 8, 8))[some, eighth].nonzero(as_tuple=True)
+    last_i, last_j = targets[:, whole:].nonzero(as_tuple=True)
+    return torch.cat([some[within], last_i]), torch.cat([eighth[within] * 8 + offset, last_j + whole])
+
+
+def _at(cells: Tensor, b: int) -> Tensor:
+    """Return the cells of one batch, shape (heads or 1, rows, columns)."""
+    cells = cells.view(*(1,) * (4 - cells.ndim), *cells.shape)
+    return cells[min(b, len(cells) - 1)]
 
 
 class Agreement(OnTargets):
@@ -122,7 +191,7 @@ class Agreement(OnTargets):
         same = queries[at.i] == keys[at.j]
         if self.gap:
             same &= (at.i - at.j).abs() >= self.gap
-        return same
+        return same[None, None]
 
     def finish(self, carry: Aim) -> Tensor:
         return carry.mass
