@@ -2,5 +2,6 @@
 
 from attlas.atlas.atlas import Atlas
 from attlas.atlas.entry import Entry
+from attlas.atlas.loading import load
 
-__all__ = ["Atlas", "Entry"]
+__all__ = ["Atlas", "Entry", "load"]

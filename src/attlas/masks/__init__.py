@@ -5,11 +5,13 @@ from attlas.masks.custom import FunctionMask, from_function, from_tensor
 from attlas.masks.documents import Documents, Padding, Prefix
 from attlas.masks.local import Causal, Dilated, Window
 from attlas.masks.picture import picture
+from attlas.masks.runs import Bits, Runs, runs_of
 from attlas.masks.stored import AdditiveMask, TensorMask
 
 __all__ = [
     "AdditiveMask",
     "And",
+    "Bits",
     "Causal",
     "Coverage",
     "Dilated",
@@ -20,9 +22,11 @@ __all__ = [
     "Or",
     "Padding",
     "Prefix",
+    "Runs",
     "TensorMask",
     "Window",
     "from_function",
     "from_tensor",
     "picture",
+    "runs_of",
 ]

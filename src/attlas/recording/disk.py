@@ -51,9 +51,9 @@ class Disk:
         self._writer.finish(atlas)
 
     @staticmethod
-    def waits(entry: Entry) -> bool:
-        """Return whether an entry is so small that it is written when it is complete."""
-        return entry.nbytes < _SMALL
+    def waits(*pieces: Tensor) -> bool:
+        """Return whether tensors are so small that they are written when their entry is complete."""
+        return sum(t.nbytes for t in pieces) < _SMALL
 
     def put_aside(self, pieces: list[Tensor]) -> list[Tensor]:
         """Put tensors that were added to others since the last time on disk, if they are many.

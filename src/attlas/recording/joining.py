@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas import stats
+from attlas.errors import ShapeError, explain
 from attlas.stats import Statistic
 
-__all__ = ["Joined", "can_join"]
+__all__ = ["Joined", "can_join", "fitting"]
 
 _OF_ROWS = (
     stats.ArgMax,
@@ -48,6 +49,28 @@ def can_join(statistic: Statistic) -> bool:
     return type(statistic) in _OF_ROWS
 
 
+def fitting(statistic: Statistic, keys: int) -> Statistic:
+    """Return a statistic of the k largest weights for a step that has fewer keys than k; any other as it is.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        It is one that can be joined: later steps will have more keys.
+    keys : int
+        How many keys the step has.
+    """
+    if 0 < keys < _wanted(statistic):
+        return type(statistic)(keys)  # type: ignore[call-arg]  # TopK or TailMass
+    return statistic
+
+
+def _wanted(statistic: Statistic) -> int:
+    """Return how many keys a statistic asks for."""
+    if type(statistic) is stats.TailMass:
+        return statistic._top.k
+    return statistic.k if type(statistic) is stats.TopK else 0
+
+
 class Joined:
     """Results of some statistics on the rows that have come so far.
 
@@ -70,6 +93,8 @@ class Joined:
 
     def finish(self, keys: int) -> list[Any]:
         """Return the results on the whole matrix, which has `keys` keys."""
+        for statistic in self.statistics:
+            _check_enough(statistic, keys)
         if len(self._sizes) == 1 and self._sizes[0][1:] == (keys, 0):
             return [parts[0] for parts in self._results]
         return [self._whole(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
@@ -82,8 +107,7 @@ class Joined:
         if isinstance(statistic, stats.ArgMax):
             return torch.cat([part + size[2] for part, size in zip(parts, self._sizes, strict=True)], dim=2)
         if isinstance(statistic, stats.TopK):
-            indices = [part.indices + size[2] for part, size in zip(parts, self._sizes, strict=True)]
-            return stats.Largest(torch.cat([part.values for part in parts], dim=2), torch.cat(indices, dim=2))
+            parts = [_filled(part, statistic.k, size[2]) for part, size in zip(parts, self._sizes, strict=True)]
         if isinstance(parts[0], tuple):
             return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
         return torch.cat(parts, dim=2)
@@ -108,3 +132,24 @@ class Joined:
             out += functional.pad(part, (first, rows + most - 1 - first - (m + n - 1)))
             row += m
         return out[..., : rows + keys - 1]
+
+
+def _filled(part: stats.Largest, k: int, column: int) -> stats.Largest:
+    """Return the largest of a step as keys of the whole, filled up to k with keys that came later."""
+    n = part.values.shape[-1]
+    values, indices = functional.pad(part.values, (0, k - n)), functional.pad(part.indices, (0, k - n))
+    indices[..., n:] = torch.arange(n, k, device=indices.device)
+    return stats.Largest(values, indices + column)
+
+
+def _check_enough(statistic: Statistic, keys: int) -> None:
+    if keys < _wanted(statistic):
+        name = type(statistic).__name__
+        raise ShapeError(
+            explain(
+                f"{name}()",
+                "k cannot be larger than the number of keys.",
+                found=f"k = {_wanted(statistic)}, n = {keys} when the recording ended",
+                fix=f"{name}({keys}), or a longer text.",
+            )
+        )

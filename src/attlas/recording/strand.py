@@ -14,7 +14,7 @@ from attlas.atlas.entry import statistic_names
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.recording.disk import Disk
-from attlas.recording.joining import Joined, can_join
+from attlas.recording.joining import Joined, can_join, fitting
 from attlas.recording.keeping import fingerprint, kept, own, placed
 from attlas.recording.places import Block, alike, is_causal, is_placeless, rows_of, stacked
 from attlas.stats import Statistic
@@ -113,10 +113,8 @@ class Strand:
         self._plan = step.matrix.plan
         self.entry: Entry | None = None
         self._take(step)
-        if policy.disk is not None:
-            made = self._made()
-            if not policy.disk.waits(made):
-                self._write(policy.disk, made)
+        if policy.disk is not None and not policy.disk.waits(*self._q, *self._k):
+            self._write(policy.disk, self._made())
 
     def continues(self, step: Step) -> bool:
         """Return whether a call goes on with this text: its queries follow, and its keys begin with those kept."""
@@ -171,14 +169,16 @@ class Strand:
         column = step.first_key - self.first_key
         rows = part.problem.shape[2]
         if policy.statistics and (self.joins or not self.blocks):
-            self._numbers.add(part.collect(*policy.statistics), rows, n, column)
+            numbers = [fitting(s, n) if self.joins else s for s in policy.statistics]
+            self._numbers.add(part.collect(*numbers), rows, n, column)
         if policy.tokens:
             held = kept(part, policy.device, 0)
             self._q.append(held.problem.q)
             self._lse.append(held.lse)
             if fresh.shape[2] or not self._k:
                 self._k.append(own(fresh, policy.device))
-            problem = held.problem
+            # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
+            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone())
         else:
             if fresh.shape[2] or not self._prints:
                 self._prints.append(fingerprint(fresh))

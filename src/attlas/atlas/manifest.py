@@ -1,0 +1,166 @@
+"""``atlas.json``: what a saved atlas holds, with the size and checksum of every file, its own included."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from attlas.atlas.spec import SpecError
+from attlas.atlas.tensors import Written, digest_of
+from attlas.errors import AttlasError, RecordingError, explain
+
+__all__ = ["FILE", "MANIFEST", "blaming", "broken", "check_files", "plain", "read_manifest", "write_manifest"]
+
+MANIFEST = "atlas.json"
+FILE = re.compile(r"\d{4,9}\.safetensors")
+_FORMAT, _VERSION = "attlas-atlas", 1
+_LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
+_EMPTY = "0" * 64
+_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+# What reading data that somebody changed may raise.
+_WRONG = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError,
+          RecursionError, MemoryError)  # fmt: skip
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, Written]) -> None:
+    """Write ``atlas.json``, the last file of a folder, and wait until it is on disk."""
+    listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
+    whole = {"format": _FORMAT, "version": _VERSION, "sha256": _EMPTY, **content, "files": listed}
+    text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
+    text = text.replace(_EMPTY.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+    with (folder / MANIFEST).open("xb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what ``atlas.json`` says, after its own checksum was found right.
+
+    Raises
+    ------
+    RecordingError
+        If there is none, or it is not one that this version of attlas can read.
+    """
+    if not folder.is_dir():
+        found = "a file, and no folder" if folder.exists() else "no such folder"
+        fix = "attlas.load(folder) with the folder of save()."
+        aside = sorted(folder.parent.glob(f".{escape(folder.name)}.old-????????"))
+        if aside and not folder.exists():  # the process died in the moment between two renames
+            fix = f"a writer was stopped as it replaced the folder; rename {aside[0].name} to {folder.name}."
+        raise broken(folder, "", "a saved atlas is a folder.", found, fix)
+    path = folder / MANIFEST
+    with blaming(folder, MANIFEST):
+        _regular(path)
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise SpecError(f"{size:,} bytes, more than {_LARGEST:,}")
+        text = path.read_bytes()
+        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise SpecError(f"JSON, but not of the format {_FORMAT!r}")
+        version = content.get("version")
+        if type(version) is int and version > _VERSION:
+            rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
+            raise broken(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
+        match = _DIGEST.search(text)
+        if version != _VERSION or match is None or match[1].decode() != content.get("sha256"):
+            raise SpecError(f"format version {str(version)[:60]} without a checksum")
+        blank = text[: match.start(1)] + _EMPTY.encode() + text[match.end(1) :]
+        if hashlib.sha256(blank).hexdigest() != content["sha256"]:
+            raise SpecError("a checksum that is not that of its text: it was changed, or cut off")
+        return content
+
+
+def check_files(folder: Path, files: Any, *, verify: bool) -> None:
+    """Check name, kind and size of every file that belongs to a folder, and its checksum if asked.
+
+    Raises
+    ------
+    RecordingError
+        If one is missing, or not the one that was written.
+    """
+    with blaming(folder, MANIFEST):
+        listed = dict(plain(files, "files", dict))
+        for name, facts in listed.items():
+            if FILE.fullmatch(name) is None:
+                raise SpecError(f"a file named {name[:60]!r}, not 0000.safetensors")
+            plain(facts, f"files of {name}", dict)
+            plain(facts.get("bytes"), f"bytes of {name}", int)
+            plain(facts.get("sha256"), f"sha256 of {name}", str)
+    for name, facts in listed.items():
+        with blaming(folder, name):
+            _regular(folder / name)
+            size = (folder / name).stat().st_size
+            if size != facts["bytes"]:
+                raise SpecError(f"{size:,} bytes, and {facts['bytes']:,} were written")
+    if not verify:
+        return
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        digests = pool.map(digest_of, [folder / name for name in listed])
+        for name in listed:
+            with blaming(folder, name):
+                if next(digests) != listed[name]["sha256"]:
+                    raise SpecError("a checksum that is not the one that was written: its contents were changed")
+
+
+def plain(value: Any, name: str, kind: type) -> Any:
+    """Return a value of plain data that is exactly of a type, or raise a SpecError."""
+    if type(value) is kind:
+        return value
+    raise SpecError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
+
+
+@contextmanager
+def blaming(folder: Path, file: str) -> Iterator[None]:
+    """Say of whatever reading one file raises which file it was, as a RecordingError."""
+    try:
+        yield
+    except RecordingError:
+        raise
+    except _WRONG as error:
+        text = str(error)
+        if isinstance(error, AttlasError):
+            text = next((line[9:] for line in text.splitlines() if line.startswith("  found: ")), text)
+        if isinstance(error, FileNotFoundError):
+            text = "no such file"
+        if isinstance(error, RecursionError):
+            text = "too many parts within parts"
+        found = (text.splitlines() or [type(error).__name__])[0][:300]
+        rule = f"{file} must be as attlas wrote it."
+        raise broken(folder, file, rule, found, "save the atlas again, or copy the folder again.") from error
+
+
+def broken(folder: Path, file: str, rule: str, found: str, fix: str) -> RecordingError:
+    """Word an error about a folder."""
+    given = {"folder": str(folder)} | ({"file": file} if file else {})
+    return RecordingError(explain("load()", rule, given, found=found, fix=fix))
+
+
+def _regular(path: Path) -> None:
+    """Raise unless a path is a plain file: no link out of the folder, no pipe that would never end."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        raise SpecError("a link" if stat.S_ISLNK(mode) else "no plain file")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise SpecError("a name that stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise SpecError(f"{name}, which is no number of JSON")

@@ -1,0 +1,209 @@
+"""Entries from what a folder says: every name, size and number checked, tensors left on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from attlas.atlas.entry import Entry
+from attlas.atlas.manifest import FILE, MANIFEST, blaming, check_files, plain, read_manifest
+from attlas.atlas.spec import SpecError, mask_from, result_from, score_from
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.indexing import Axes
+from attlas.inputs import accumulation_dtype
+from attlas.matrix import AttentionMatrix
+from attlas.scores import Score
+
+__all__ = ["Reader", "entry_from", "read"]
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LARGEST = 1 << 48
+_MOST_HEADS = 1 << 24  # batches times heads
+_PLAN = Plan()
+
+
+class Reader:
+    """Tensors of the files of a folder, memory-mapped: their numbers are read when they are needed.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tensors: dict[str, dict[str, Tensor]] = {}
+
+    def take(self, ref: Any) -> Tensor:
+        """Return the tensor that plain data finds, as a view of its file.
+
+        Raises
+        ------
+        SpecError
+            If there is no such tensor, or not with these sizes.
+        """
+        plain(ref, "a tensor", dict)
+        name, key = plain(ref.get("file"), "file", str), plain(ref.get("tensor"), "tensor", str)
+        own, shape = (sizes(ref.get(axes), axes) for axes in ("own", "shape"))
+        if FILE.fullmatch(name) is None:
+            raise SpecError(f"a file named {name[:60]!r}, not 0000.safetensors")
+        if name not in self._tensors:
+            with blaming(self.folder, name), safe_open(self.folder / name, "pt") as file:
+                self._tensors[name] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
+        t = self._tensors[name].get(key)
+        if t is None:
+            raise SpecError(f"a tensor {key[:60]!r} that {name} does not have")
+        grown = len(own) == len(shape) and all(a in (1, b) for a, b in zip(own, shape, strict=True))
+        if math.prod(own) != t.numel() or not grown:
+            raise SpecError(f"{key[:60]} of shape {tuple(t.shape)}, said to be {tuple(own)} of {tuple(shape)}")
+        return t.view(own).expand(shape)
+
+    def names(self) -> set[str]:
+        """Return the files that were opened."""
+        return set(self._tensors)
+
+
+def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | None) -> dict[str, Any]:
+    """Return what a saved folder holds, under the names that `Atlas` gives to it.
+
+    Raises
+    ------
+    RecordingError
+        If the folder is not one that attlas wrote, or was changed.
+    """
+    content = read_manifest(folder)
+    check_files(folder, content.get("files"), verify=verify)
+    reader = Reader(folder)
+    with blaming(folder, MANIFEST):
+        found: dict[str, Any] = {"model": plain(content.get("model"), "model", str)}
+        found["details"] = plain(content.get("details"), "details", dict)
+        tokens, ids = content.get("tokens"), content.get("ids")
+        found["tokens"] = None if tokens is None else texts(tokens, "tokens")
+        found["ids"] = None if ids is None else reader.take(ids)
+        spans = plain(content.get("spans"), "spans", dict)
+        found["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
+        found["entries"] = []
+        places = set()
+        for record in plain(content.get("entries"), "entries", list):
+            entry = entry_from(record, reader, score)
+            if (entry.path, entry.call) in places:
+                raise SpecError(f"{entry.path}, call {entry.call}, twice")
+            places.add((entry.path, entry.call))
+            found["entries"].append(entry)
+        strange = reader.names() - content["files"].keys()
+        if strange:
+            raise SpecError(f"tensors of {min(strange)}, which is not among its files")
+    return found
+
+
+def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] | None) -> Entry:
+    """Return the entry that plain data describes.
+
+    Raises
+    ------
+    SpecError, AttlasError
+        If it describes none.
+    """
+    plain(record, "an entry", dict)
+    name, family = plain(record.get("name"), "name", str), plain(record.get("kind"), "kind", str)
+    layer, call, first_key = (whole(record.get(key), key) for key in ("layer", "call", "first_key"))
+    heads, shape = sizes(record.get("heads"), "heads"), sizes(record.get("shape"), "shape")
+    if len(shape) != 4 or shape[0] * shape[1] > _MOST_HEADS:
+        raise SpecError(f"a matrix of shape {tuple(shape)}")
+    four = (shape[0], shape[1], shape[2], shape[3])
+    matrix = None if record.get("matrix") is None else _matrix(record["matrix"], four, reader, score)
+    results = plain(record.get("statistics"), "statistics", dict)
+    statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
+    queries = _pair(record.get("queries"), "queries")
+    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics)
+
+
+def _matrix(
+    record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Score | Mapping[str, Score] | None
+) -> AttentionMatrix:
+    plain(record, "matrix", dict)
+    q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
+    sink = None if record.get("sink") is None else reader.take(record["sink"])
+    batch, heads, m, n = shape
+    key_heads = k.shape[1] if k.ndim == 4 else 0
+    fits = q.ndim == k.ndim == 4 and tuple(q.shape[:3]) == (batch, heads, m) and (k.shape[0], k.shape[2]) == (batch, n)
+    fits = fits and q.dtype is k.dtype and q.dtype in _FLOATS and (heads % key_heads == 0 if key_heads else heads == 0)
+    fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
+    if not fits:
+        raise SpecError(f"q {_words(q)} and k {_words(k)} of a matrix of shape {shape}")
+    if tuple(lse.shape) != (batch, heads, m) or lse.dtype is not accumulation_dtype(q.dtype):
+        raise SpecError(f"lse {_words(lse)} of a matrix of shape {shape} and q {_words(q)}")
+    if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
+        raise SpecError(f"sink {_words(sink)} of {heads} heads")
+    ids = [torch.tensor(sizes(record.get(key), key), dtype=torch.int64) for key in ("batch_ids", "head_ids")]
+    if [len(index) for index in ids] != [batch, heads]:
+        raise SpecError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
+    mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
+    score = score_from(record.get("score"), reader.take, own)
+    problem = Problem(q, k, score, mask, sink, *ids)
+    _try(problem)
+    return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
+
+
+@torch.no_grad()
+def _try(problem: Problem) -> None:
+    """Ask score and mask for the corners of the matrix: what does not fit it raises here, and not in a later read."""
+    *_, m, n = problem.shape
+    if 0 in problem.shape:
+        return
+    b, h = (_extremes(ids) for ids in (problem.batch_ids, problem.head_ids))
+    rows, columns = (torch.tensor(sorted({0, size - 1})) for size in (m, n))
+    at = problem.tile(range(len(b)), range(len(h)), range(len(rows)), range(len(columns)),
+                      row_index=rows, column_index=columns)  # fmt: skip
+    at = type(at)(**{**vars(at), "batch_ids": problem.batch_ids[b], "head_ids": problem.head_ids[h]})
+    q = problem.q[b][:, h][:, :, rows].to(problem.dtype)
+    k = problem.k[b][:, h // problem.group][:, :, columns].to(problem.dtype)
+    logits = problem.score(*problem.score.project(q, k), at)
+    if torch.broadcast_shapes(logits.shape, at.shape) != torch.Size(at.shape):
+        raise SpecError(f"a score of shape {tuple(logits.shape)} for a tile of {at.shape}")
+    if problem.mask is None:
+        return
+    allowed = problem.mask.allows(at)
+    if allowed.dtype is not torch.bool or torch.broadcast_shapes(allowed.shape, at.shape) != torch.Size(at.shape):
+        raise SpecError(f"a mask of shape {tuple(allowed.shape)} for a tile of {at.shape}")
+
+
+def _extremes(ids: Tensor) -> Tensor:
+    """Return the places of the smallest and of the largest number, and those of the first and the last."""
+    return torch.tensor(sorted({0, len(ids) - 1, int(ids.argmin()), int(ids.argmax())}))
+
+
+def _words(t: Tensor) -> str:
+    return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+
+
+def whole(value: Any, name: str) -> int:
+    """Return a whole number that is not negative, or raise a SpecError."""
+    if plain(value, name, int) < 0 or value > _LARGEST:
+        raise SpecError(f"{name} = {str(value)[:60]}")
+    return int(value)
+
+
+def sizes(value: Any, name: str) -> list[int]:
+    """Return a list of whole numbers that are not negative, or raise a SpecError."""
+    return [whole(size, name) for size in plain(value, name, list)]
+
+
+def texts(value: Any, name: str) -> list[str]:
+    """Return a list of texts, or raise a SpecError."""
+    return [plain(text, name, str) for text in plain(value, name, list)]
+
+
+def _pair(value: Any, name: str) -> tuple[int, int]:
+    found = sizes(value, name)
+    if len(found) != 2 or found[0] > found[1]:
+        raise SpecError(f"{name} = {str(value)[:60]}, not the first and the last + 1")
+    return found[0], found[1]

@@ -1,0 +1,412 @@
+"""An atlas as a folder: tensors in safetensors files, the rest in ``atlas.json``, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from glob import escape
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attlas.atlas.entry import Entry
+from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
+from attlas.atlas.reading import Reader, entry_from
+from attlas.atlas.spec import Spec, mask_spec, result_spec, score_spec
+from attlas.atlas.tensors import Written, fingerprint, own_part, write_tensors
+from attlas.errors import DtypeError, RecordingError, explain
+from attlas.masks import Mask, runs_of
+from attlas.scores import Score
+
+if TYPE_CHECKING:
+    from attlas.atlas.atlas import Atlas
+
+try:
+    import fcntl
+except ImportError:  # Windows: a leftover is then not told from a writer at work, and stays
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.
+
+    The folder appears when `finish` has written everything; before that, and if the process dies, there is
+    only a hidden folder ``.NAME.partial-...`` beside it, which the next writer removes.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where the atlas goes.
+    overwrite : bool, default False
+        Whether an atlas that is there already is replaced, once the new one is complete.
+
+    Raises
+    ------
+    RecordingError
+        If the folder is there and may not be replaced, or cannot be written.
+
+    See Also
+    --------
+    attlas.load : the way back.
+
+    Notes
+    -----
+    Memory: a slice of 16 MiB beside the tensors themselves. Tensors that were only expanded (grouped keys)
+    are stored once, and so is a mask that several layers share. Time: that of writing and of SHA-256.
+
+    Examples
+    --------
+    >>> import tempfile, torch, attlas
+    >>> from attlas.atlas import Atlas, Entry
+    >>> from attlas.atlas.storage import Writer
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> entry = Entry("attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), attlas.attend(q, q))
+    >>> with tempfile.TemporaryDirectory() as folder, Writer(f"{folder}/run.atlas") as writer:
+    ...     atlas = Atlas([writer.add(entry)])
+    ...     writer.finish(atlas)
+    ...     bool((atlas[0].to_dense() == entry.matrix.to_dense()).all())
+    True
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
+        self.folder = Path(folder).absolute()
+        self.overwrite = overwrite
+        self.files: dict[str, Written] = {}
+        self._records: dict[int, tuple[Entry, Spec, dict[str, Any]]] = {}
+        self._shared: dict[str, Spec] = {}
+        self._runs: WeakKeyDictionary[Mask, dict[tuple[Any, ...], Mask]] = WeakKeyDictionary()
+        self._pending: dict[str, Tensor] = {}
+        self._done = False
+        with self._writing():
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            _clear_leftovers(self.folder)
+            self._check_target()
+            self.partial, self._lock = _new_partial(self.folder)
+        self._reader = Reader(self.partial)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what was written unless it was finished."""
+        if not self._done:
+            self._done = True
+            shutil.rmtree(self.partial, ignore_errors=True)
+            os.close(self._lock)
+
+    @torch.no_grad()
+    def add(self, entry: Entry) -> Entry:
+        """Write one entry, and return it with everything in the memory-mapped file.
+
+        Parameters
+        ----------
+        entry : Entry
+            The entry; its tensors may live on any device.
+
+        Returns
+        -------
+        Entry
+            The same entry, whose tensors are read from disk when they are needed.
+
+        Raises
+        ------
+        DtypeError
+            If something in it cannot be stored.
+        RecordingError
+            If it cannot be written.
+        """
+        self._check_open("Writer.add()")
+        record = self._record(entry)
+        self._flush()
+        problem = None if entry.matrix is None else entry.matrix.problem
+        parts = [] if problem is None else problem.score.modules()
+        own = {type(part).__name__: part for part in parts if isinstance(part, Score)}
+        written = entry_from(record, self._reader, own)
+        self._records[id(written)] = (written, record, dict(written.statistics))
+        return written
+
+    @torch.no_grad()
+    def finish(self, atlas: Atlas, progress: Callable[[int, int], object] | None = None) -> None:
+        """Write what is missing, then ``atlas.json``, and give the folder its name.
+
+        Parameters
+        ----------
+        atlas : Atlas
+            Its entries are those that `add` returned, or others, which are written now.
+        progress : callable, optional
+            Called with the number of entries done and their total.
+
+        Raises
+        ------
+        DtypeError
+            If something in it cannot be stored.
+        RecordingError
+            If two entries have one place, or the folder cannot be written.
+        """
+        self._check_open("Writer.finish()")
+        _check_places(atlas.entries)
+        records = []
+        for done, entry in enumerate(atlas.entries):
+            records.append(self._finished(entry))
+            if progress is not None:
+                progress(done + 1, len(atlas.entries))
+        ids = None if atlas.ids is None else self._put("ids", atlas.ids)
+        self._flush()
+        content = {
+            "model": atlas.model,
+            "tokens": None if atlas.tokens is None else list(atlas.tokens),
+            "ids": ids,
+            "spans": {name: list(span) for name, span in atlas.spans.items()},
+            "details": atlas.details,
+            "entries": records,
+        }
+        _check_plain(content)
+        with self._writing():
+            write_manifest(self.partial, content, self.files)
+            _sync(self.partial)
+            self._check_target()
+            _rename(self.partial, self.folder)
+            self._done = True
+            os.close(self._lock)
+
+    def _finished(self, entry: Entry) -> Spec:
+        """Return the record of an entry, written now as far as it is not yet."""
+        if id(entry) not in self._records:
+            record = self._record(entry)
+            self._flush()
+            return record
+        _, record, known = self._records[id(entry)]
+        new = {name: value for name, value in entry.statistics.items() if known.get(name) is not value}
+        kept = {name: spec for name, spec in record["statistics"].items() if name in entry.statistics}
+        kept |= {name: result_spec(name, value, self._put) for name, value in new.items()}
+        return record | {"statistics": kept}
+
+    def _record(self, entry: Entry) -> Spec:
+        record: Spec = {"name": entry.name, "kind": entry.kind}
+        record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
+        record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
+        record["matrix"] = None
+        if entry.matrix is not None:
+            problem, find = entry.matrix.problem, self._runs_for(entry)
+            record["matrix"] = {
+                "q": self._put("q", problem.q),
+                "k": self._put("k", problem.k),
+                "lse": self._put("lse", entry.matrix.lse),
+                "sink": None if problem.sink is None else self._put("sink", problem.sink),
+                "score": score_spec(problem.score, self._put_shared),
+                "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),
+                "batch_ids": problem.batch_ids.tolist(),
+                "head_ids": problem.head_ids.tolist(),
+            }
+        results = entry.statistics.items()
+        record["statistics"] = {name: result_spec(name, result, self._put) for name, result in results}
+        return record
+
+    def _runs_for(self, entry: Entry) -> Callable[[Mask], Mask]:
+        """Return what finds the runs of a mask, once for all entries of one size."""
+        problem = entry.need_matrix("save()").problem
+        ids = (problem.batch_ids, problem.head_ids)
+        batch, heads = (int(index.max()) + 1 if index.numel() else 0 for index in ids)
+        sizes = (batch, heads, *problem.shape[2:])
+
+        def find(mask: Mask) -> Mask:
+            found = self._runs.setdefault(mask, {})
+            if sizes not in found:
+                found[sizes] = runs_of(mask, *sizes, device=problem.device)
+            return found[sizes]
+
+        return find
+
+    def _put(self, name: str, t: Tensor) -> Spec:
+        """Keep a tensor for the next file, and return where it will be found."""
+        own = own_part("save()", name, t)
+        key, number = name, 1
+        while key in self._pending:
+            number += 1
+            key = f"{name}_{number}"
+        self._pending[key] = own
+        return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
+
+    def _put_shared(self, name: str, t: Tensor) -> Spec:
+        """Keep a tensor unless one with the same numbers was kept before."""
+        own = own_part("save()", name, t)
+        key = fingerprint(own)
+        if key not in self._shared:
+            self._shared[key] = self._put(name, own)
+        return self._shared[key] | {"own": list(own.shape), "shape": list(t.shape)}
+
+    def _file(self) -> str:
+        return f"{len(self.files):04d}.safetensors"
+
+    def _flush(self) -> None:
+        """Write the tensors that are kept to a file of their own."""
+        if not self._pending:
+            return
+        name, tensors = self._file(), self._pending
+        self._pending = {}
+        with self._writing():
+            self.files[name] = write_tensors(self.partial / name, tensors)
+
+    def _check_open(self, where: str) -> None:
+        if self._done:
+            fix = "make another Writer; attlas.load(folder) reads what was finished."
+            raise RecordingError(explain(where, "a writer writes one folder.", found="a closed writer", fix=fix))
+
+    def _check_target(self) -> None:
+        """Raise unless the folder may get its name."""
+        folder = self.folder
+        if not folder.exists() and not folder.is_symlink():
+            return
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else None
+        if names == []:
+            return
+        foreign = [name for name in names or () if name != MANIFEST and FILE.fullmatch(name) is None]
+        if names is None or foreign or MANIFEST not in names:
+            rule, fix = "only a folder that holds an atlas and nothing else is replaced.", "give another folder."
+            found = "no folder" if names is None else (", ".join(foreign[:4]) or f"no {MANIFEST}")
+        elif not self.overwrite:
+            rule, found = "the folder must not be there yet.", "an atlas"
+            fix = "give another folder, or overwrite=True to replace it."
+        else:
+            return
+        raise RecordingError(explain("save()", rule, {"folder": str(folder)}, found=found, fix=fix))
+
+    def _writing(self) -> _Writing:
+        return _Writing(self.folder)
+
+
+class _Writing:
+    """Say of an error of the disk which folder it was about."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            rule, fix = "the folder must be one that can be written.", "give a folder on a disk with room."
+            found = f"{error.strerror or error}"
+            raise RecordingError(explain("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix)) from error
+
+
+def _check_places(entries: Iterable[Entry]) -> None:
+    places: dict[tuple[str, int], str] = {}
+    for entry in entries:
+        place = (entry.path, entry.call)
+        if place in places:
+            raise RecordingError(
+                explain(
+                    "save()",
+                    "each pass of each layer may stand in an atlas once.",
+                    {"entries": f"{places[place]} and {entry.name}"},
+                    found=f"both are {entry.path}, call {entry.call}",
+                    fix="give the passes of one layer the calls 0, 1, 2 ...",
+                )
+            )
+        places[place] = entry.name
+
+
+def _check_plain(content: Mapping[str, Any]) -> None:
+    """Raise unless names, tokens, spans and details can be written as JSON."""
+    for key, value in content.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DtypeError(
+                explain(
+                    "save()",
+                    f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts.",
+                    found=str(error),
+                    fix=f"atlas.{key} = ... without other objects.",
+                )
+            ) from error
+
+
+# ------------------------------------------------------------------------------------------------------- the folder
+
+
+def _new_partial(folder: Path) -> tuple[Path, int]:
+    """Make a hidden folder beside the target, and lock it for as long as this process lives."""
+    while True:
+        partial = folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")
+        partial.mkdir()
+        lock = _lock(partial)
+        if lock is not None and partial.is_dir():
+            return partial, lock
+        if lock is not None:  # another writer took it for a leftover before it was locked
+            os.close(lock)
+
+
+def _lock(partial: Path) -> int | None:
+    """Lock a folder; None where a living process holds it. The system lets go when that process dies."""
+    if fcntl is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    try:
+        handle = os.open(partial, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Remove what killed writers of this folder left, and put back what one of them was about to replace."""
+    for old in folder.parent.glob(f".{escape(folder.name)}.old-????????"):
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(folder)
+    if fcntl is None:
+        return
+    for partial in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
+        lock = _lock(partial)
+        if lock is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+
+
+def _rename(partial: Path, folder: Path) -> None:
+    """Give a complete folder its name; what had it is kept aside until then."""
+    old = folder.with_name(f".{folder.name}.old-{os.urandom(4).hex()}")
+    replaced = folder.is_dir() and any(folder.iterdir())
+    if replaced:
+        folder.rename(old)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if replaced:
+            old.rename(folder)
+        raise
+    _sync(folder.parent)
+    if replaced:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, where the system can do so."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,139 @@
+"""Tensors in safetensors files: written in slices with their checksum, read without being read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, explain
+
+__all__ = ["Written", "digest_of", "fingerprint", "own_part", "write_tensors"]
+
+_SLICE = 1 << 24  # bytes that are copied at once
+# The names that safetensors gives to dtypes.
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Written(NamedTuple):
+    """What is known of a file that was written."""
+
+    size: int
+    sha256: str
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
+    """Write tensors to a new safetensors file, and wait until they are on disk.
+
+    Parameters
+    ----------
+    path : Path
+        A file that is not there.
+    tensors : mapping
+        Tensors of any device and stride.
+
+    Returns
+    -------
+    Written
+        Size and checksum.
+
+    Notes
+    -----
+    Memory: a slice of 16 MiB. safetensors' own writer copies each tensor whole, and its file would have to be
+    read again for the checksum.
+    """
+    # The widest first, so that each tensor lies at a multiple of its own size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, place = {}, 0
+    for name in order:
+        t = tensors[name]
+        end = place + t.numel() * t.element_size()
+        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    total = hashlib.sha256()
+    with path.open("xb") as file:
+        for piece in (len(text).to_bytes(8, "little"), text):
+            total.update(piece)
+            file.write(piece)
+        for name in order:
+            for part in _slices(tensors[name]):
+                total.update(part)
+                file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(8 + len(text) + place, total.hexdigest())
+
+
+def own_part(where: str, name: str, t: Tensor) -> Tensor:
+    """Return what a tensor holds, without axes that were only expanded, if it can be stored.
+
+    Raises
+    ------
+    DtypeError
+        If it is no plain tensor of a dtype that files know.
+    """
+    if t.dtype not in _NAMES or t.layout is not torch.strided or t.device.type == "meta":
+        raise DtypeError(
+            explain(
+                where,
+                "a tensor that is stored must be dense, of real numbers, whole numbers or True and False.",
+                {name: t},
+                found=f"{str(t.dtype).removeprefix('torch.')} {str(t.layout).removeprefix('torch.')}",
+                fix=f"give {name} as float32: t.float().",
+            )
+        )
+    t = t.detach()
+    for axis, stride in enumerate(t.stride()):
+        if stride == 0 and t.shape[axis] > 1:
+            t = t.narrow(axis, 0, 1)
+    return t
+
+
+def fingerprint(t: Tensor) -> str:
+    """Return a text that two tensors share if they hold the same numbers in the same order."""
+    total = hashlib.sha256(str(t.dtype).encode())
+    for part in _slices(t):
+        total.update(part)
+    return total.hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """Return the checksum of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _slices(t: Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in order, copying at most a slice at a time."""
+    if t.numel() == 0:
+        return
+    if t.numel() * t.element_size() > _SLICE and t.ndim > 0:
+        if t.shape[0] > 1:
+            step = max(1, t.shape[0] * _SLICE // (t.numel() * t.element_size()))
+            for part in t.split(step):
+                yield from _slices(part)
+        else:
+            yield from _slices(t[0])
+        return
+    # Memory that exists, seen as bytes; an axis of size 1 may have any stride, so the strides are said anew.
+    t = t.cpu().resolve_neg().contiguous()
+    yield memoryview(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer

@@ -1,0 +1,370 @@
+"""Masks that were found by asking every pair once, and are stored small: runs of keys, or packed bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.errors import ShapeError, TooLargeError, explain
+from attlas.masks.base import Coverage, Mask
+from attlas.tiles import Tile, cut
+
+__all__ = ["Bits", "Runs", "runs_of"]
+
+_CELLS = 1 << 22  # pairs that are asked for at once
+_SMALL = 1 << 20  # bytes of runs below which they are never packed
+_BITS_LIMIT = 1 << 30  # bytes of packed bits that a mask may take, 92,000 tokens squared
+_FEW_RUNS = 4  # so many runs a row are compared one by one
+
+
+class Runs(Mask):
+    """Pairs whose key lies in one of the runs of consecutive keys of the query's row; made by `runs_of`.
+
+    Parameters
+    ----------
+    first : Tensor of int64, shape (batch, heads, m + 1)
+        Where the runs of each row begin in `starts`, and where those of the last row end; an axis of size 1
+        stands for every batch or head.
+    starts, stops : Tensor of int32 or int64, shape (runs,)
+        First key of each run and the key after its last, row by row, ascending, with a gap between any two.
+    n : int
+        Number of keys.
+
+    Raises
+    ------
+    ShapeError
+        If the tables do not fit each other.
+
+    See Also
+    --------
+    runs_of : finds the runs of a mask.
+
+    Notes
+    -----
+    Memory: 8 bytes a row and 8 to 16 a run, linear where a mask is causal, a window, chunks, packed documents
+    or blocks of an image. A tile costs a comparison for each run of its longest row, or one cumulative sum
+    where these are more than four.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks import Runs
+    >>> print(Runs(torch.tensor([[[0, 1, 3]]]), torch.tensor([0, 0, 3]), torch.tensor([2, 1, 4]), 4))
+    Runs(2 queries, 4 keys, 3 runs)
+      ■ ■ · ·
+      ■ · · ■
+      2 queries × 4 keys
+    """
+
+    def __init__(self, first: Tensor, starts: Tensor, stops: Tensor, n: int) -> None:
+        self.first, self.starts, self.stops, self.n = first, starts, stops, n
+        fault = self._fault()
+        if fault:
+            fix = "attlas.masks.runs_of(mask, batch, heads, m, n) finds the runs of a mask."
+            raise ShapeError(explain("Runs()", "the tables must describe runs of keys.", found=fault, fix=fix))
+        # One ascending line of all rows: key j of row r stands at r * (n + 1) + j, so that a search finds runs.
+        rows = torch.repeat_interleave(torch.arange(self._counts.numel(), device="cpu"), self._counts.flatten())
+        self._line_starts = rows * (n + 1) + starts
+        self._line_stops = rows * (n + 1) + stops
+        inner = rows[1:] == rows[:-1]
+        if bool((starts >= stops).any()) or bool((inner & (starts[1:] <= stops[:-1])).any()):
+            found = "a run that is empty, or that touches the one before"
+            fix = "sort the runs of each row, and join those that touch."
+            raise ShapeError(explain("Runs()", "the tables must describe runs of keys.", found=found, fix=fix))
+
+    def _fault(self) -> str:
+        """Return what is wrong with the tables, or nothing; their order is looked at after that."""
+        if self.first.ndim != 3 or self.first.shape[-1] < 1 or self.first.dtype is not torch.int64:
+            return f"first is {tuple(self.first.shape)} {self.first.dtype}, not int64 of shape (batch, heads, m + 1)"
+        if self.starts.ndim != 1 or self.starts.shape != self.stops.shape or self.starts.dtype != self.stops.dtype:
+            return f"{tuple(self.starts.shape)} starts and {tuple(self.stops.shape)} stops"
+        if self.starts.dtype not in (torch.int32, torch.int64):
+            return f"starts of {self.starts.dtype}"
+        self._counts = self.first.diff(dim=-1)
+        flat = self.first.reshape(-1, self.first.shape[-1])
+        ends = [0, *flat[:, -1].tolist()]
+        joined = flat[:, 0].tolist() == ends[:-1] and ends[-1] == self.starts.numel()
+        if not joined or bool((self._counts < 0).any()):
+            return f"first does not count up to the {self.starts.numel()} runs"
+        if self.starts.numel() and (int(self.starts.min()) < 0 or int(self.stops.max()) > self.n):
+            return f"runs from {int(self.starts.min())} to {int(self.stops.max())}, of {self.n} keys"
+        return ""
+
+    def allows(self, at: Tile) -> Tensor:
+        rows = self._rows(at, at.row_index)
+        first = self.first[..., :-1].flatten()[rows]
+        counts = self._counts.flatten()[rows]
+        most = int(counts.max()) if counts.numel() else 0
+        if most > _FEW_RUNS and not at.scattered:
+            return self._summed(rows, at).to(at.device)
+        j = at.j
+        allowed = torch.zeros(*rows.shape, j.shape[-1], dtype=torch.bool, device=at.device)
+        for step in range(most):
+            # A row with fewer runs is asked about its last one again, or about none.
+            there = counts > step
+            place = torch.where(there, first + step, 0)
+            start = torch.where(there, self.starts[place], 0).unsqueeze(-1).to(at.device)
+            stop = torch.where(there, self.stops[place], 0).unsqueeze(-1).to(at.device)
+            allowed |= (j >= start) & (j < stop)
+        return allowed
+
+    def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
+        """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU."""
+        batch, heads, ends = self.first.shape
+        b = at.batch_ids if batch > 1 else at.batch_ids[:1] * 0
+        h = at.head_ids if heads > 1 else at.head_ids[:1] * 0
+        i = torch.arange(at.rows.start, at.rows.stop, device="cpu") if index is None else index.cpu()
+        return ((b.view(-1, 1, 1) * heads) + h.view(-1, 1)) * (ends - 1) + i
+
+    def _summed(self, rows: Tensor, at: Tile) -> Tensor:
+        """Fill a tile of many runs a row by one cumulative sum over +1 at starts and -1 at stops."""
+        line, (low, high) = rows.flatten() * (self.n + 1), (at.columns.start, at.columns.stop)
+        # Runs that end before the tile or begin after it are left out by two searches a row.
+        begin = torch.searchsorted(self._line_stops, line + low, right=True)
+        end = torch.searchsorted(self._line_starts, line + high)
+        counts = (end - begin).clamp(min=0)
+        row = torch.repeat_interleave(torch.arange(len(line), device="cpu"), counts)
+        runs = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts - begin)[row]
+        width = high - low + 1
+        change = torch.zeros(len(line) * width, dtype=torch.int8, device="cpu")
+        change[row * width + (self.starts[runs] - low).clamp(min=0)] = 1
+        change[row * width + (self.stops[runs] - low).clamp(max=width - 1)] = -1
+        inside = change.view(-1, width).cumsum(-1, dtype=torch.int8)[:, :-1]
+        return inside.view(*rows.shape, width - 1).bool()
+
+    def coverage(self, at: Tile) -> Coverage:
+        if at.scattered or 0 in at.shape:
+            return Coverage.SOME
+        line = self._rows(at, None).flatten() * (self.n + 1)
+        low, high = line + at.columns.start, line + at.columns.stop
+        if not len(self.starts):
+            return Coverage.NONE
+        # The last run that begins before the tile ends, and the last that has begun where the tile begins.
+        last = torch.searchsorted(self._line_starts, high) - 1
+        over = torch.searchsorted(self._line_starts, low, right=True) - 1
+        if not bool(((last >= 0) & (self._line_stops[last] > low)).any()):
+            return Coverage.NONE
+        whole = bool(((over >= 0) & (self._line_stops[over] >= high)).all())
+        return Coverage.ALL if whole else Coverage.SOME
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        own_batch, own_heads, ends = self.first.shape
+        _check_sizes("Runs()", (own_batch, own_heads, ends - 1, self.n), batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        return self.first.shape[-1] - 1, self.n
+
+    def name(self) -> str:
+        return f"Runs({self.first.shape[-1] - 1:,} queries, {self.n:,} keys, {len(self.starts):,} runs)"
+
+
+class Bits(Mask):
+    """Pairs whose bit is set, eight keys a byte; made by `runs_of` where runs would take more.
+
+    Parameters
+    ----------
+    packed : Tensor of uint8, shape (batch, heads, m, ceil(n / 8))
+        Bit ``j % 8`` of byte ``j // 8`` is key j; an axis of size 1 stands for every batch or head.
+    n : int
+        Number of keys.
+
+    Raises
+    ------
+    ShapeError
+        If the bytes are not those of n keys.
+
+    See Also
+    --------
+    Runs : much smaller where keys follow each other.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks.runs import Bits
+    >>> print(Bits(torch.tensor([[[[5], [2]]]], dtype=torch.uint8), 3))
+    Bits(2 queries, 3 keys)
+      ■ · ■
+      · ■ ·
+      2 queries × 3 keys
+    """
+
+    def __init__(self, packed: Tensor, n: int) -> None:
+        if packed.ndim != 4 or packed.dtype is not torch.uint8 or packed.shape[-1] != -(-n // 8):
+            raise ShapeError(
+                explain(
+                    "Bits()",
+                    "packed must be uint8 of shape (batch, heads, m, ceil(n / 8)).",
+                    {"packed": packed, "n": n},
+                    found=f"{packed.dtype} of shape {tuple(packed.shape)}",
+                    fix="attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask.",
+                )
+            )
+        self.packed, self.n = packed, n
+
+    def allows(self, at: Tile) -> Tensor:
+        cells = self.packed
+        for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
+            cells = cells.index_select(axis, ids) if cells.shape[axis] > 1 else cells
+        cells = cells.index_select(2, at.i.flatten().cpu())
+        j = at.j.flatten().cpu()
+        return ((cells.index_select(3, j // 8) >> (j % 8).to(torch.uint8)) & 1).bool().to(at.device)
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        _check_sizes("Bits()", (*self.packed.shape[:3], self.n), batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        return self.packed.shape[2], self.n
+
+    def name(self) -> str:
+        return f"Bits({self.packed.shape[2]:,} queries, {self.n:,} keys)"
+
+
+def _check_sizes(where: str, own: tuple[int, ...], batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+    wanted = (torch.Size(batch).numel(), heads, m, n)
+    if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
+        return
+    raise ShapeError(
+        explain(
+            "attend()",
+            f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads.",
+            found=f"{own} in mask, {wanted} in matrix",
+            fix="find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n).",
+        )
+    )
+
+
+def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Runs | Bits:
+    """Return the same mask as runs of keys, or as packed bits where these take less memory.
+
+    Parameters
+    ----------
+    mask : Mask
+        The mask; what it adds to the scores is not looked at.
+    batch, heads, m, n : int
+        Sizes of the matrix that it is asked for.
+    device : torch.device or str, default "cpu"
+        Where it is asked; what is found lies on the CPU.
+
+    Returns
+    -------
+    Runs or Bits
+        With one batch, or one head, where all are alike.
+
+    Raises
+    ------
+    TooLargeError
+        If the bits would take more than 1 GiB.
+
+    See Also
+    --------
+    Runs : how the runs are kept.
+
+    Notes
+    -----
+    Asks for every pair once, in tiles. Memory: a tile, and the runs that were found.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.masks import runs_of
+    >>> print(runs_of(attlas.from_function(lambda b, h, i, j: (j <= i) & (j // 3 == i // 3)), 1, 1, 5, 6))
+    Runs(5 queries, 6 keys, 5 runs)
+      ■ · · · · ·
+      ■ ■ · · · ·
+      ■ ■ ■ · · ·
+      · · · ■ · ·
+      · · · ■ ■ ·
+      5 queries × 6 keys
+    """
+    strips, together = [], (1, 1)  # batches and heads that differ from the first, so far
+    found = 0
+    for rows in _bands(batch, heads, m, n):
+        allowed = _asked(mask, (batch, heads, m, n), rows, device)
+        together = max(together[0], allowed.shape[0]), max(together[1], allowed.shape[1])
+        strips.append(_strip(allowed))
+        found += strips[-1].starts.numel() * together[0] * together[1] // (allowed.shape[0] * allowed.shape[1])
+        packed = together[0] * together[1] * m * -(-n // 8)
+        if 8 * found > max(packed, _SMALL):
+            return _packed(mask, batch, heads, m, n, device)
+    return _joined(strips, *together, m, n)
+
+
+class _Strip(NamedTuple):
+    """The runs of some rows: how many each row has, where they begin and end."""
+
+    counts: Tensor
+    starts: Tensor
+    stops: Tensor
+
+
+def _bands(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
+    return cut(m, max(1, _CELLS // max(1, batch * heads * n)))
+
+
+def _asked(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: torch.device | str) -> Tensor:
+    """Return which pairs of some rows are allowed, with one batch, or one head, where all are alike."""
+    batch, heads, m, n = sizes
+    all_batches, all_heads = (torch.arange(size, device="cpu") for size in (batch, heads))
+    at = Tile(range(batch), range(heads), rows, range(n), m, n, all_batches, all_heads, torch.device(device))
+    allowed = mask.allows(at).cpu()
+    allowed = allowed[(None,) * (4 - allowed.ndim)]
+    for axis in (0, 1):
+        if allowed.shape[axis] > 1 and bool((allowed == allowed.narrow(axis, 0, 1)).all()):
+            allowed = allowed.narrow(axis, 0, 1)
+    return allowed.expand(-1, -1, len(rows), n)
+
+
+def _strip(allowed: Tensor) -> _Strip:
+    """Find the runs of some rows: along a row, what is allowed begins and ends in turn."""
+    turns = functional.pad(allowed, (1, 1)).to(torch.int8).diff(dim=-1).ne(0)
+    places = turns.nonzero()[:, -1]
+    kind = torch.int32 if allowed.shape[-1] < 2**31 else torch.int64
+    return _Strip(turns.sum(-1) // 2, places[0::2].to(kind), places[1::2].to(kind))
+
+
+def _joined(strips: list[_Strip], batch: int, heads: int, m: int, n: int) -> Runs:
+    """Put strips of rows together, batch by batch and head by head."""
+    tables: list[list[Tensor]] = [[torch.zeros(0, dtype=torch.int64, device="cpu")], [], []]
+    cuts = [functional.pad(strip.counts.sum(-1).flatten().cumsum(0), (1, 0)) for strip in strips]
+    for b in range(batch):
+        for h in range(heads):
+            for strip, ends in zip(strips, cuts, strict=True):
+                own = min(b, strip.counts.shape[0] - 1), min(h, strip.counts.shape[1] - 1)
+                place = own[0] * strip.counts.shape[1] + own[1]
+                span = slice(int(ends[place]), int(ends[place + 1]))
+                for table, part in zip(tables, (strip.counts[own], strip.starts[span], strip.stops[span]), strict=True):
+                    table.append(part)
+    counts = torch.cat(tables[0]).view(batch, heads, m)
+    ends = counts.flatten().cumsum(0).view(batch, heads, m)
+    first = torch.cat([(ends - counts)[..., :1], ends], -1) if m else counts.new_zeros(batch, heads, 1)
+    none = torch.zeros(0, dtype=torch.int32, device="cpu")
+    starts, stops = (torch.cat(table) if table else none for table in tables[1:])
+    return Runs(first, starts, stops, n)
+
+
+def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
+    """Pack what a mask allows, eight keys a byte."""
+    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
+    strips: list[Tensor] = []
+    size = 0
+    for rows in _bands(batch, heads, m, n):
+        allowed = functional.pad(_asked(mask, (batch, heads, m, n), rows, device), (0, -n % 8))
+        packed = (allowed.unflatten(-1, (-1, 8)).to(torch.uint8) * powers).sum(-1, dtype=torch.uint8)
+        strips.append(packed)
+        size = max(size, packed.shape[0] * packed.shape[1] * m * packed.shape[-1])
+        if size > _BITS_LIMIT:
+            raise TooLargeError(
+                explain(
+                    "runs_of()",
+                    "a mask without long runs of keys must fit the limit of packed bits.",
+                    {"mask": mask.name()},
+                    found=f"{size:,} bytes, the limit is {_BITS_LIMIT:,}",
+                    fix="keep statistics and not q and k, or use a mask of attlas, which is stored by its settings.",
+                )
+            )
+    sizes = [max(strip.shape[axis] for strip in strips) for axis in (0, 1)]
+    return Bits(torch.cat([strip.expand(*sizes, -1, -1) for strip in strips], dim=2), n)

@@ -1,0 +1,165 @@
+"""Runs of keys: the same pairs as the mask that they were found from, in linear memory."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attlas
+from attlas import ShapeError, TooLargeError, stats
+from attlas.masks import Coverage, Mask, runs, runs_of
+from attlas.testing import check_mask
+from attlas.tiles import Tile
+
+
+def allowed(mask: Mask, batch: int, heads: int, m: int, n: int) -> torch.Tensor:
+    """Ask for all pairs at once."""
+    at = tile(range(m), range(n), m, n, batch, heads)
+    return mask.allows(at).broadcast_to(at.shape)
+
+
+def tile(rows: range, columns: range, m: int, n: int, batch: int = 1, heads: int = 1, **index: torch.Tensor) -> Tile:
+    ids = torch.arange(batch), torch.arange(heads)
+    return Tile(range(batch), range(heads), rows, columns, m, n, *ids, torch.device("cpu"), **index)
+
+
+def chunks(b, h, i, j):
+    return (j <= i) & (j // 7 == i // 7)
+
+
+def image_blocks(b, h, i, j):
+    return (j <= i) | ((i // 5 == 2) & (j // 5 == 2))
+
+
+def each_head(b, h, i, j):
+    return (j <= i + h) & (j != b)
+
+
+def late(b, h, i, j):
+    return (i < 20) | (j % (h + 1) == 0)
+
+
+def checkers(b, h, i, j):
+    return (i + j) % 2 == 0
+
+
+def nothing(b, h, i, j):
+    return j < 0
+
+
+FUNCTIONS = [chunks, image_blocks, each_head, late, checkers, nothing]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sizes", [(2, 3, 30, 30), (1, 1, 4, 33), (2, 1, 33, 4)], ids=str)
+@pytest.mark.parametrize("small", [True, False], ids=["bands", "whole"])
+def test_runs_and_bits_allow_the_same_pairs(function, sizes, small, monkeypatch) -> None:
+    if small:
+        monkeypatch.setattr(runs, "_CELLS", 100)
+    mask = attlas.from_function(function)
+    wanted = allowed(mask, *sizes)
+    assert torch.equal(allowed(runs_of(mask, *sizes), *sizes), wanted)
+    assert torch.equal(allowed(runs._packed(mask, *sizes), *sizes), wanted)
+
+
+@given(st.data())
+def test_any_tile_of_any_mask(data: st.DataObject) -> None:
+    batch, heads, m, n = (data.draw(st.integers(1, top)) for top in (2, 2, 6, 40))
+    dense = torch.tensor(data.draw(st.lists(st.booleans(), min_size=m * n, max_size=m * n))).view(m, n)
+    dense = torch.stack([dense.roll(b + h, -1) for b in range(batch) for h in range(heads)]).view(batch, heads, m, n)
+    found = runs_of(attlas.from_tensor(dense), batch, heads, m, n)
+    assert torch.equal(allowed(found, batch, heads, m, n), dense)
+    rows, columns = (sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size)))) for size in (m, n))
+    at = tile(range(*rows), range(*columns), m, n, batch, heads)
+    part = dense[:, :, slice(*rows), slice(*columns)]
+    assert torch.equal(found.allows(at).broadcast_to(at.shape), part)
+    coverage = found.coverage(at)
+    if part.numel():
+        wanted = Coverage.ALL if part.all() else Coverage.SOME if part.any() else Coverage.NONE
+        assert coverage is wanted
+    places = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5)))
+    at = tile(range(m), range(len(places)), m, n, batch, heads, column_index=places)
+    assert torch.equal(found.allows(at).broadcast_to(at.shape), dense[..., places])
+
+
+@pytest.mark.parametrize("kind", ["runs", "bits"])
+def test_contract_of_masks(kind) -> None:
+    mask = attlas.from_function(late)
+    check_mask(runs_of(mask, 2, 4, 80, 80) if kind == "runs" else runs._packed(mask, 2, 4, 80, 80), 80, 80, 2, 4)
+
+
+def test_equal_batches_and_heads_are_kept_once() -> None:
+    found = runs_of(attlas.from_function(chunks), 3, 4, 20, 20)
+    assert found.first.shape == (1, 1, 21)
+    assert len(found.starts) == 20
+    found = runs_of(attlas.from_function(each_head, broadcasts=False), 1, 4, 20, 20)
+    assert found.first.shape == (1, 4, 21)
+
+
+def test_linear_memory_at_length() -> None:
+    found = runs_of(attlas.from_function(image_blocks), 1, 1, 4096, 4096)
+    held = sum(t.numel() * t.element_size() for t in vars(found).values() if isinstance(t, torch.Tensor))
+    assert held < 4096 * 64
+
+
+def test_checkers_are_packed(monkeypatch) -> None:
+    monkeypatch.setattr(runs, "_SMALL", 100)
+    found = runs_of(attlas.from_function(checkers), 1, 2, 70, 70)
+    assert isinstance(found, runs.Bits)
+    assert found.packed.shape == (1, 1, 70, 9)
+    assert found.name() == "Bits(70 queries, 70 keys)"
+    monkeypatch.setattr(runs, "_BITS_LIMIT", 600)
+    with pytest.raises(TooLargeError) as error:
+        runs_of(attlas.from_function(checkers), 1, 2, 70, 70)
+    assert str(error.value) == (
+        """runs_of(): a mask without long runs of keys must fit the limit of packed bits.
+  mask: from_function(checkers)
+  found: 630 bytes, the limit is 600
+  fix: keep statistics and not q and k, or use a mask of attlas, which is stored by its settings."""
+    )
+
+
+def test_weights_are_those_of_the_function() -> None:
+    q, k = torch.randn(2, 3, 70, 8), torch.randn(2, 3, 90, 8)
+    mask = attlas.from_function(late)
+    A, B = attlas.attend(q, k, mask=mask), attlas.attend(q, k, mask=runs_of(mask, 2, 3, 70, 90))
+    assert torch.equal(A.to_dense(), B.to_dense())
+    assert torch.equal(stats.entropy(A), stats.entropy(B))
+    assert torch.equal(A[1, 2, [3, 40], [5, 80]], B[1, 2, [3, 40], [5, 80]])
+    assert torch.equal(A[1][[2, 0]][:, :, [7, 1]], B[1][[2, 0]][:, :, [7, 1]])
+
+
+def test_empty_sizes() -> None:
+    for sizes in [(1, 1, 0, 5), (1, 1, 5, 0), (1, 1, 0, 0)]:
+        found = runs_of(attlas.from_function(checkers), *sizes)
+        assert allowed(found, *sizes).shape == sizes
+
+
+WRONG = [
+    (([[[0, 1]]], [0], [1, 2], 3), "1 starts and 2 stops"),
+    (([[[0, 2]]], [0], [1], 3), "first does not count up to the 1 runs"),
+    (([[[0, 1]]], [0], [4], 3), "runs from 0 to 4, of 3 keys"),
+    (([[[0, 2]]], [0, 1], [1, 3], 3), "a run that is empty, or that touches the one before"),
+    (([[0, 2]], [0, 2], [1, 3], 3), "first is (1, 2) torch.int64, not int64 of shape (batch, heads, m + 1)"),
+]
+
+
+@pytest.mark.parametrize(("tables", "found"), WRONG, ids=[found for _, found in WRONG])
+def test_tables_that_do_not_fit(tables, found) -> None:
+    *tensors, n = tables
+    with pytest.raises(ShapeError) as error:
+        runs.Runs(*map(torch.tensor, tensors), n)
+    assert f"found: {found.replace('1 starts and 2 stops', '(1,) starts and (2,) stops')}" in str(error.value)
+
+
+def test_sizes_of_another_matrix() -> None:
+    mask = runs_of(attlas.from_function(chunks), 1, 1, 4, 6)
+    with pytest.raises(ShapeError) as error:
+        attlas.attend(torch.zeros(5, 2), torch.zeros(6, 2), mask=mask)
+    assert str(error.value) == (
+        """attend(): Runs() must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads.
+  found: (1, 1, 4, 6) in mask, (1, 1, 5, 6) in matrix
+  fix: find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n)."""
+    )
+    with pytest.raises(ShapeError, match="packed must be uint8"):
+        runs.Bits(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), 30)
