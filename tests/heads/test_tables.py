@@ -7,6 +7,7 @@ import torch
 
 import attlas
 from attlas import heads
+from attlas.atlas import Atlas, Entry
 
 close = torch.testing.assert_close
 SPANS = {"system": (0, 3), "user": slice(3, 9), "document": range(9, 20), "again": (5, 12)}
@@ -50,3 +51,14 @@ def test_spans_without_queries_are_left_out_of_the_records() -> None:
     records = heads.span_table(A, {"prompt": (0, 4), "generated": (4, 6)}).records()
     assert {record["from"] for record in records} == {"generated"}
     assert sum(record["weight"] for record in records) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_an_atlas_is_its_layers() -> None:
+    layers = [attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), mask=attlas.Causal()) for _ in range(3)]
+    entries = [
+        Entry(f"layers.{i}.attn", i, "self", 0, (0, 1), (0, 6), 0, (1, 2, 6, 6), A) for i, A in enumerate(layers)
+    ]
+    atlas = Atlas(entries, spans={"user": (0, 4), "answer": (4, 6)})
+    close(heads.span_table(atlas, atlas.spans).weight, heads.span_table(layers, atlas.spans).weight)
+    close(heads.rollout(atlas, [5]), heads.rollout(layers, [5]))
+    close(heads.flow(atlas), heads.flow(layers))

@@ -225,7 +225,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     -----
     Distances at which nothing may attend (keys after the query under a causal mask) are left out. Means are
     over allowed cells, so that far distances, which few queries have, are not made small by their number.
-    Mean distances of heads were first drawn so in [1]_.
+    Heads are told apart by the distance that they look over in [1]_.
     Cost: that of `attlas.stats.Offsets`; memory of two numbers a diagonal and head.
 
     References

@@ -120,7 +120,7 @@ class PreviousToken(Diagonal):
     Notes
     -----
     ``Diagonal(1)``: the mean over the queries that have a key before them. Heads that do this are described
-    in [1]_ (section 4.1) and are the first half of an induction circuit [2]_.
+    in [1]_ (section 3.1) and are the first half of an induction circuit [2]_.
 
     References
     ----------

@@ -79,7 +79,7 @@ class FirstToken(Statistic):
     References
     ----------
     .. [1] Xiao et al., "Efficient streaming language models with attention sinks", 2023.
-    .. [2] Gu et al., "When attention sink emerges in language models: an empirical view", 2024, section 3.1.
+    .. [2] Gu et al., "When attention sink emerges in language models: an empirical view", 2024.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class Broad(Statistic):
     -----
     ``1/|Q| Σ_{i ∈ Q} N_i / n_i`` over the queries Q that may see two keys or more, with N the effective
     number of keys and n the number that the mask allows: 1 for uniform weights, 1/n for a single key. Broad
-    heads are described in [1]_ (section 3.1) by the entropy of their rows.
+    heads are described in [1]_ (section 3.3) by the entropy of their rows.
     Cost: one norm; memory of three numbers a row and head.
 
     References

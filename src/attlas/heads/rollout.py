@@ -28,7 +28,7 @@ def rollout(
     Parameters
     ----------
     matrices : iterable of AttentionMatrix, each of shape (..., heads, n, n)
-        Self-attention of every layer, the first layer first.
+        Self-attention of every layer, the first layer first. An `Atlas` is such an iterable.
     rows : sequence of int or Tensor of int, optional
         The output tokens; negative ones count from the end. The default is the last.
     residual : float, default 0.5
@@ -93,7 +93,7 @@ def flow(
     Parameters
     ----------
     matrices : iterable of AttentionMatrix, each of shape (..., heads, n, n)
-        Self-attention of every layer, the first layer first.
+        Self-attention of every layer, the first layer first. An `Atlas` is such an iterable.
     columns : sequence of int or Tensor of int, optional
         The input tokens; negative ones count from the end. The default is the first.
     residual : float, default 0.5

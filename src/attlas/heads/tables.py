@@ -75,7 +75,7 @@ def span_table(
     Parameters
     ----------
     matrices : AttentionMatrix, or iterable of them, each of shape (..., heads, m, n)
-        Self-attention of one layer, or of several with equal leading axes.
+        Self-attention of one layer, or of several with equal leading axes. An `Atlas` is such an iterable.
     spans : mapping of str to slice, range or (start, stop)
         Named stretches, as places among the keys. They may overlap and leave tokens out.
     shift : int, optional

@@ -236,7 +236,9 @@ class AttentionMonitor(TrainerCallback):
 
 def _sums(entry: Entry) -> _Sums:
     """Return what is kept of one pass of one layer; one transfer from the device."""
-    logit, entropy, effective = (entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys"))
+    found = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
+    # Sums are taken in float64, which Apple's GPUs do not have.
+    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in found)
     seen = logit > -math.inf
     largest = logit.double().transpose(0, 1).flatten(1)
     largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:1], -math.inf)
