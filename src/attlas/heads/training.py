@@ -223,7 +223,7 @@ class EntropyAlarm:
     The alarm itself has no state: it can be asked at any step, for any layer, on any rank.
 
     Cost: with all rows one pass over the matrix; with r rows ``3 r n`` scores a head, whatever m is, exact for
-    those rows: for 32 of 4,096 rows some hundredth of what the layer's attention takes.
+    those rows: on a CPU, for 32 of 8,192 rows, a twelfth of the time of the layer's fused attention.
 
     References
     ----------
