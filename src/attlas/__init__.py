@@ -5,6 +5,7 @@ the speed of a fused kernel, and any cell, row, tile, statistic or picture of A 
 """
 
 from attlas import stats, testing
+from attlas.atlas import Atlas, Entry, load
 from attlas.attend import attend, attention
 from attlas.attend import explain_choice as explain
 from attlas.engine.plan import Plan
@@ -32,6 +33,7 @@ from attlas.masks import (
     from_tensor,
 )
 from attlas.matrix import AttentionMatrix
+from attlas.recording import record
 from attlas.scores import (
     Additive,
     Alibi,
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Additive",
     "Alibi",
+    "Atlas",
     "AttentionMatrix",
     "AttlasError",
     "BackendError",
@@ -68,6 +71,7 @@ __all__ = [
     "Dilated",
     "Documents",
     "DtypeError",
+    "Entry",
     "Epanechnikov",
     "Gaussian",
     "Laplace",
@@ -92,6 +96,8 @@ __all__ = [
     "explain",
     "from_function",
     "from_tensor",
+    "load",
+    "record",
     "stats",
     "testing",
 ]

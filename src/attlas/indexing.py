@@ -39,7 +39,7 @@ class Axes:
         """Give a result of shape (batch, heads, ...) the leading axes that the user sees."""
         if t.shape[:2] == self.shape:
             return t
-        return t.reshape(*self.shape, *t.shape[2:])
+        return t.reshape((*self.shape, *t.shape[2:]))
 
     def spread(self, t: Tensor) -> Tensor:
         """Give a tensor that the user multiplies with an axis of size 1 for each that he no longer sees."""

@@ -34,8 +34,16 @@ except ImportError as error:
 from attlas.huggingface.attention import attention_forward
 from attlas.huggingface.interface import modules_without_interface
 from attlas.huggingface.masks import LazyMask, attention_mask
+from attlas.huggingface.monitor import AttentionMonitor
 
-__all__ = ["NAME", "LazyMask", "attention_forward", "attention_mask", "modules_without_interface"]
+__all__ = [
+    "NAME",
+    "AttentionMonitor",
+    "LazyMask",
+    "attention_forward",
+    "attention_mask",
+    "modules_without_interface",
+]
 
 NAME = "attlas"
 

@@ -1,22 +1,19 @@
-"""What a head does: a handful of exact measures, and the words for what they show."""
+"""What a head is called: a handful of exact measures on a text and a repeated block, and the words for them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.heads.patterns import NEAR
+from attlas.heads.targets import Agreement
 from attlas.matrix import AttentionMatrix
-from attlas.stats import Part, Statistic
-from attlas.tiles import Tile
 
-__all__ = ["KINDS", "MIXED", "NEAR", "Agreement", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
-
-NEAR = 16  # keys, the query's own included, that count as its neighbourhood
+__all__ = ["KINDS", "MIXED", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,12 @@ class Kind:
         What such a head does, in one sentence.
     definition : str
         What the measure is, so that anyone can compute it again.
+
+    Examples
+    --------
+    >>> from attlas.heads import KINDS
+    >>> KINDS[0].name, KINDS[0].threshold
+    ('induction', 0.5)
     """
 
     name: str
@@ -156,6 +159,16 @@ class Head:
         of it, and on the copies.
     chance : float
         What uniform weights would have put on either.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> block = heads.repeated_block(100, period=8, blocks=1)
+    >>> codes = torch.eye(16)[None, None]  # each query is made like the key before it
+    >>> A = attlas.attend(codes.roll(1, 2), codes, attlas.ScaledDot(30.0), attlas.Causal())
+    >>> [head.kinds[0].name for head in heads.measure(A, block[0], A, period=8)]
+    ['previous token']
     """
 
     layer: int
@@ -195,55 +208,29 @@ class Head:
 
 
 def classify(head: Head) -> tuple[Kind, ...]:
-    """Return the kinds of a head, the most telling first."""
+    """Return the kinds of a head, the most telling first.
+
+    Parameters
+    ----------
+    head : Head
+        What was measured.
+
+    Returns
+    -------
+    tuple of Kind
+        Every kind whose threshold is reached; `MIXED` alone where there is none.
+
+    Examples
+    --------
+    >>> from attlas.heads import Head, classify
+    >>> head = Head(0, 0, **dict.fromkeys(list(Head.__dataclass_fields__)[2:], 0.0) | {"first": 0.9})
+    >>> [kind.name for kind in classify(head)]
+    ['first-token sink']
+    """
     reached = [kind for kind in KINDS if head.of(kind) >= kind.threshold]
     if {"previous", "current", "fixed"} & {kind.measure for kind in reached}:
         reached = [kind for kind in reached if kind.measure != "near"]  # who looks one back is local, of course
     return tuple(reached) or (MIXED,)
-
-
-class Agreement(Statistic):
-    """Weight of each query on the keys that carry the same label as it does.
-
-    Parameters
-    ----------
-    queries, keys : Tensor of int, shape (m,) and (n,)
-        Label of each query and of each key.
-    gap : int
-        With 1, a query's own place does not count (in self-attention); with 0 it does.
-
-    Notes
-    -----
-    With token ids as labels this is weight on copies of the token; with the id of the token *before* each
-    key it is induction on any text, without a repeated block. Memory: m numbers a head.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas.heads import Agreement
-    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(4, 4))  # uniform weights, 1/4 each
-    >>> A.collect(Agreement(torch.tensor([7, 8]), torch.tensor([7, 8, 8, 9])))[0]
-    tensor([0.2500, 0.5000])
-    """
-
-    def __init__(self, queries: Tensor, keys: Tensor, gap: int = 0) -> None:
-        self.queries = queries
-        self.keys = keys
-        self.gap = gap
-
-    def start(self, problem: Any) -> Tensor:
-        self.queries, self.keys = self.queries.to(problem.device), self.keys.to(problem.device)
-        return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
-
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        same = self.queries[at.i] == self.keys[at.j]
-        if self.gap:
-            same &= (at.i - at.j).abs() >= self.gap
-        carry[at.place] += (part.weights * same).sum(-1)
-        return carry
-
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
 
 
 def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: int = 0) -> Tensor:
@@ -263,6 +250,13 @@ def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: in
     Returns
     -------
     Tensor of int64, shape (blocks, 2 * period)
+
+    Examples
+    --------
+    >>> from attlas.heads import repeated_block
+    >>> block = repeated_block(1000, period=50)
+    >>> block.shape, bool((block[:, :50] == block[:, 50:]).all())
+    (torch.Size([4, 100]), True)
     """
     generator = torch.Generator().manual_seed(seed)
     if vocabulary < period:
@@ -295,6 +289,18 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     Notes
     -----
     Exact, from one pass over each matrix. Memory: a few numbers a token and head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> ids, block = torch.arange(10), heads.repeated_block(50, period=8)
+    >>> A, R = (
+    ...     attlas.attend(torch.zeros(b, 2, n, 4), torch.zeros(b, 2, n, 4), mask=attlas.Causal())
+    ...     for b, n in ((1, 10), (4, 16))
+    ... )
+    >>> [head.kinds[0].name for head in heads.measure(A, ids, R, period=8)]  # ten tokens are all near
+    ['local', 'local']
     """
     ids = ids.cpu()
     numbers = _on_text(A[0], ids, _earlier_copies(ids)) | _on_block(R, period)
@@ -362,6 +368,13 @@ def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     -------
     totals : Tensor, shape (heads, different tokens)
     tokens : Tensor of int, shape (different tokens,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.heads import by_token
+    >>> by_token(torch.tensor([[0.9, 0.1, 0.2, 0.3]]), torch.tensor([7, 5, 7, 5]))
+    (tensor([[0.4000, 0.2000]]), tensor([5, 7]))
     """
     tokens, place = ids[1:].unique(return_inverse=True)
     totals = mass.new_zeros(len(mass), len(tokens))

@@ -1,0 +1,80 @@
+"""What heads do: a score for each known pattern, tables, rollout, and what a training loop needs of them.
+
+``heads.scores(A, ids)`` gives every pattern's score in one pass; each pattern is a statistic too, so that
+``A.collect(heads.PreviousToken(), heads.Induction(ids))`` computes those that are wanted beside others.
+`measure` names the heads of a layer.
+"""
+
+from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
+from attlas.heads.kinds import KINDS, MIXED, Head, Kind, by_token, classify, measure, repeated_block
+from attlas.heads.patterns import (
+    NEAR,
+    CurrentToken,
+    Diagonal,
+    DuplicateToken,
+    Induction,
+    Local,
+    PreviousToken,
+    Separator,
+    current_token,
+    diagonal,
+    duplicate_token,
+    induction,
+    local,
+    previous_token,
+    separator,
+)
+from attlas.heads.resting import Broad, FirstToken, broad, first_token
+from attlas.heads.retrieval import Retrieval, retrieval_score
+from attlas.heads.rollout import flow, rollout
+from attlas.heads.scores import scores
+from attlas.heads.tables import SpanTable, span_table
+from attlas.heads.targets import Agreement
+from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
+
+__all__ = [
+    "KINDS",
+    "MIXED",
+    "NEAR",
+    "Agreement",
+    "Broad",
+    "ClipFactors",
+    "Collapse",
+    "CurrentToken",
+    "Diagonal",
+    "DistanceProfile",
+    "DuplicateToken",
+    "EntropyAlarm",
+    "FirstToken",
+    "Fixed",
+    "FixedDistance",
+    "Head",
+    "Induction",
+    "Kind",
+    "Local",
+    "PreviousToken",
+    "Retrieval",
+    "Separator",
+    "SpanTable",
+    "broad",
+    "by_distance",
+    "by_token",
+    "classify",
+    "current_token",
+    "diagonal",
+    "duplicate_token",
+    "first_token",
+    "fixed_distance",
+    "flow",
+    "induction",
+    "local",
+    "measure",
+    "previous_token",
+    "qk_clip",
+    "repeated_block",
+    "retrieval_score",
+    "rollout",
+    "scores",
+    "separator",
+    "span_table",
+]

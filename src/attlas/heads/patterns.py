@@ -1,0 +1,677 @@
+"""The patterns that heads are known for: a definition, a source and a score from 0 to 1 for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+from attlas.heads.targets import OnTargets, of_each_batch, place_shift
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = [
+    "NEAR",
+    "CurrentToken",
+    "Diagonal",
+    "DuplicateToken",
+    "Induction",
+    "Local",
+    "PreviousToken",
+    "Separator",
+    "current_token",
+    "diagonal",
+    "duplicate_token",
+    "induction",
+    "local",
+    "previous_token",
+    "separator",
+]
+
+NEAR = 16  # keys, the query's own included, that count as its neighbourhood
+
+
+class Diagonal(OnTargets):
+    """Score of a head that looks a fixed number of tokens back: mean weight on that one key.
+
+    Parameters
+    ----------
+    distance : int
+        How many places back: 1 is the token before, 0 the token itself, -1 the token after.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key, as
+        for `attlas.Causal`. Without meaning in cross-attention between two texts.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If there are more queries than keys and no `shift`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    FixedDistance : finds the distance.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} A[i, i - distance]`` over the queries Q that may see that key and another; 0 where
+    there is none. The diagonal heads of [1]_, the positional heads of [2]_ at -1 and 1.
+    Cost: a product on the tiles that the diagonal crosses.
+
+    References
+    ----------
+    .. [1] Kovaleva et al., "Revealing the dark secrets of BERT", 2019, section 4.1.
+    .. [2] Voita et al., "Analyzing multi-head self-attention: specialized heads do the heavy lifting, the
+       rest can be pruned", 2019, section 5.1.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Diagonal
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
+    >>> A.collect(Diagonal(2))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    """
+
+    def __init__(self, distance: int, shift: int | None = None, counted: Tensor | None = None) -> None:
+        super().__init__(counted)
+        self.distance = distance
+        self.shift = shift
+
+    def facts(self, problem: Any) -> int:
+        return place_shift(f"{type(self).__name__}()", self.shift, problem) - self.distance
+
+    def reach(self, at: Tile, facts: int) -> range:
+        return _overlap(at.columns, at.rows.start + facts, at.rows.stop + facts)
+
+    def targets(self, at: Tile, facts: int) -> Tensor:
+        return (at.i + facts == at.j)[None, None]
+
+
+class PreviousToken(Diagonal):
+    """Score of a previous-token head: mean weight on the key one place before the query.
+
+    Parameters
+    ----------
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If there are more queries than keys and no `shift`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    Induction : what previous-token heads of an earlier layer make possible.
+
+    Notes
+    -----
+    ``Diagonal(1)``: the mean over the queries that have a key before them. Heads that do this are described
+    in [1]_ (section 3.1) and are the first half of an induction circuit [2]_.
+
+    References
+    ----------
+    .. [1] Clark et al., "What does BERT look at? An analysis of BERT's attention", 2019.
+    .. [2] Elhage et al., "A mathematical framework for transformer circuits", 2021.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import PreviousToken
+    >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
+    >>> A.collect(PreviousToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    """
+
+    def __init__(self, shift: int | None = None, counted: Tensor | None = None) -> None:
+        super().__init__(1, shift, counted)
+
+
+class CurrentToken(Diagonal):
+    """Score of a head that stays with the token itself: mean weight on the query's own place.
+
+    Parameters
+    ----------
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If there are more queries than keys and no `shift`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    Notes
+    -----
+    ``Diagonal(0)``. A first query that sees itself alone has no choice and does not count. Source: the
+    main diagonal of [1]_.
+
+    References
+    ----------
+    .. [1] Kovaleva et al., "Revealing the dark secrets of BERT", 2019, section 4.1.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import CurrentToken
+    >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
+    >>> A.collect(CurrentToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    """
+
+    def __init__(self, shift: int | None = None, counted: Tensor | None = None) -> None:
+        super().__init__(0, shift, counted)
+
+
+class Local(OnTargets):
+    """Score of a local head: mean weight on the query's neighbourhood.
+
+    Parameters
+    ----------
+    width : int, default 16
+        Keys at a distance below it are near, before and after the query: the own place and 15 before it
+        under a causal mask.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If `width` is below 1, or if there are more queries than keys and no `shift`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} Σ_{|i - j| < width} A_ij`` over the queries Q that may see a key further away as well:
+    the first ones of a text cannot help being local. That heads differ so much in their span that many need
+    only a few keys is from [1]_; that many keep their quality with the last keys and the sink, from [2]_.
+
+    References
+    ----------
+    .. [1] Sukhbaatar et al., "Adaptive attention span in transformers", 2019.
+    .. [2] Xiao et al., "DuoAttention: efficient long-context LLM inference with retrieval and streaming
+       heads", 2024.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Local
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
+    >>> A.collect(Local(2))[0]  # uniform weights: (2/3 + 2/4) / 2
+    tensor([0.5833])
+    """
+
+    def __init__(self, width: int = NEAR, shift: int | None = None, counted: Tensor | None = None) -> None:
+        super().__init__(counted)
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            rule = "width must be a whole number above 0."
+            raise ShapeError(explain("Local()", rule, found=f"width = {width!r}", fix=f"Local(width={NEAR})"))
+        self.width = width
+        self.shift = shift
+
+    def facts(self, problem: Any) -> int:
+        return place_shift("Local()", self.shift, problem)
+
+    def reach(self, at: Tile, facts: int) -> range:
+        return _overlap(at.columns, at.rows.start + facts - self.width + 1, at.rows.stop + facts + self.width - 1)
+
+    def targets(self, at: Tile, facts: int) -> Tensor:
+        return ((at.i + facts - at.j).abs() < self.width)[None, None]
+
+
+class _Labels(NamedTuple):
+    """Token of each query and of each key, and where query 0 stands; None where places do not compare."""
+
+    queries: Tensor
+    keys: Tensor
+    shift: int | None
+
+
+class DuplicateToken(OnTargets):
+    """Score of a duplicate-token head: mean weight on earlier copies of the query's own token.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key. Negative ids (filling) are like no other token.
+    query_ids : Tensor of int, shape (m,) or (batch, m), optional
+        Token of each query in cross-attention, where all copies count. By default queries are the tokens
+        at their places among the keys, and only earlier copies count.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If tokens do not fit the sizes of the matrix, or if there are more queries than keys and no
+        `query_ids`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    Induction : weight on the token after the copy.
+    Agreement : the weight of each query, for labels of any kind.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} Σ_{j < i, t_j = t_i} A_ij`` over the queries Q that may see an earlier copy and another
+    key. The heads are named in [1]_. Cost: one comparison and one product a cell.
+
+    References
+    ----------
+    .. [1] Wang et al., "Interpretability in the wild: a circuit for indirect object identification in GPT-2
+       small", 2022.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import DuplicateToken
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
+    >>> A.collect(DuplicateToken(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    """
+
+    lag = 0  # how many places behind the copy the target stands
+
+    def __init__(
+        self,
+        ids: Tensor,
+        query_ids: Tensor | None = None,
+        shift: int | None = None,
+        counted: Tensor | None = None,
+    ) -> None:
+        super().__init__(counted)
+        self.ids = ids
+        self.query_ids = query_ids
+        self.shift = shift
+
+    def facts(self, problem: Any) -> _Labels:
+        where, (m, n) = f"{type(self).__name__}()", problem.shape[2:]
+        keys = of_each_batch(where, "ids", self.ids, problem, n, "keys")
+        if self.query_ids is not None:
+            queries = of_each_batch(where, "query_ids", self.query_ids, problem, m, "queries")
+            shift = None
+        else:
+            shift = place_shift(where, self.shift, problem)
+            places = torch.arange(shift, shift + m, device=keys.device)
+            inside = (places >= 0) & (places < n)
+            # A query that stands at no key has a token that no key has.
+            queries = torch.where(inside, keys[:, places.clamp(0, max(n - 1, 0))] if n else places[None], -1)
+        if self.lag:
+            keys = torch.cat([torch.full_like(keys[:, : self.lag], -1), keys[:, : -self.lag]], dim=-1)
+        # Negative ids are like nothing, themselves included.
+        queries, keys = queries.masked_fill(queries < 0, -2), keys.masked_fill(keys < 0, -1)
+        if not keys.numel() or int(keys.max()) < 2**31 - 1:  # half the memory is read in half the time
+            keys, queries = keys.to(torch.int32), queries.clamp(max=2**31 - 1).to(torch.int32)
+        return _Labels(queries, keys, shift)
+
+    def reach(self, at: Tile, facts: _Labels) -> range:
+        if facts.shift is None:
+            return at.columns
+        return _overlap(at.columns, 0, at.rows.stop - 1 + facts.shift + self.lag)
+
+    def targets(self, at: Tile, facts: _Labels) -> Tensor:
+        queries = _of_batches(facts.queries, at.batches)[:, at.rows.start : at.rows.stop, None]
+        keys = _of_batches(facts.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
+        same = queries == keys
+        if facts.shift is not None:
+            # What stands before all of the tile's queries need not be asked for its place.
+            known = at.rows.start + facts.shift + self.lag
+            last = at.narrow(_overlap(at.columns, known, at.columns.stop))
+            same[..., len(at.columns) - len(last.columns) :] &= last.j - self.lag < at.i + facts.shift
+        return same.unsqueeze(1)
+
+
+class Induction(DuplicateToken):
+    """Score of an induction head: mean weight on the tokens that followed earlier copies of the query's token.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key. Negative ids (filling) are like no other token.
+    query_ids : Tensor of int, shape (m,) or (batch, m), optional
+        Token of each query in cross-attention, where all copies count.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If tokens do not fit the sizes of the matrix, or if there are more queries than keys and no
+        `query_ids`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    repeated_block : tokens on which nothing but induction helps.
+    measure : the score on both, and the name of the head.
+
+    Notes
+    -----
+    The prefix-matching score of [1]_: ``1/|Q| Σ_{i ∈ Q} Σ_{j - 1 < i, t_{j-1} = t_i} A_ij`` over the queries
+    Q that may see such a key and another. There it is taken on random tokens that are repeated, as
+    `repeated_block` gives them; on plain text words that often follow one another raise it for heads of
+    other kinds. Cost: one comparison and one product a cell.
+
+    References
+    ----------
+    .. [1] Olsson et al., "In-context learning and induction heads", 2022.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Induction
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
+    >>> A.collect(Induction(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    """
+
+    lag = 1
+
+
+class Separator(OnTargets):
+    """Score of a separator head: mean weight on separators, as "[SEP]", full stops and line breaks are.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    separators : iterable of int
+        The tokens that separate.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If tokens do not fit the sizes of the matrix.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} Σ_{t_j ∈ separators} A_ij`` over the queries Q that may see a separator and another
+    key. BERT's heads give much of their weight to them, which [1]_ (section 3.2) reads as being at rest;
+    they are the vertical heads of [2]_. Cost: one product a cell.
+
+    References
+    ----------
+    .. [1] Clark et al., "What does BERT look at? An analysis of BERT's attention", 2019.
+    .. [2] Kovaleva et al., "Revealing the dark secrets of BERT", 2019, section 4.1.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Separator
+    >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 4, 8))
+    >>> A.collect(Separator(torch.tensor([5, 2, 7, 3]), separators=[2, 3]))[0]
+    tensor([0.5000])
+    """
+
+    def __init__(self, ids: Tensor, separators: Iterable[int], counted: Tensor | None = None) -> None:
+        super().__init__(counted)
+        self.ids = ids
+        self.separators = tuple(separators)
+
+    def facts(self, problem: Any) -> Tensor:
+        keys = of_each_batch("Separator()", "ids", self.ids, problem, problem.shape[3], "keys")
+        return torch.isin(keys, torch.tensor(self.separators, dtype=keys.dtype, device=keys.device))
+
+    def targets(self, at: Tile, facts: Tensor) -> Tensor:
+        return _of_batches(facts, at.batches)[:, None, None, at.columns.start : at.columns.stop]
+
+
+def _of_batches(t: Tensor, batches: range) -> Tensor:
+    return t if len(t) == 1 else t[batches.start : batches.stop]
+
+
+def _overlap(columns: range, start: int, stop: int) -> range:
+    first = max(columns.start, start)
+    return range(first, max(first, min(columns.stop, stop)))
+
+
+def previous_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a previous-token head; see `PreviousToken`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.previous_token(A)
+    tensor([0.3611, 0.3611])
+    """
+    found: Tensor = A.collect(PreviousToken(shift, counted))[0]
+    return found
+
+
+def current_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a head that stays with the token itself; see `CurrentToken`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.current_token(A)
+    tensor([0.3611, 0.3611])
+    """
+    found: Tensor = A.collect(CurrentToken(shift, counted))[0]
+    return found
+
+
+def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a head that looks a fixed number of tokens back; see `Diagonal`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    distance : int
+        How many places back.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.diagonal(A, 2)
+    tensor([0.2917, 0.2917])
+    """
+    found: Tensor = A.collect(Diagonal(distance, shift, counted))[0]
+    return found
+
+
+def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a local head; see `Local`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    width : int, default 16
+        Keys at a distance below it are near.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.local(A, 2)
+    tensor([0.5833, 0.5833])
+    """
+    found: Tensor = A.collect(Local(width, shift, counted))[0]
+    return found
+
+
+def duplicate_token(
+    A: AttentionMatrix,
+    ids: Tensor,
+    query_ids: Tensor | None = None,
+    shift: int | None = None,
+    counted: Tensor | None = None,
+) -> Tensor:
+    """Return the score of each head as a duplicate-token head; see `DuplicateToken`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    query_ids : Tensor of int, shape (m,) or (batch, m), optional
+        Token of each query in cross-attention.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.duplicate_token(A, torch.tensor([5, 6, 5, 6]))
+    tensor([0.2917, 0.2917])
+    """
+    found: Tensor = A.collect(DuplicateToken(ids, query_ids, shift, counted))[0]
+    return found
+
+
+def induction(
+    A: AttentionMatrix,
+    ids: Tensor,
+    query_ids: Tensor | None = None,
+    shift: int | None = None,
+    counted: Tensor | None = None,
+) -> Tensor:
+    """Return the score of each head as an induction head; see `Induction`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    query_ids : Tensor of int, shape (m,) or (batch, m), optional
+        Token of each query in cross-attention.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.induction(A, torch.tensor([5, 6, 5, 6]))
+    tensor([0.2917, 0.2917])
+    """
+    found: Tensor = A.collect(Induction(ids, query_ids, shift, counted))[0]
+    return found
+
+
+def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a separator head; see `Separator`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    separators : iterable of int
+        The tokens that separate.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> heads.separator(A, torch.tensor([2, 5, 6, 7]), separators=[2])
+    tensor([0.3611, 0.3611])
+    """
+    found: Tensor = A.collect(Separator(ids, separators, counted))[0]
+    return found

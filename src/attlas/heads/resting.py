@@ -1,0 +1,215 @@
+"""Heads at rest: weight parked on the first token, or spread over everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.heads.targets import mean_of_rows, row_filter, rows_of
+from attlas.stats import Part, Statistic
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["Broad", "FirstSeen", "FirstToken", "broad", "first_token", "follow_first", "no_keys_seen"]
+
+
+class FirstSeen(NamedTuple):
+    """Number of keys that each query may see, the first of them (n for none) and its weight: (batch, heads, m)."""
+
+    keys: Tensor
+    first: Tensor
+    weight: Tensor
+
+
+def no_keys_seen(problem: Any) -> FirstSeen:
+    """Return what is known of each row before any part was seen."""
+    first = torch.full(problem.shape[:3], problem.shape[3], dtype=torch.int64, device=problem.device)
+    return FirstSeen(rows_of(problem), first, rows_of(problem))
+
+
+def follow_first(carry: FirstSeen, part: Part, at: Tile, n: int) -> None:
+    """Take in one part; parts of a row come from left to right."""
+    carry.keys[at.place] += part.keys
+    first, weight = carry.first[at.place], carry.weight[at.place]
+    for columns, cells in part.seen:
+        new = first == n
+        if not bool(new.any()):
+            return
+        if cells is None:
+            place = torch.zeros_like(first)
+        else:
+            new = new & cells.any(dim=-1)
+            place = cells.to(torch.uint8).argmax(dim=-1).expand(first.shape)
+        place = place + columns.start
+        found = part.weights.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+        first.copy_(torch.where(new, place + at.columns.start, first))
+        weight.copy_(torch.where(new, found, weight))
+
+
+class FirstToken(Statistic):
+    """Score of a first-token sink: mean weight on the first token of the text.
+
+    Parameters
+    ----------
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    attlas.heads.Local : the other half of a streaming head.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} A[i, f]`` over the queries Q that may see key f and another, where f is the first key
+    that any query of this text may see: with filling on the left it is the first real token. Queries whose
+    window has left it behind do not count. Attention sinks are described in [1]_; [2]_ counts a head as one
+    from 0.3 on. A learned sink (``A.sum(-1)`` below 1) is another thing and no key.
+    Cost: a look at the first tile of each row; memory of three numbers a row and head.
+
+    References
+    ----------
+    .. [1] Xiao et al., "Efficient streaming language models with attention sinks", 2023.
+    .. [2] Gu et al., "When attention sink emerges in language models: an empirical view", 2024.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import FirstToken
+    >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
+    >>> A.collect(FirstToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    """
+
+    def __init__(self, counted: Tensor | None = None) -> None:
+        self.counted = counted
+
+    def start(self, problem: Any) -> tuple[FirstSeen, Tensor | None, int]:
+        return no_keys_seen(problem), row_filter("FirstToken()", self.counted, problem), problem.shape[3]
+
+    def step(
+        self, carry: tuple[FirstSeen, Tensor | None, int], part: Part, at: Tile
+    ) -> tuple[FirstSeen, Tensor | None, int]:
+        follow_first(carry[0], part, at, carry[2])
+        return carry
+
+    def finish(self, carry: tuple[FirstSeen, Tensor | None, int]) -> Tensor:
+        seen, counted, n = carry
+        if not seen.first.shape[-1]:
+            return seen.weight.sum(dim=-1)
+        earliest = seen.first.amin(dim=-1, keepdim=True).clamp(max=max(n - 1, 0))
+        return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), counted)
+
+
+class Broad(Statistic):
+    """Score of a broad head: effective keys of a row as a share of the keys that the query may see.
+
+    Parameters
+    ----------
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    attlas.stats.EffectiveKeys : the number.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} N_i / n_i`` over the queries Q that may see two keys or more, with N the effective
+    number of keys and n the number that the mask allows: 1 for uniform weights, 1/n for a single key. Broad
+    heads are described in [1]_ (section 3.3) by the entropy of their rows.
+    Cost: one norm; memory of three numbers a row and head.
+
+    References
+    ----------
+    .. [1] Clark et al., "What does BERT look at? An analysis of BERT's attention", 2019.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Broad
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 6, 8), mask=attlas.Causal())
+    >>> A.collect(Broad())[0].round(decimals=4)
+    tensor([1.])
+    """
+
+    def __init__(self, counted: Tensor | None = None) -> None:
+        self.counted = counted
+        self._effective = stats.EffectiveKeys()
+
+    def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
+        counted = row_filter("Broad()", self.counted, problem)
+        return self._effective.start(problem), rows_of(problem), counted
+
+    def step(self, carry: tuple[Any, Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Any, Tensor, Tensor | None]:
+        carry[1][at.place] += part.keys
+        return self._effective.step(carry[0], part, at), *carry[1:]
+
+    def finish(self, carry: tuple[Any, Tensor, Tensor | None]) -> Tensor:
+        effective, keys = self._effective.finish(carry[0]), carry[1]
+        return mean_of_rows((effective / keys.clamp(min=1.0)).clamp(max=1.0), keys > 1, carry[2])
+
+
+def first_token(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a first-token sink; see `FirstToken`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), mask=attlas.Causal())
+    >>> heads.first_token(A)
+    tensor([0.4167, 0.4167])
+    """
+    found: Tensor = A.collect(FirstToken(counted))[0]
+    return found
+
+
+def broad(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a broad head; see `Broad`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> heads.broad(attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)))
+    tensor([1., 1.])
+    """
+    found: Tensor = A.collect(Broad(counted))[0]
+    return found

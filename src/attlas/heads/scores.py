@@ -1,0 +1,106 @@
+"""Every pattern's score in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+from attlas.heads.distance import FixedDistance
+from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
+from attlas.heads.resting import Broad, FirstToken
+from attlas.stats import Statistic
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["scores"]
+
+
+def scores(
+    A: AttentionMatrix,
+    ids: Tensor | None = None,
+    separators: Iterable[int] = (),
+    shift: int | None = None,
+    counted: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return the score of each head for every pattern, from one pass.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        Self-attention.
+    ids : Tensor of int, shape (n,) or (batch, n), optional
+        Token of each key, for the duplicate-token, induction and separator scores. Negative ids (filling)
+        are like no other token.
+    separators : iterable of int, optional
+        The tokens that separate; without them there is no separator score.
+    shift : int, optional
+        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Returns
+    -------
+    dict of str to Tensor, shape (..., heads)
+        ``previous_token``, ``current_token``, ``fixed_distance``, ``first_token``, ``local``, ``broad``, and
+        with `ids` ``duplicate_token``, ``induction`` and ``separator``; then ``distance``, the number of
+        tokens back that ``fixed_distance`` is about.
+
+    Raises
+    ------
+    ShapeError
+        If there are separators and no tokens, if tokens do not fit the matrix, or if there are more
+        queries than keys and no `shift`.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    measure : names the heads of a layer, from a text and a repeated block.
+
+    Notes
+    -----
+    Each is defined, with its source, where its class is: `PreviousToken`, `CurrentToken`, `FixedDistance`,
+    `FirstToken`, `Local`, `Broad`, `DuplicateToken`, `Induction`, `Separator`. In cross-attention between
+    two texts ask for those that have a meaning there: `first_token`, `broad`, `separator`, and
+    `duplicate_token` and `induction` with ``query_ids``.
+    Cost: one pass; memory of some thirty numbers a row and head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
+    >>> found = heads.scores(A, torch.tensor([5, 6, 5, 6]))
+    >>> found["induction"], found["broad"].round(decimals=4)
+    (tensor([0.2917, 0.2917]), tensor([1., 1.]))
+    """
+    separators = tuple(separators)
+    if ids is None and separators:
+        raise ShapeError(
+            explain(
+                "scores()",
+                "separators are found by the tokens of the keys.",
+                {"separators": repr(separators)},
+                found="no ids",
+                fix="scores(A, ids, separators)",
+            )
+        )
+    wanted: dict[str, Statistic] = {
+        "previous_token": PreviousToken(shift, counted),
+        "current_token": CurrentToken(shift, counted),
+        "first_token": FirstToken(counted),
+        "local": Local(shift=shift, counted=counted),
+        "broad": Broad(counted),
+    }
+    if ids is not None:
+        wanted["duplicate_token"] = DuplicateToken(ids, shift=shift, counted=counted)
+        wanted["induction"] = Induction(ids, shift=shift, counted=counted)
+        if separators:
+            wanted["separator"] = Separator(ids, separators, counted)
+    *found, fixed = A.collect(*wanted.values(), FixedDistance(shift, counted))
+    named: dict[str, Tensor] = dict(zip(wanted, found, strict=True))
+    return named | {"fixed_distance": fixed.score, "distance": fixed.distance}

@@ -1,0 +1,246 @@
+"""Watch the attention of every head while transformers' Trainer trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+from attlas import stats
+from attlas.errors import ShapeError, explain
+from attlas.recording import record
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainingArguments
+
+    from attlas.atlas import Atlas, Entry
+
+__all__ = ["AttentionMonitor"]
+
+Per: TypeAlias = Literal["head", "layer", "model"]
+Numbers: TypeAlias = dict[str, float]
+
+
+class _Sums(NamedTuple):
+    """What is kept of each head of a layer: four numbers, shape (4, heads), in float64 on the CPU."""
+
+    max_logit: Tensor
+    entropy: Tensor
+    effective_keys: Tensor
+    rows: Tensor
+
+    def join(self, other: _Sums) -> _Sums:
+        return _Sums(
+            torch.maximum(self.max_logit, other.max_logit),
+            self.entropy + other.entropy,
+            self.effective_keys + other.effective_keys,
+            self.rows + other.rows,
+        )
+
+    def numbers(self) -> Numbers:
+        """Return the largest logit, and the means over rows; nothing where no row saw a key."""
+        rows = float(self.rows.sum())
+        if not rows:
+            return {}
+        return {
+            "max_logit": float(self.max_logit.max()),
+            "entropy": float(self.entropy.sum()) / rows,
+            "effective_keys": float(self.effective_keys.sum()) / rows,
+        }
+
+    def of_head(self, head: int) -> _Sums:
+        return _Sums(*(t[head : head + 1] for t in self))
+
+
+class AttentionMonitor(TrainerCallback):
+    """Log the largest logit, the entropy and the effective keys of each head every so many training steps.
+
+    Parameters
+    ----------
+    every : int, default 100
+        The first step is looked at, so that a model that cannot be recorded says so at once, and then each
+        step whose number is a multiple of this.
+    per : {"head", "layer", "model"}, default "head"
+        How fine the numbers are; those of the whole model are always logged.
+    queries : slice or range, optional
+        Queries that are looked at; the default is all. ``slice(-32, None)`` are the last 32 of each text.
+    layers : sequence of int or str, optional
+        Which attentions, as for `attlas.recording.record`; the default is all.
+    prefix : str, default "attention"
+        What the names of the numbers begin with.
+
+    Attributes
+    ----------
+    last : dict of str to float
+        The numbers of the last step that was looked at.
+
+    Raises
+    ------
+    ShapeError
+        If `every` is below 1, or `per` is no such word.
+
+    See Also
+    --------
+    attlas.heads.EntropyAlarm : an alarm for a loop of your own.
+    attlas.heads.qk_clip : what to do about large logits.
+
+    Notes
+    -----
+    Logged are ``attention/layer_3/head_0/max_logit`` and likewise ``entropy`` (nats) and ``effective_keys``,
+    ``attention/layer_3/max_logit`` with ``per="layer"``, and ``attention/max_logit``; ``encoder_3`` and
+    ``cross_3`` stand in place of ``layer_3`` for other attentions. The largest logit is the maximum over
+    the step's texts and queries, the others are means over those queries that see a key; with gradient
+    accumulation all micro-batches of the step count, and what gradient checkpointing computes again does
+    not. Queries of filling on the right see keys and count. Growing logits and falling entropy announce
+    instability [1]_ [2]_. In distributed training rank 0 alone looks, at the texts that it has.
+
+    A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
+    ``monitor.close()``.
+
+    ``Trainer(callbacks=[monitor])`` puts the numbers into ``trainer.state.log_history``. Reports to other
+    programs (TensorBoard and the like) are sent by callbacks that come earlier: ``monitor.attach(trainer)``,
+    in place of ``callbacks``, logs through the trainer and reaches them.
+
+    Cost: on other steps, the comparison of two numbers. On a step that is looked at, the model attends with
+    attlas, and one pass of three statistics over each matrix is added (with `queries`, over those rows);
+    no graph and no token is kept. Memory: three numbers for each query and head until the step ends.
+
+    References
+    ----------
+    .. [1] Dehghani et al., "Scaling vision transformers to 22 billion parameters", 2023, section 3.
+    .. [2] Zhai et al., "Stabilizing transformer training by preventing attention entropy collapse", 2023.
+
+    Examples
+    --------
+    >>> from attlas.huggingface import AttentionMonitor
+    >>> monitor = AttentionMonitor(every=50, per="layer")
+    >>> # trainer = Trainer(model, ..., callbacks=[monitor]), or monitor.attach(trainer)
+    >>> monitor.last
+    {}
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        per: Per = "head",
+        queries: slice | range | None = None,
+        layers: Iterable[int | str] | None = None,
+        prefix: str = "attention",
+    ) -> None:
+        if not isinstance(every, int) or every < 1:
+            rule = "every must be a whole number above 0."
+            raise ShapeError(explain("AttentionMonitor()", rule, found=f"every = {every!r}", fix="every=100"))
+        if per not in ("head", "layer", "model"):
+            rule = 'per must be "head", "layer" or "model".'
+            raise ShapeError(explain("AttentionMonitor()", rule, found=f"per = {per!r}", fix='per="layer"'))
+        self.every = every
+        self.per = per
+        self.queries = queries
+        self.layers = None if layers is None else list(layers)
+        self.prefix = prefix
+        self.last: Numbers = {}
+        self._log: Callable[[Numbers], None] | None = None
+        self._open: tuple[ExitStack, Atlas] | None = None
+
+    def attach(self, trainer: Trainer) -> AttentionMonitor:
+        """Add this callback to a trainer and log through it, so that its reports have the numbers too.
+
+        Parameters
+        ----------
+        trainer : transformers.Trainer
+            The trainer, without this callback among its ``callbacks``.
+
+        Returns
+        -------
+        AttentionMonitor
+            This object.
+        """
+        trainer.add_callback(self)
+        self._log = trainer.log
+        return self
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave what a training that broke off has left open."""
+        self.close()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin to record where it is the turn of this step."""
+        step = state.global_step + 1
+        if (step % self.every and step > 1) or not state.is_world_process_zero:
+            return
+        self.close()
+        numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
+        with ExitStack() as stack:
+            recording = record(
+                kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
+            )
+            atlas = stack.enter_context(recording)
+            self._open = stack.pop_all(), atlas
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log what was recorded in this step."""
+        if self._open is None:
+            return
+        (stack, atlas), self._open = self._open, None
+        stack.close()
+        self.last = self._numbers(atlas)
+        if self._log is not None:
+            self._log(dict(self.last))
+            return
+        epoch = {} if state.epoch is None else {"epoch": state.epoch}
+        state.log_history.append(self.last | epoch | {"step": state.global_step})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave a step that was begun and not ended."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop recording a step that was begun and not ended; a new training does so by itself."""
+        if self._open is not None:
+            (stack, _), self._open = self._open, None
+            # As an error leaves it: what was recorded of half a step is not wanted.
+            stack.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    def _numbers(self, atlas: Atlas) -> Numbers:
+        layers: dict[str, tuple[tuple[int, ...], _Sums]] = {}
+        for entry in atlas.entries:
+            name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
+            found = _sums(entry)
+            layers[name] = (entry.heads, layers[name][1].join(found) if name in layers else found)
+        out: Numbers = {}
+        for name, (heads, sums) in layers.items():
+            if self.per == "head":
+                for place, head in enumerate(heads):
+                    out |= self._named(f"{name}/head_{head}/", sums.of_head(place))
+            elif self.per == "layer":
+                out |= self._named(f"{name}/", sums)
+        if layers:
+            whole = _Sums(*(torch.cat(parts) for parts in zip(*(sums for _, sums in layers.values()), strict=True)))
+            out |= self._named("", whole)
+        return out
+
+    def _named(self, path: str, sums: _Sums) -> Numbers:
+        return {f"{self.prefix}/{path}{name}": value for name, value in sums.numbers().items()}
+
+
+def _sums(entry: Entry) -> _Sums:
+    """Return what is kept of one pass of one layer; one transfer from the device."""
+    found = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
+    # Sums are taken in float64, which Apple's GPUs do not have.
+    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in found)
+    seen = logit > -math.inf
+    largest = logit.double().transpose(0, 1).flatten(1)
+    largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:1], -math.inf)
+    parts = [torch.where(seen, t, 0.0).double().sum(dim=(0, 2)) for t in (entropy, effective)]
+    return _Sums(*torch.stack([largest, *parts, seen.double().sum(dim=(0, 2))]).cpu())

@@ -1,0 +1,36 @@
+"""Every pattern keeps the contract of a statistic, and its score of one head is that of the head in the whole."""
+
+import pytest
+import torch
+
+import attlas
+from attlas import heads
+
+IDS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 3, 1, 2, 0, 4, 5, 1, 2, 0, 1])
+QUERIES = torch.tensor([0, 2, 1, 1, 5, 4, 0, 2, 3, 0, 1, 2, 0])
+PATTERNS = [
+    heads.PreviousToken(shift=0),
+    heads.CurrentToken(shift=0),
+    heads.Diagonal(2),
+    heads.Local(3),
+    heads.FixedDistance(),
+    heads.FirstToken(),
+    heads.Broad(),
+    heads.DuplicateToken(IDS),
+    heads.Induction(IDS),
+    heads.Induction(IDS, QUERIES),
+    heads.Separator(IDS, [0, 4]),
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
+def test_patterns_keep_the_contract_of_a_statistic(pattern: attlas.stats.Statistic) -> None:
+    attlas.testing.check_statistic(pattern)
+
+
+def test_one_head_has_the_score_that_it_has_in_the_whole() -> None:
+    A = attlas.attend(torch.randn(2, 3, 17, 8), torch.randn(2, 3, 17, 8), mask=attlas.Causal())
+    whole, one = heads.scores(A, IDS, [0]), heads.scores(A[1, 2], IDS, [0])
+    for name in whole:
+        assert one[name].shape == ()
+        torch.testing.assert_close(one[name], whole[name][1, 2])

@@ -1,0 +1,116 @@
+"""Rollout and flow are rows and columns of the product of all layers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import heads
+
+close = torch.testing.assert_close
+
+
+def layers(n: int = 19, count: int = 4, dtype: torch.dtype = torch.float64, **options: object) -> list:
+    return [
+        attlas.attend(2 * torch.randn(2, 4, n, 8).to(dtype), torch.randn(2, 2, n, 8).to(dtype), **options)
+        for _ in range(count)
+    ]
+
+
+def product(matrices: list, residual: float = 0.5, weights: Tensor | None = None) -> list[Tensor]:
+    """Return the rollout matrix after each depth, built as the paper builds it."""
+    out = []
+    R = torch.eye(matrices[0].shape[-1], dtype=torch.float64)
+    for layer, A in enumerate(matrices):
+        dense = A.to_dense().double()
+        if weights is None:
+            mean = dense.mean(-3)
+        else:
+            own = weights if weights.ndim == 1 else weights[layer]
+            mean = (dense * (own / own.sum()).view(-1, 1, 1)).sum(-3)
+        R = ((1 - residual) * mean + residual * torch.eye(R.shape[-1], dtype=torch.float64)) @ R
+        out.append(R)
+    return out
+
+
+OPTIONS = {
+    "bidirectional": {},
+    "causal": {"mask": attlas.Causal()},
+    "left padding": {"mask": attlas.Causal() & attlas.Padding([19, 11], side="left")},
+    "sinks": {"mask": attlas.Causal(), "sink": torch.arange(4.0).double()},
+    "capped, small tiles": {
+        "score": attlas.SoftCap(attlas.ScaledDot(), 2.0),
+        "plan": attlas.Plan("tiled", rows=5, columns=6),
+    },
+}
+
+
+@pytest.mark.parametrize("residual", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rollout_and_flow_are_the_product_of_all_layers(options: dict, residual: float) -> None:
+    matrices = layers(**options)
+    R = product(matrices, residual)[-1]
+    close(heads.rollout(matrices, rows=[0, 7, -1], residual=residual), R[:, [0, 7, 18]])
+    close(heads.flow(matrices, columns=[0, 7, -1], residual=residual), R[..., [0, 7, 18]])
+    close(heads.rollout(iter(matrices), residual=residual), R[:, 18:])
+    close(heads.flow(iter(matrices), residual=residual), R[..., :1])
+
+
+def test_rows_sum_to_one_and_masked_tokens_get_nothing() -> None:
+    matrices = layers(mask=attlas.Causal())
+    R = heads.rollout(matrices, rows=range(19))
+    close(R.sum(-1), torch.ones(2, 19, dtype=torch.float64))
+    assert float(R.triu(1).abs().max()) == 0
+
+
+def test_more_tokens_than_one_product_carries() -> None:
+    matrices = layers(n=150, count=2)
+    R = product(matrices)[-1]
+    close(heads.rollout(matrices, rows=torch.arange(150)), R)
+    close(heads.flow(matrices, columns=torch.arange(150)), R)
+
+
+def test_heads_are_weighed_for_all_layers_or_for_each() -> None:
+    matrices = layers()
+    for weights in (torch.tensor([1.0, 0, 2, 0]).double(), torch.rand(4, 4).double()):
+        R = product(matrices, weights=weights)[-1]
+        close(heads.rollout(matrices, [3, 12], heads=weights), R[:, [3, 12]])
+        close(heads.flow(matrices, [3, 12], heads=weights), R[..., [3, 12]])
+
+
+def test_every_depth_is_there_where_it_is_asked_for() -> None:
+    matrices = layers()
+    forward = heads.flow(matrices, [2, 5], layers=True)
+    back = heads.rollout(matrices, [2, 5], layers=True)
+    assert forward.shape == (4, 2, 19, 2)
+    assert back.shape == (4, 2, 2, 19)
+    for depth, R in enumerate(product(matrices)):
+        close(forward[depth], R[..., [2, 5]])
+    for depth in range(4):
+        close(back[depth], product(matrices[3 - depth :])[-1][:, [2, 5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision_is_not_rounded_at_each_layer(dtype: torch.dtype) -> None:
+    matrices = layers(dtype=dtype, count=6, mask=attlas.Causal())
+    R = product(matrices)[-1]
+    for found, expected in ((heads.rollout(matrices, [9]), R[:, [9]]), (heads.flow(matrices, [9]), R[..., [9]])):
+        assert found.dtype == torch.float32
+        close(found.double(), expected, atol=2e-6, rtol=1e-4)
+
+
+def test_one_text_and_axes_of_other_numbers() -> None:
+    matrices = layers()
+    R = product(matrices)[-1]
+    close(heads.rollout([A[1] for A in matrices], [4]), R[1, [4]])
+    close(heads.flow([A[1] for A in matrices], [4]), R[1][..., [4]])
+    plain = [attlas.attend(torch.randn(3, 7, 4).double(), torch.randn(3, 7, 4).double()) for _ in range(2)]
+    close(heads.rollout(plain, [4]), product(plain)[-1][[4]])
+    close(heads.flow(plain, [4]), product(plain)[-1][..., [4]])
+
+
+def test_no_graph_is_kept() -> None:
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+    A = attlas.attend(q, q)
+    assert not heads.rollout([A, A]).requires_grad
+    assert not heads.flow([A, A]).requires_grad
