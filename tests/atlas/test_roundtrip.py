@@ -254,7 +254,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_plain_facts_and_any_result(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("any") / data.draw(st.sampled_from(["run.atlas", "a b", "[x]*?", "é"]))

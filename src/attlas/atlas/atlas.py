@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from attlas.atlas.entry import KINDS, Entry
+from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
+from attlas.atlas.table import frame, records
 from attlas.errors import DtypeError, OutOfRangeError, explain, kind
 from attlas.matrix import AttentionMatrix
+from attlas.stats import Statistic
 
 __all__ = ["Atlas"]
 
@@ -197,6 +199,91 @@ class Atlas:
         names = list(dict.fromkeys(entry.name for entry in self.entries))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return "; ".join(parts) + f"; modules {', '.join(names[:_SHOWN])}{more}"
+
+    def table(self, data: str = "records") -> Any:
+        """Return one record for each recorded head, with each statistic as one number.
+
+        Parameters
+        ----------
+        data : {"records", "pandas", "polars"}, default "records"
+            A list of dicts, or a data frame of a library that is installed.
+
+        Returns
+        -------
+        list of dict, or data frame
+            Where the head stands (layer, head, kind, name, call, queries, keys), then a column for each
+            statistic that was recorded; None where an entry lacks it.
+
+        Raises
+        ------
+        ShapeError
+            If `data` is something else.
+        MissingExtraError
+            If the library is not installed.
+
+        Notes
+        -----
+        A column is the mean over batch and queries: ``entropy``, ``effective_keys``, ``max_weight``,
+        ``tail_mass``, ``logit_mean`` and ``logit_variance``, ``coverage_1`` and so on for each level,
+        ``top_k_mass`` (mass of the k largest), and any row statistic of your own under its name. Two are no
+        means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of key
+        0 in all mass. Rows without an allowed key (padding) count as they are, with entropy and mass 0.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas import stats
+        >>> from attlas.atlas import Atlas, Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))
+        >>> atlas = Atlas([Entry("attn", 0, "self", 0, (0,), (0, 4), 0, (1, 1, 4, 4), A)])
+        >>> atlas.collect(stats.EffectiveKeys(), stats.ColumnMass())
+        >>> atlas.table()[0]["effective_keys"], atlas.table()[0]["first_key_mass"]
+        (4.0, 0.25)
+        """
+        return frame(records(self.entries), data)
+
+    def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
+        """Compute statistics of every entry that keeps q and k, and keep the results in the entries.
+
+        Parameters
+        ----------
+        *statistics : Statistic
+            Statistics of `attlas.stats`, or your own; all in one pass over each matrix.
+        progress : callable, optional
+            Called with the number of entries done and their total.
+
+        Raises
+        ------
+        DtypeError
+            If an argument is no Statistic.
+        RecordingError
+            If no entry keeps q and k.
+
+        Notes
+        -----
+        A result of the same name is replaced. Cost: that of `AttentionMatrix.collect` for each entry; a
+        loaded atlas is read from disk one entry at a time.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas import stats
+        >>> from attlas.atlas import Atlas, Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))
+        >>> atlas = Atlas([Entry("attn", 0, "self", 0, (0,), (0, 4), 0, (1, 1, 4, 4), A)])
+        >>> atlas.collect(stats.TopK(2))
+        >>> atlas.entry(0).statistics["top_k"].values.shape
+        torch.Size([1, 1, 4, 2])
+        """
+        names = statistic_names(statistics)
+        kept = [entry for entry in self.entries if entry.matrix is not None]
+        for entry in self.entries if not kept else ():
+            entry.need_matrix("atlas.collect()")
+        for done, entry in enumerate(kept):
+            results = entry.need_matrix("atlas.collect()").collect(*statistics)
+            entry.statistics.update(zip(names, results, strict=True))
+            if progress is not None:
+                progress(done + 1, len(kept))
 
     def save(
         self,

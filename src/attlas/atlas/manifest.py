@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         found = "a file, and no folder" if folder.exists() else "no such folder"
-        raise broken(folder, "", "a saved atlas is a folder.", found, "attlas.load(folder) with the folder of save().")
+        fix = "attlas.load(folder) with the folder of save()."
+        aside = sorted(folder.parent.glob(f".{escape(folder.name)}.old-????????"))
+        if aside and not folder.exists():  # the process died in the moment between two renames
+            fix = f"a writer was stopped as it replaced the folder; rename {aside[0].name} to {folder.name}."
+        raise broken(folder, "", "a saved atlas is a folder.", found, fix)
     path = folder / MANIFEST
     with blaming(folder, MANIFEST):
         _regular(path)
@@ -62,7 +67,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if size > _LARGEST:
             raise SpecError(f"{size:,} bytes, more than {_LARGEST:,}")
         text = path.read_bytes()
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise SpecError(f"JSON, but not of the format {_FORMAT!r}")
         version = content.get("version")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -369,22 +370,18 @@ def _lock(partial: Path) -> int | None:
 
 def _clear_leftovers(folder: Path) -> None:
     """Remove what killed writers of this folder left, and put back what one of them was about to replace."""
-    for old in folder.parent.glob(f".{_literal(folder.name)}.old-????????"):
+    for old in folder.parent.glob(f".{escape(folder.name)}.old-????????"):
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old, folder)
         else:
             old.rename(folder)
     if fcntl is None:
         return
-    for partial in folder.parent.glob(f".{_literal(folder.name)}.partial-????????"):
+    for partial in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
         lock = _lock(partial)
         if lock is not None:
             shutil.rmtree(partial, ignore_errors=True)
             os.close(lock)
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _rename(partial: Path, folder: Path) -> None:
@@ -401,7 +398,12 @@ def _rename(partial: Path, folder: Path) -> None:
         raise
     _sync(folder.parent)
     if replaced:
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old, folder)
+
+
+def _discard(old: Path, folder: Path) -> None:
+    """Remove an atlas that was replaced; under a name first that is never put back, since half of it may stay."""
+    shutil.rmtree(old.rename(folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -22,7 +22,7 @@ _FEW_RUNS = 4  # so many runs a row are compared one by one
 
 
 class Runs(Mask):
-    """Pairs whose key lies in one of the runs of consecutive keys of the query's row; made by `runs_of`.
+    """Pairs whose key lies in one of the runs of consecutive keys of the query's row.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Runs(Mask):
 
 
 class Bits(Mask):
-    """Pairs whose bit is set, eight keys a byte; made by `runs_of` where runs would take more.
+    """Pairs whose bit is set, eight keys a byte; `runs_of` packs where runs would take more.
 
     Parameters
     ----------

@@ -1,0 +1,171 @@
+"""One record a head: each statistic as one number, the same as computed from the dense weights."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from tests.atlas.conftest import make_atlas, make_entry
+
+import attlas
+from attlas import DtypeError, RecordingError, ShapeError, stats
+from attlas.atlas import Atlas
+from attlas.errors import MissingExtraError
+
+STATISTICS = (
+    stats.Entropy(),
+    stats.EffectiveKeys(),
+    stats.MaxWeight(),
+    stats.MaxLogit(),
+    stats.Coverage((0.5, 0.9)),
+    stats.ColumnMass(),
+    stats.ColumnMax(),
+    stats.LogitMoments(),
+    stats.TopK(2),
+    stats.TopK(3),
+    stats.TailMass(2),
+    stats.ArgMax(),
+    stats.Picture(2, 2),
+    stats.Offsets(),
+    stats.ColumnMass(rows=slice(-2, None)),
+)
+
+
+class Nothing(stats.Statistic):
+    """A statistic of a user's own, one number a row."""
+
+    def start(self, problem):
+        return torch.full(problem.shape[:3], 7.0)
+
+    def step(self, carry, part, at):
+        return carry
+
+    def finish(self, carry):
+        return carry
+
+
+@pytest.fixture
+def square() -> attlas.AttentionMatrix:
+    return attlas.attend(torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4), mask=attlas.Causal())
+
+
+def test_columns_are_those_of_dense_weights(square) -> None:
+    atlas = Atlas([make_entry(square, layer=4, heads=(1, 5, 7))])
+    atlas.collect(*STATISTICS, Nothing())
+    table = atlas.table()
+    assert [(record["layer"], record["head"]) for record in table] == [(4, 1), (4, 5), (4, 7)]
+    weights, logits = square.to_dense().double(), square.logits.to_dense().double()
+    allowed = logits.isfinite()
+    mean = logits.masked_fill(~allowed, 0).sum(-1) / allowed.sum(-1)
+    variance = (logits - mean.unsqueeze(-1)).masked_fill(~allowed, 0).square().sum(-1) / allowed.sum(-1)
+    ordered = weights.sort(-1, descending=True).values
+    window = weights[..., -2:, :]
+    wanted = {
+        "entropy": -torch.special.xlogy(weights, weights).sum(-1).mean((0, 2)),
+        "effective_keys": (1 / weights.square().sum(-1)).mean((0, 2)),
+        "max_weight": weights.amax(-1).mean((0, 2)),
+        "max_logit": logits.amax((0, 2, 3)),
+        "coverage_1": (1 + (ordered.cumsum(-1) < 0.5).sum(-1)).double().mean((0, 2)),
+        "coverage_2": (1 + (ordered.cumsum(-1) < 0.9).sum(-1)).double().mean((0, 2)),
+        "first_key_mass": weights[..., 0].mean((0, 2)),
+        "first_key_mass_2": window[..., 0].mean((0, 2)),
+        "logit_mean": mean.mean((0, 2)),
+        "logit_variance": variance.mean((0, 2)),
+        "top_k_mass": ordered[..., :2].sum(-1).mean((0, 2)),
+        "top_k_2_mass": ordered[..., :3].sum(-1).mean((0, 2)),
+        "tail_mass": ordered[..., 2:].sum(-1).mean((0, 2)),
+        "nothing": torch.full((3,), 7.0, dtype=torch.float64),
+    }
+    assert list(table[0]) == ["layer", "head", "kind", "name", "call", "queries", "keys", *_in_order(wanted)]
+    for name, numbers in wanted.items():
+        found = torch.tensor([record[name] for record in table], dtype=torch.float64)
+        torch.testing.assert_close(found, numbers, atol=1e-5, rtol=1e-5, msg=name)
+    assert all(type(record["entropy"]) is float for record in table)
+
+
+def _in_order(wanted):
+    """Put columns in the order of the statistics."""
+    last = ["tail_mass", "first_key_mass_2", "nothing"]
+    first = ["entropy", "effective_keys", "max_weight", "max_logit", "coverage_1", "coverage_2", "first_key_mass"]
+    order = [*first, "logit_mean", "logit_variance", "top_k_mass", "top_k_2_mass", *last]
+    assert set(order) == set(wanted)
+    return order
+
+
+def test_every_record_has_all_columns() -> None:
+    table = make_atlas().table()
+    assert len(table) == 4 * 4 + 2 + 4
+    assert len({tuple(record) for record in table}) == 1
+    assert table[0]["logit_mean"] is not None
+    assert table[-1]["logit_mean"] is None
+    assert table[-1]["entropy"] > 0
+    assert [record["kind"] for record in table[12:16]] == ["cross"] * 4
+    assert table[-3]["queries"] == table[-3]["keys"] - 3 == 6
+
+
+def test_nothing_to_average() -> None:
+    entry = make_entry(attlas.attend(torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 5, 4)))
+    atlas = Atlas([entry])
+    atlas.collect(stats.Entropy(), stats.MaxLogit())
+    assert [(record["head"], record["queries"], "entropy" in record) for record in atlas.table()] == [
+        (0, 0, False),
+        (1, 0, False),
+    ]
+    assert Atlas().table() == []
+    unseen = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), mask=~attlas.Window(None, None))
+    atlas = Atlas([make_entry(unseen)])
+    atlas.collect(stats.ColumnMass(), stats.MaxLogit())
+    assert atlas.table()[0]["first_key_mass"] == 0.0
+    assert atlas.table()[0]["max_logit"] == -float("inf")
+
+
+def test_collect_reports_progress_and_replaces(atlas) -> None:
+    steps = []
+    before = atlas.entries[0].statistics["top_k"]
+    atlas.collect(stats.TopK(3), stats.MaxWeight(), progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(done, 5) for done in range(1, 6)]
+    assert atlas.entries[0].statistics["top_k"].values.shape[-1] == 3 != before.values.shape[-1]
+    assert "max_weight" not in atlas.entries[-1].statistics
+
+
+def test_collect_needs_tokens_and_objects(atlas) -> None:
+    few = Atlas([replace(entry, matrix=None) for entry in atlas.entries[:2]])
+    with pytest.raises(RecordingError, match=r"^atlas\.collect\(\): the weights of a layer are made from its q and k"):
+        few.collect(stats.Entropy())
+    with pytest.raises(DtypeError) as error:
+        atlas.collect(stats.Entropy)
+    assert str(error.value) == (
+        """statistics: each must be a Statistic, an object and not its class.
+  statistic: Entropy
+  found: the class Entropy
+  fix: Entropy()"""
+    )
+
+
+def test_data_frames(atlas, monkeypatch) -> None:
+    library = ModuleType("polars")
+    library.DataFrame = lambda records: ("frame", records)
+    monkeypatch.setitem(sys.modules, "polars", library)
+    assert atlas.table("polars") == ("frame", atlas.table())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError) as error:
+        atlas.table("pandas")
+    assert str(error.value) == (
+        """atlas.table(): pandas must be installed to make its data frame.
+  found: no module named pandas
+  fix: pip install pandas, or atlas.table() for a list of dicts."""
+    )
+    with pytest.raises(ShapeError) as error:
+        atlas.table("csv")
+    assert str(error.value) == (
+        """atlas.table(): data must be "records", "pandas" or "polars".
+  found: data = 'csv'
+  fix: atlas.table() for a list of dicts."""
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
+def test_pandas_itself(atlas) -> None:
+    assert atlas.table("pandas").groupby("layer").entropy.mean().shape == (4,)
