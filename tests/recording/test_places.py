@@ -125,6 +125,13 @@ STACKS = {
         ],
         "Causal(offset=0) & Padding([5, 3], side='left')",
     ),
+    "a row without a causal mask": (
+        [
+            Block(Causal(0) & Padding([4, 2], side="left"), 4, 4, 0, 0),
+            Block(Padding([5, 3], side="left"), 1, 5, 4, 0),
+        ],
+        "Causal(offset=0) & Padding([5, 3], side='left')",
+    ),
     "sliding cache": (
         [Block(Window(2, 0, 0), 5, 5, 0, 0), Block(Window(2, 0, 2), 1, 3, 5, 3)],
         "Window(2, 0, offset=0)",
@@ -159,6 +166,17 @@ def test_stacked_masks_equal_their_parts(name: str) -> None:
 
 def test_a_mask_of_nothing_needs_no_stack() -> None:
     assert stacked([Block(None, 2, 6, 0, 0), Block(None, 1, 6, 2, 0)], 6) is None
+
+
+def test_single_rows_are_compared_by_their_cells() -> None:
+    blocks = [Block(Window(2, 0, 0), 5, 5, 0, 0), Block(None, 1, 3, 5, 3), Block(None, 1, 3, 6, 4)]
+    A = attend(torch.zeros(2, 3, 7, 2), torch.zeros(2, 3, 7, 2))
+    mask = stacked(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
+    assert mask is not None
+    assert mask.name() == "Window(2, 0, offset=0)"
+    blocks[2] = Block(None, 1, 4, 6, 3)
+    mask = stacked(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
+    assert isinstance(mask, Stacked)
 
 
 def test_many_blocks_are_judged_in_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,6 +226,8 @@ class Block:
         found = moved(self.mask, self.m, self.n, self.row, self.column, keys)
         if found is None:
             return None
+        if self.m == 1 and self.column == 0 and not is_causal(found):
+            found = And(Causal(self.n - 1 - self.row), found)
         outside = range(self.column), range(self.column + self.n, keys)
         blind = all(found.coverage(self._tile(columns, keys)) is Coverage.NONE for columns in outside if len(columns))
         return found if blind else None
@@ -236,7 +238,7 @@ class Block:
         return Tile(range(1), range(1), rows, columns, self.row + self.m, keys, one, one, torch.device("cpu"))
 
 
-def stacked(blocks: Sequence[Block], keys: int) -> Mask | None:
+def stacked(blocks: Sequence[Block], keys: int, place: Callable[..., Tile] | None = None) -> Mask | None:
     """Return the mask of matrices stacked on each other, in the simplest form that is exact.
 
     Parameters
@@ -245,15 +247,27 @@ def stacked(blocks: Sequence[Block], keys: int) -> Mask | None:
         The matrices from top to bottom.
     keys : int
         Number of keys of the whole.
+    place : callable, optional
+        Returns the tile of some rows and columns of the whole: single rows are then compared by their cells.
     """
     if all(block.mask is None and block.column == 0 and block.n == keys for block in blocks):
         return None
     if len(blocks) == 1 and blocks[0].column == 0 and blocks[0].n == keys:
         return blocks[0].mask
-    first = blocks[0].lifted(keys)
-    if first is not None and all(alike(first, block.lifted(keys)) for block in blocks[1:]):
+    first, stack = blocks[0].lifted(keys), Stacked(blocks)
+    if first is not None and all(_goes_on(first, block, keys, stack, place) for block in blocks[1:]):
         return first
-    return Stacked(blocks)
+    return stack
+
+
+def _goes_on(first: Mask, block: Block, keys: int, stack: Stacked, place: Callable[..., Tile] | None) -> bool:
+    """Return whether a mask says in the rows of a block what the block says."""
+    if alike(first, block.lifted(keys)):
+        return True
+    if place is None or block.m != 1:
+        return False
+    at = place(range(block.row, block.row + 1), range(keys))
+    return bool((first.allows(at) == stack.allows(at)).all())
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -202,7 +203,9 @@ class Strand:
         )
         self._q, self._k, self._lse = [q], [k], [lse]
         batch, heads = q.shape[:2]
-        problem = replace(self._base, q=q, k=k, mask=stacked(self.blocks, self.keys))
+        problem = replace(self._base, q=q, k=k, mask=None)
+        place = partial(problem.tile, range(batch), range(heads))
+        problem = replace(problem, mask=stacked(self.blocks, self.keys, place))
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _made(self) -> Entry:

@@ -21,7 +21,7 @@ class Listener(Protocol):
 
     Examples
     --------
-    >>> from attlas.recording import Listener
+    >>> from attlas.recording.tap import Listener
     >>> class Count:
     ...     def receive(self, module, matrix, first_query, first_key):
     ...         print(matrix.shape)
