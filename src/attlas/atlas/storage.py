@@ -59,7 +59,7 @@ class Writer:
 
     Notes
     -----
-    Memory: a slice of 16 MiB beside the tensors themselves. Tensors that were only expanded (grouped keys)
+    Memory: a slice of 1 MiB beside the tensors themselves. Tensors that were only expanded (grouped keys)
     are stored once, and so is a mask that several layers share. Time: that of writing and of SHA-256.
 
     Examples

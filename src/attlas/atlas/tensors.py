@@ -16,7 +16,7 @@ from attlas.errors import DtypeError, explain
 
 __all__ = ["Written", "digest_of", "fingerprint", "own_part", "write_tensors"]
 
-_SLICE = 1 << 24  # bytes that are copied at once
+_SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
 _NAMES = {
     torch.float64: "F64",
@@ -56,7 +56,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
 
     Notes
     -----
-    Memory: a slice of 16 MiB. safetensors' own writer copies each tensor whole, and its file would have to be
+    Memory: a slice of 1 MiB. safetensors' own writer copies each tensor whole, and its file would have to be
     read again for the checksum.
     """
     # The widest first, so that each tensor lies at a multiple of its own size.
