@@ -1,7 +1,7 @@
 """Record a small trained GPT-2 while it reads and writes code, save the recording, and say what its heads do.
 
-The model ships with attlas. It reads the beginning of a Python file and goes on writing; all steps of a layer become one
-lazy matrix. The recording is saved to a folder, opened again, and everything below is computed from the folder.
+The model ships with attlas. It reads the beginning of a Python file and goes on writing; all steps of a layer become
+one lazy matrix. The recording is written to a folder, opened again, and everything is computed from the folder.
 
     python examples/record_a_model.py                          # writes record-a-model.png
     python examples/record_a_model.py --keep run.atlas         # keeps the recording
