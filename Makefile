@@ -57,7 +57,7 @@ bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; 
 	@for script in $(filter-out %/harness.py %/sweep.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 .PHONY: sweep
-sweep: $(VENV)/.dev-ready ## Run every model type of transformers on eager and on attlas (half an hour)
+sweep: $(VENV)/.dev-ready ## Run every model type of transformers on eager and on attlas (minutes)
 	$(BIN)/python benchmarks/sweep.py
 
 .PHONY: docs
