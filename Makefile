@@ -54,7 +54,11 @@ format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 
 .PHONY: bench
 bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; use an idle one)
-	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out %/harness.py %/sweep.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+.PHONY: sweep
+sweep: $(VENV)/.dev-ready ## Run every model type of transformers on eager and on attlas (minutes)
+	$(BIN)/python benchmarks/sweep.py
 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Draw every picture and build the pages into ./site, with warnings as errors

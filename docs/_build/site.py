@@ -103,6 +103,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return re.sub(rf"(?<=[{WIDE}])\n(?=[{WIDE}])", "", markdown)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Write the references of docstrings as readers know them: ``.. [1] Someone`` and ``[1]_`` are for numpydoc."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    html = re.sub(r"(?<!<p>)\s*\.\. \[(\d+)\]", r"<br>[\1]", html).replace("<p>.. [", "<p>[")
+    return re.sub(r"(\[\d+\])_(?!\w)", r"\1", html)
+
+
 def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -> dict[str, Any]:
     """Give the theme the language of the page, and the switch the same page in the other language."""
     here = page.file.src_uri

@@ -30,6 +30,18 @@ def test_kernel_pooling_finds_the_bandwidth(tmp_path: Path, capsys: pytest.Captu
     assert "bandwidth        0.500 -> " in capsys.readouterr().out
 
 
+def test_a_recorded_model_is_read_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    found = run("record_a_model", ["--tokens", "4"], tmp_path / "heads.png")
+    assert found["layers"] == 4
+    assert found["queries"] == 603  # 600 read and 4 written, the last of which was not read again
+    assert found["previous"] > 0.9
+    assert found["induction"] > 0.3
+    assert 0.5 < found["on_prompt"] < 1.0
+    assert found["error"] < 1e-5
+    assert "previous token 0.9" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run("date_translation", ["--seconds", "14"], tmp_path / "dates.png")
