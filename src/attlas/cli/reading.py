@@ -30,6 +30,8 @@ class Cost:
         Most bytes that the process grew by while it read; None where the system does not tell.
     seconds : float
         Time from the model's first token to the last statistic.
+    what : str
+        What the bytes are that were kept.
     """
 
     matrices: int
@@ -38,6 +40,7 @@ class Cost:
     held: int
     peak: int | None
     seconds: float
+    what: str = "the layers' own queries, keys and values, and one number a row"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,9 @@ class Reading:
         What to type to get the same.
     tokens : tuple of str
         Text of each token; a token that ends inside a character has the empty string.
+    excerpts : tuple of range
+        Parts of a long text that are shown; empty where all of it is. The tensors below that have an axis
+        `shown` have one place for each token of them.
     layers, per_layer : int
         Layers, and heads in each.
     heads : tuple of Head
@@ -62,9 +68,9 @@ class Reading:
         For each head the token texts that get most weight, and their share; the first token aside.
     maps : Tensor, shape (layers, heads, s, s)
         Largest weight in each block of the matrix; NaN where nothing may attend.
-    received : Tensor, shape (layers, heads, tokens)
+    received : Tensor, shape (layers, heads, shown)
         Mean weight that each key gets from the queries that may see it.
-    values, indices : Tensor, shape (layers, heads, tokens, k)
+    values, indices : Tensor, shape (layers, heads, shown, k)
         Largest weights of each query, and the keys that have them.
     window : range
         Part of the text shown cell by cell.
@@ -72,12 +78,14 @@ class Reading:
         A token of it from which the most telling head shows what it does.
     closeups : Tensor, shape (layers, heads, len(window), len(window))
         The weights there; NaN where nothing may attend.
+    exact : bool
+        Whether every weight of `closeups` is known; else those that are not among the largest of a query are 0.
     period : int
-        Length of the random block that occurs twice.
+        Length of the random block that occurs twice; 0 where none was read.
     repeats : Tensor, shape (layers, heads, r, r)
         Largest weight in each block of the matrix of the repeated block; NaN where nothing may attend.
     loss : float
-        Mean negative log likelihood of the text's tokens, nats.
+        Mean negative log likelihood of the text's tokens, nats; NaN where it is not known.
     cost : Cost
         Time and memory.
     """
@@ -102,6 +110,13 @@ class Reading:
     repeats: Tensor
     loss: float
     cost: Cost
+    excerpts: tuple[range, ...] = ()
+    exact: bool = True
+
+    @property
+    def shown(self) -> tuple[range, ...]:
+        """The parts of the text that are shown: all of it, or the excerpts."""
+        return self.excerpts or (range(len(self.tokens)),)
 
     @property
     def telling(self) -> Head:
