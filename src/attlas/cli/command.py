@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo, record, scaling, stats
+from attlas.cli import demo, picture, record, scaling, stats
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add(commands)
     record.add(commands)
     stats.add(commands)
+    picture.add(commands)
     scaling.add(commands)
     return top
 

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "open_atlas", "run"]
 
-_PLACES = ("layer", "head", "kind", "name", "call", "queries", "keys")
-_WORDS = ("kind", "name", "what")
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (
     ("entropy", "entropy", ".2f"),
     ("effective_keys", "keys", ",.1f"),
-    ("max_weight", "largest", ".2f"),
-    ("max_logit", "max logit", ",.1f"),
     ("first", "first", ".2f"),
     ("previous", "previous", ".2f"),
     ("induction", "induction", ".2f"),
+    ("first_key_mass", "first key", ".2f"),
+    ("max_logit", "max logit", ",.1f"),
+    ("max_weight", "largest", ".2f"),
     ("distance", "distance", ",.0f"),
     ("logit_variance", "variance", ",.2f"),
-    ("first_key_mass", "first key", ".2f"),
     ("coverage_1", "coverage", ",.0f"),
 )
+# What a head's measures say better: its table has them only where it has no measures.
+_SAID = ("agreement", "agreement_2", "first_key_mass")
 
 _EXAMPLES = """\
 examples:
@@ -117,7 +117,10 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     rows = []
     for record in atlas.table():
         head = heads.get((record["kind"], record["layer"], record["call"], record["head"]))
-        rows.append(record | _measures(head, block=block) if heads else record)
+        if heads:
+            record = {name: value for name, value in record.items() if name not in _SAID}
+            record |= _measures(head, block=block)
+        rows.append(record)
     return rows
 
 
@@ -178,7 +181,7 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
     terminal.say(terminal.style(f"  {header}{'  what it is' if what else ''}", "dim"))
     before = rows[0]["layer"]
     for row, texts in zip(rows, cells, strict=True):
-        if row["layer"] != before and not terminal_is_sorted(rows):
+        if row["layer"] != before and not _sorted(rows):
             terminal.say()
         before = row["layer"]
         line = "  ".join(text.rjust(width) for text, width in zip(texts[:keep], widths, strict=False))
@@ -189,7 +192,7 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
         terminal.say(terminal.style(f"  not shown for want of room: {left}; --csv and --json have everything", "dim"))
 
 
-def terminal_is_sorted(rows: list[dict[str, Any]]) -> bool:
+def _sorted(rows: list[dict[str, Any]]) -> bool:
     """Return whether rows stand in another order than that of the layers."""
     layers = [row["layer"] for row in rows]
     return layers != sorted(layers)
