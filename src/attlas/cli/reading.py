@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from attlas.heads import Head
 
-__all__ = ["Cost", "Reading", "telling"]
+__all__ = ["Cost", "Reading", "telling", "window_of"]
+
+_WINDOW = 32  # tokens shown cell by cell
 
 
 @dataclass(frozen=True)
@@ -127,3 +130,18 @@ class Reading:
 def telling(heads: Sequence[Head]) -> Head:
     """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
     return max(heads, key=lambda head: (head.kinds[0].measure == "induction", head.of(head.kinds[0])))
+
+
+def window_of(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
+    """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
+    n, width = len(ids), min(_WINDOW, len(ids))
+    place = torch.arange(n)[:, None]
+    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
+    found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
+    mass = (values * found).sum(-1)
+    # Copies stand before: the first third of the window is theirs.
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
+    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
+    shown = slice(start + width // 3, start + width)
+    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
+    return range(start, start + width), start + width // 3 + int(score.argmax())
