@@ -96,9 +96,7 @@ def load(
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **given)
         config = transformers.AutoConfig.from_pretrained(name, **given)
-        model = _class(transformers, config).from_pretrained(
-            name, dtype=dtype, use_safetensors=True, **chosen, **given
-        )
+        model = _class(transformers, config).from_pretrained(name, dtype=dtype, use_safetensors=True, **chosen, **given)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -15,7 +15,7 @@ from attlas.errors import explain
 from attlas.heads import Head
 from attlas.heads.kinds import from_statistics, text_statistics
 
-__all__ = ["KINDS_OF_HEADS", "NAMES", "chosen", "heads_of", "missing", "picture_shape"]
+__all__ = ["KINDS_OF_HEADS", "NAMES", "chosen", "heads_of", "missing", "side_of", "weights_of"]
 
 KINDS_OF_HEADS = "kinds"
 _SIDE = 128  # blocks along a picture,
@@ -23,6 +23,11 @@ _SMALL = 80  # and where there are many heads
 _MANY = 48
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
+
+
+def _picture(side: int) -> stats.Picture:
+    return stats.Picture(side, side, pool="max")
+
 
 # Name, and the statistic of n tokens and a number of heads.
 _MAKE: dict[str, Callable[[int, int], stats.Statistic]] = {
@@ -35,8 +40,8 @@ _MAKE: dict[str, Callable[[int, int], stats.Statistic]] = {
     "column_max": lambda n, heads: stats.ColumnMax(),
     "coverage": lambda n, heads: stats.Coverage(),
     "offsets": lambda n, heads: stats.Offsets(),
-    "top_k": lambda n, heads: stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0]))),
-    "picture": lambda n, heads: stats.Picture(*picture_shape(n, heads), pool="max"),
+    "top_k": lambda n, heads: stats.TopK(weights_of(n, heads)),
+    "picture": lambda n, heads: _picture(min(n, side_of(heads))),
 }
 NAMES = (*_MAKE, KINDS_OF_HEADS)
 _USUAL = tuple(name for name in NAMES if name not in ("column_max", "coverage"))
@@ -44,10 +49,14 @@ _USUAL = tuple(name for name in NAMES if name not in ("column_max", "coverage"))
 _FOR_KINDS = ("entropy", "effective_keys", "max_weight", "column_mass", "offsets", "agreement", "agreement_2")
 
 
-def picture_shape(n: int, heads: int) -> tuple[int, int]:
-    """Return height and width of the picture that is kept of each of some heads."""
-    side = min(n, _SIDE if heads <= _MANY else _SMALL)
-    return side, side
+def side_of(heads: int) -> int:
+    """Return how many blocks the picture of each of some heads has along a side, at most."""
+    return _SIDE if heads <= _MANY else _SMALL
+
+
+def weights_of(n: int, heads: int) -> int:
+    """Return how many weights are kept for each of n queries of each of some heads."""
+    return min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0]))
 
 
 def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats.Statistic]:
@@ -90,7 +99,7 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
         return []
     n, count = first.shape[3], sum(len(entry.heads) for entry in atlas.entries)
     square = first.shape[2] == n and ids is not None and len(ids) == n
-    plain = [name for name in _USUAL if name in _MAKE and (square or name not in ("picture",))]
+    plain = [name for name in _USUAL if name in _MAKE and (square or name != "picture")]
     wanted = [_MAKE[name](n, count) for name in plain]
     wanted += text_statistics(ids)[5:] if square and ids is not None else []
     names = statistic_names(wanted)

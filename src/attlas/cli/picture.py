@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise _error("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {_SIDE}")
     atlas = attlas.load(arguments.atlas)
     if not atlas.entries:
-        raise _error("the recording must have an attention.", f"none in {arguments.atlas}", "attlas record -o run.atlas")
+        raise _error(
+            "the recording must have an attention.", f"none in {arguments.atlas}", "attlas record -o run.atlas"
+        )
     entries = _entries(atlas, arguments.layer)
     if arguments.head is None:
         figure = _overview(atlas, entries, arguments, terminal)
@@ -93,7 +96,9 @@ def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Te
     head = arguments.head
     if head not in entry.heads:
         known = ", ".join(map(str, entry.heads))
-        raise _error("--head must be one of the layer's.", f"--head {head}; there are {known}", f"--head {entry.heads[0]}")
+        raise _error(
+            "--head must be one of the layer's.", f"--head {head}; there are {known}", f"--head {entry.heads[0]}"
+        )
     index = entry.heads.index(head)
     rows, columns = _window(entry, arguments)
     size = arguments.size or _SIDE
@@ -143,20 +148,18 @@ def _blocks(
     m, n = entry.shape[2:]
     longest = max(len(rows), len(columns))
     height, width = (max(1, round(len(x) * min(1.0, size / longest))) for x in (rows, columns))
-    if entry.matrix is not None:
-        wanted = stats.Picture(height, width, arguments.pool, rows=rows, columns=columns)
-        return torch.cat([entry.matrix[0, [head]].collect(wanted)[0].float().cpu() for head in heads])
     kept = entry.statistics.get("picture")
-    if isinstance(kept, Tensor) and (len(rows), len(columns)) == (m, n) and arguments.pool == "max":
-        return kept[0, heads].float()
-    if isinstance(kept, Tensor):
+    if entry.matrix is None and isinstance(kept, Tensor):
+        if (len(rows), len(columns)) == (m, n) and arguments.pool == "max":
+            return kept[0, heads].float()
         raise _error(
             "another window or pool is computed from queries and keys, and these were not kept.",
             "a recording of statistics only, with a picture of the whole matrix, --pool max",
             "leave --rows, --columns and --pool out, or attlas record --keep disk",
         )
-    entry.need_matrix("picture")
-    raise AssertionError  # need_matrix raises where there is none
+    A = entry.need_matrix("picture")
+    wanted = stats.Picture(height, width, arguments.pool, rows=rows, columns=columns)
+    return torch.cat([A[0, [head]].collect(wanted)[0].float().cpu() for head in heads])
 
 
 def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
@@ -191,7 +194,8 @@ def _linear(figure: Figure) -> None:
     from matplotlib.colors import Normalize
 
     images = [image for ax in figure.axes for image in ax.images]
-    largest = max(float(image.get_array().max()) for image in images if image.get_array().count())
+    shown = [np.ma.masked_invalid(weights) for image in images if (weights := image.get_array()) is not None]
+    largest = max((float(weights.max()) for weights in shown if weights.count()), default=1.0)
     norm = Normalize(0.0, largest)
     for image in images:
         image.set_norm(norm)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from attlas import pictures, stats
 from attlas.cli.loading import Loaded, texts
 from attlas.cli.memory import Peak
-from attlas.cli.numbers import picture_shape
+from attlas.cli.numbers import side_of, weights_of
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError, explain
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_SIDE = 128  # blocks of a map,
-_SMALL = 80  # and of the maps of many heads
-_MANY = 48
-_TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads
-_KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 _PERIOD = 128  # length of the random block that occurs twice
 _FAVOURITES = 3  # tokens named for each head
 
@@ -82,7 +77,7 @@ def read(
     peak = Peak()
     layers: list[_Layer] = []
     count = len(attentions) * attentions[0].shape[1]
-    top, side = min(max(_KEPT // (count * n), _TOP[0]), _TOP[-1]), _SIDE if count <= _MANY else _SMALL
+    top, side = weights_of(n, count), side_of(count)
     with terminal.step(f"reading {count} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
             layers.append(_layer(len(layers), A, R, ids, period, top, side))

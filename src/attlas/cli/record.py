@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import shlex
 import shutil
 import tempfile
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas import models, pictures, stats
+from attlas import models, pictures
 from attlas.atlas import Atlas
+from attlas.atlas.entry import statistic_names
 from attlas.cli import numbers
 from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
@@ -125,7 +127,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     number = shape.num_hidden_layers if layers is None else len(layers)
     statistics = numbers.chosen(arguments.statistics, ids, per_layer * number, "record")
     with _told(terminal):
-        if "agreement" in stats_names(statistics) and not arguments.patch_sdpa:
+        if "agreement" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
                 details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), per_layer * number)
         peak = Peak()
@@ -257,7 +259,8 @@ def _generate(loaded: Loaded, ids: Tensor, more: int, terminal: Terminal) -> Ten
         raise _error("--generate needs a model that writes.", type(loaded.model).__name__, "leave --generate out")
     with terminal.step(f"generating {count(more)} tokens", more) as tick:
         prompt = ids[None].to(loaded.model.device)
-        out = loaded.model.generate(
+        model: Any = loaded.model
+        out = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=more,
@@ -266,7 +269,8 @@ def _generate(loaded: Loaded, ids: Tensor, more: int, terminal: Terminal) -> Ten
             pad_token_id=loaded.tokenizer.eos_token_id or 0,
             streamer=_Streamed(tick),
         )
-    return out[0].cpu()  # type: ignore[no-any-return]
+    found: Tensor = out[0].cpu()
+    return found
 
 
 class _Streamed:
@@ -289,9 +293,7 @@ class _Streamed:
 @torch.no_grad()
 def _forward(model: Any, ids: Tensor, keep: int = 1) -> Any:
     """Run the model on the whole text; of its logits only the last are computed, where it can do so."""
-    from inspect import signature
-
-    known = signature(model.forward).parameters
+    known = inspect.signature(model.forward).parameters
     given: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
     if "logits_to_keep" in known:
         given["logits_to_keep"] = keep
@@ -305,7 +307,7 @@ def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
         _forward(loaded.model, repeated_block(vocabulary, period))
     found: list[dict[str, Tensor]] = []
     maps: list[Tensor] = []
-    side = numbers.picture_shape(2 * period, heads)[0]
+    side = numbers.side_of(heads)
     for A in atlas:
         if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
             return None
@@ -318,13 +320,6 @@ def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
         "induction": [x["induction"].tolist() for x in found],
         "duplicate": [x["duplicate"].tolist() for x in found],
     }
-
-
-def stats_names(statistics: list[stats.Statistic]) -> list[str]:
-    """Return the names of some statistics."""
-    from attlas.atlas.entry import statistic_names
-
-    return statistic_names(statistics)
 
 
 def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -17,7 +17,7 @@ from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.report.payload import FLOOR
 from attlas.cli.terminal import UsageError
 from attlas.errors import explain
-from attlas.heads import Head, by_token
+from attlas.heads import by_token
 
 __all__ = ["reading_of"]
 

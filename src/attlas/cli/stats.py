@@ -172,7 +172,9 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
     columns += [column for column in _SHOWN if any(row.get(column[0]) is not None for row in rows)]
     what = any(row.get("what") for row in rows)
     cells = [[_cell(row.get(name), form) for name, _, form in columns] for row in rows]
-    widths = [max(len(column[1]), *map(len, texts)) for column, texts in zip(columns, zip(*cells, strict=True), strict=True)]
+    widths = [
+        max(len(column[1]), *map(len, texts)) for column, texts in zip(columns, zip(*cells, strict=True), strict=True)
+    ]
     room = terminal.width - 2 - (18 if what else 0)
     keep = len(columns)
     while keep > 4 and sum(widths[:keep]) + 2 * keep > room:
