@@ -65,9 +65,7 @@ def test_weights_are_those_of_eager_attention(recorded: Path, model_folder: Path
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
-def test_statistics_are_those_of_eager_attention(
-    kept: str, model_folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_statistics_are_those_of_eager_attention(kept: str, model_folder: Path, request: pytest.FixtureRequest) -> None:
     atlas = attlas.load(request.getfixturevalue(kept))
     weights = eager(model_folder, atlas.ids)
     for layer in atlas.layers():
@@ -118,17 +116,15 @@ def test_layers_heads_and_statistics_that_are_asked_for(
     assert " ".join(table.splitlines()[2].split()) == "layer head max logit coverage"
 
 
-def test_reads_a_pipe(model_folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attlas.cli", "record", "--model", str(model_folder), "--text", "-"]
-    done = subprocess.run(
-        [*command, "--keep", "statistics", "-o", str(tmp_path / "p.atlas")],
-        input="def f(x):\r\n    return x\r\n".encode() * 4,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    atlas = attlas.load(tmp_path / "p.atlas")
-    assert "".join(atlas.tokens[1:]) == "def f(x):\n    return x\n" * 4
+def test_reads_a_pipe(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO("\ufeffdef f(x):\r\n    return x\r\n".encode() * 4), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", given)
+    out = tmp_path / "p.atlas"
+    said(capsys, "record", "--model", model_folder, "--text", "-", "--keep", "statistics", "-o", out)
+    atlas = attlas.load(out)
+    assert "".join(atlas.tokens[1:]) == "def f(x):\n    return x\n" + "\ufeffdef f(x):\n    return x\n" * 3
     assert atlas.details["source"] == "standard input"
 
 
@@ -298,7 +294,9 @@ def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: 
 
 
 def test_the_shipped_model_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas")
+    said(
+        capsys, "record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas"
+    )
     rows = json.loads(said(capsys, "stats", tmp_path / "a.atlas", "--json"))["rows"]
     assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import shlex
 import shutil
 import tempfile
@@ -214,7 +215,8 @@ def _told(terminal: Terminal) -> Iterator[None]:
             text = text.replace("attlas.record(model, patch_sdpa=True)", "attlas record --patch-sdpa")
             raise RecordingError(text) from error
         except AttlasError as error:
-            raise UsageError(str(error).replace("record():", "record:", 1)) from error
+            text = str(error).replace("record():", "record:", 1)
+            raise UsageError(re.sub(r"fix: layers=\[(-?\d+)\].*", r"fix: --layers \1", text)) from error
     for warning in heard:
         if str(warning.message).startswith("record():"):
             terminal.complain(str(warning.message).replace("record():", "record:", 1))
