@@ -15,7 +15,7 @@ import attlas
 from attlas.atlas import Atlas
 from attlas.cli import numbers
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count
+from attlas.cli.words import count, others
 from attlas.errors import explain
 from attlas.heads import Head
 
@@ -130,7 +130,7 @@ def _measures(head: Head | None, *, block: bool) -> dict[str, Any]:
     if head is None:
         return dict.fromkeys(("what", *names))
     known = asdict(head)
-    return {"what": ", ".join(kind.name for kind in head.kinds)} | {name: known[name] for name in names}
+    return {"what": ", ".join((head.kinds[0].name, *others(head)))} | {name: known[name] for name in names}
 
 
 def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
