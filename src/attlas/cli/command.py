@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo, picture, record, scaling, stats
-from attlas.cli.report import command as report
+from attlas.cli import demo, picture, record, reporting, scaling, stats
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -30,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     record.add(commands)
     stats.add(commands)
     picture.add(commands)
-    report.add(commands)
+    reporting.add(commands)
     scaling.add(commands)
     return top
 

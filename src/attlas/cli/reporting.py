@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attlas.cli.files import check_target, save_text
 from attlas.cli.recorded import reading_of
-from attlas.cli.report.page import page
+from attlas.cli.report import page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal
 from attlas.cli.words import in_bytes
