@@ -25,6 +25,7 @@ _CODES = {
     "cyan": "36",
 }
 _BAR = 24
+_QUIET = 20.0  # seconds after which a log hears that something long goes on
 
 
 class UsageError(AttlasError):
@@ -81,9 +82,15 @@ class Terminal:
             How many parts it has; the yielded function is called after each.
         """
         begin, done = time.perf_counter(), 0
+        told = begin
 
         def show() -> None:
+            nonlocal told
             if not self._moves():
+                now = time.perf_counter()
+                if 0 < done < total and now - told >= _QUIET:
+                    told = now
+                    print(f"  {label}  {done}/{total}", file=self.err, flush=True)
                 return
             filled = _BAR * done // total if total else 0
             bar = f"  {'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)} {done}/{total}" if total else " …"
