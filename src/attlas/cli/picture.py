@@ -14,7 +14,7 @@ import attlas
 from attlas import pictures, stats
 from attlas.atlas import Atlas, Entry
 from attlas.cli.files import check_target
-from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import explain
 
@@ -44,7 +44,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="draw a head of a recording, or all of them",
         description="Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")

@@ -27,7 +27,7 @@ from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
 from attlas.cli.memory import Peak
 from attlas.cli.report.payload import pack
-from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, RecordingError, explain
 from attlas.heads import repeated_block
@@ -59,7 +59,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Run a Hugging Face model on a text and record the attention of every head: queries, keys and one "
         "number a row, in linear memory, with exact statistics of every cell.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     command.add_argument(

@@ -25,6 +25,7 @@ _FAVOURITES = 3  # tokens named for each head
 _KEPT = 900_000  # weights in the page, about
 _WHOLE, _LEAST = 4096, 512  # tokens up to which all of a text is shown, and the least that is shown of one
 _EXCERPT = 128  # tokens of one excerpt
+_BETWEEN = 8  # parts at whose ends there are excerpts too
 
 
 def reading_of(atlas: Atlas, command: str) -> Reading:
@@ -129,7 +130,7 @@ def _favourites(mass: Tensor, ids: Tensor, tokens: list[str]) -> tuple[tuple[tup
 
 
 def _excerpts(received: Tensor, window: range, n: int, each: int) -> tuple[range, ...]:
-    """Return the parts of a long text that are shown: its ends, the close up, and what single heads look at most.
+    """Return the parts of a long text that are shown: its ends, the close up, what heads look at most, some between.
 
     Parameters
     ----------
@@ -152,6 +153,7 @@ def _excerpts(received: Tensor, window: range, n: int, each: int) -> tuple[range
     flat[:, : min(_EXCERPT, n)] = 0.0
     best = flat.max(-1)
     wanted += best.indices[(best.values / flat.mean(-1).clamp_min(1e-30)).argsort(descending=True)].tolist()
+    wanted += [n * part // _BETWEEN for part in range(1, _BETWEEN)]
     chosen: set[int] = set()
     for place in wanted:
         start = min(max(place - _EXCERPT // 2, 0), n - _EXCERPT)

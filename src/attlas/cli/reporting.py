@@ -11,7 +11,7 @@ from attlas.cli.files import check_target, save_text
 from attlas.cli.recorded import reading_of
 from attlas.cli.report import page
 from attlas.cli.stats import open_atlas
-from attlas.cli.terminal import Terminal
+from attlas.cli.terminal import Help, Terminal
 from attlas.cli.words import in_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Write one HTML file with every head of a recording, the text and what each token looks at. It "
         "loads nothing from anywhere.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")

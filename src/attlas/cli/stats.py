@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attlas
 from attlas.atlas import Atlas
 from attlas.cli import numbers
-from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, others
 from attlas.errors import explain
 from attlas.heads import Head
@@ -58,7 +58,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Print a table of all recorded heads: exact means over every query of the text, and what each "
         "head is.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -12,7 +13,7 @@ from typing import TextIO
 
 from attlas.errors import AttlasError
 
-__all__ = ["Terminal", "UsageError"]
+__all__ = ["Help", "Terminal", "UsageError"]
 
 _CODES = {
     "bold": "1",
@@ -26,6 +27,13 @@ _CODES = {
 }
 _BAR = 24
 _QUIET = 20.0  # seconds after which a log hears that something long goes on
+
+
+class Help(argparse.HelpFormatter):
+    """Wrap descriptions as ever, and leave examples as they were typed."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text.rstrip() if text.startswith("example") else super()._fill_text(text, width, indent)
 
 
 class UsageError(AttlasError):

@@ -141,8 +141,8 @@ def _facts(reading: Reading) -> str:
 def _excerpts(reading: Reading) -> str:
     shown = sum(map(len, reading.shown))
     return (
-        f"Shown are {count(shown)} of {count(len(reading.tokens))} tokens: both ends of the text, and the places that "
-        "single heads look at most. The numbers and maps are of the whole text."
+        f"Shown are {count(shown)} of {count(len(reading.tokens))} tokens: both ends of the text, the places that "
+        "single heads look at most, and some between. The numbers and maps are of the whole text."
     )
 
 
