@@ -199,7 +199,12 @@ def _target(arguments: argparse.Namespace) -> Iterator[Path]:
         yield folder
         old = Path(beside) / "replaced"
         out.rename(old)
-        folder.rename(out)
+        try:
+            folder.rename(out)
+        except BaseException:
+            if not out.exists():
+                old.rename(out)
+            raise
         shutil.rmtree(old, ignore_errors=True)
 
 
