@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -160,3 +160,57 @@ def test_the_table_sorts_both_ways(tab: object) -> None:
         shown = [float(row.locator("td").nth(7).inner_text()) for row in tab.locator("tbody tr").all()]
         assert shown == sorted(shown, reverse=order == "descending")
         assert header.locator("..").get_attribute("aria-sort") == order
+
+
+@pytest.fixture(scope="module")
+def excerpts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a recording of statistics alone, of a text of which two parts are shown."""
+    torch.manual_seed(0)
+    whole = reading()
+    parts = (range(20), range(30, 70))
+    rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
+    told = replace(
+        whole,
+        excerpts=parts,
+        exact=False,
+        received=whole.received[:, :, rows],
+        values=whole.values[:, :, rows],
+        indices=whole.indices[:, :, rows],
+        repeats=whole.repeats[..., :0, :0],
+        period=0,
+    )
+    file = tmp_path_factory.mktemp("report") / "excerpts.html"
+    file.write_text(page(told), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("width", [1360, 390])
+def test_excerpts_of_a_long_text(width: int, browser: object, excerpts: Path) -> None:
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(excerpts.as_uri())
+    assert tab.locator(".t").count() == 60
+    assert tab.locator(".gap").all_inner_texts() == ["10 tokens are not shown", "50 tokens are not shown"]
+    assert "60 of 120 tokens" in tab.locator("#excerpts").inner_text()
+    assert tab.locator("[data-view=repeat]").is_hidden()
+    assert "8 largest weights of each query" in tab.locator("#caption").inner_text()
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tab.locator(".t").nth(59).click()
+    assert "token 69" in tab.locator("#readout").inner_text()
+    shown = tab.locator(".readout-list li")
+    expected = [key for weight, key in reading_of_page(tab, layer=1, head=1, query=69) if weight >= 33 / 65535]
+    for item, key in zip(shown.all(), expected, strict=True):
+        assert key == 69 or str(69 - key) in item.get_attribute("title")
+    tab.locator("#text").press("ArrowRight")
+    assert "token 69" in tab.locator("#readout").inner_text()  # nothing is shown behind it
+    tab.locator(".t").nth(20).click()
+    tab.locator("#text").press("ArrowLeft")
+    assert "token 19" in tab.locator("#readout").inner_text()
+    tab.locator("[data-view=text]").click()
+    box = tab.locator("#map").bounding_box()
+    tab.locator("#map").click(position={"x": 5, "y": box["height"] - 5})  # behind what is shown: the nearest token
+    assert "token 69" in tab.locator("#readout").inner_text()
+    tab.close()
+    assert complaints == []

@@ -1,5 +1,6 @@
 """What the command line says when something cannot be done: one message, exit status 2, no traceback."""
 
+import io
 import os
 import subprocess
 import sys
@@ -202,6 +203,16 @@ def test_colours_only_where_they_are_wanted(no_color: str, coloured: bool, monke
     assert ("\x1b[1m" in out.text) is coloured
     assert "1/2" in err.text
     assert err.text.rsplit("\x1b[K", 1)[1].startswith("  reading")
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(0.0, ["  reading  1/2", "  reading  0"]), (1e9, ["  reading  0"])])
+def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.cli.terminal._QUIET", quiet)
+    err = io.StringIO()
+    with Terminal(io.StringIO(), err).step("reading", 2) as tick:
+        tick()
+        tick()
+    assert [line.split(".")[0] for line in err.getvalue().splitlines()] == lines
 
 
 def test_module_runs_and_a_closed_pipe_is_no_error(model_folder: Path, text_file: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo, scaling
+from attlas.cli import demo, picture, record, reporting, scaling, stats
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -26,6 +26,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.add(commands)
+    record.add(commands)
+    stats.add(commands)
+    picture.add(commands)
+    reporting.add(commands)
     scaling.add(commands)
     return top
 

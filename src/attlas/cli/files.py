@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from attlas.errors import explain
 
 __all__ = ["check_target", "read_text", "save_text"]
 
+STDIN = "standard input"
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
 
 def read_text(given: Path | None, where: str) -> tuple[Path, str]:
     """Return the file and its text, or say what is wrong with it; without a file, one of the standard library.
+
+    The file ``-`` is the standard input.
 
     Raises
     ------
@@ -29,13 +33,16 @@ def read_text(given: Path | None, where: str) -> tuple[Path, str]:
         if spec is None or spec.origin is None or not Path(spec.origin).is_file():
             raise _error(where, "there is no source of the standard library here.", "no timeit.py", "--text FILE")
         given = Path(spec.origin)
+    piped = str(given) == "-"
+    fix = f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
     try:
-        text = given.read_text(encoding="utf-8")
+        raw = sys.stdin.buffer.read() if piped else given.read_bytes()
+        given = Path(STDIN) if piped else given
+        # As a file that is opened for reading: every end of a line is \n, and a mark of the byte order is none.
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {given}"
-        raise _error(
-            where, "--text must be UTF-8.", byte, f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
-        ) from None
+        raise _error(where, "--text must be UTF-8.", byte, "iconv -f latin1 -t utf-8 |" if piped else fix) from None
     except OSError as error:
         found = f"{error.strerror or error}: {given}"
         raise _error(

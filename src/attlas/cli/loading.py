@@ -1,10 +1,11 @@
-"""Load a model and its tokenizer from a folder, and turn a text into tokens."""
+"""Load a model and its tokenizer, and turn a text into tokens."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ __all__ = ["Loaded", "load", "texts", "tokenize"]
 _MOST = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
 _CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")  # what may be a name on the Hugging Face hub
+_SAVE = "model.save_pretrained(folder); tokenizer.save_pretrained(folder)"
 _BACK = 4  # tokens that are decoded again before each, so that a tokenizer sees where it stands
 
 
@@ -48,13 +51,22 @@ class Loaded:
         return int(limit) if limit else None
 
 
-def load(folder: Path, where: str = "demo") -> Loaded:
-    """Load a model from a folder, without the network.
+def load(
+    source: Path | str,
+    where: str = "demo",
+    *,
+    attention: str | None = "attlas",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """Load a model and its tokenizer: a folder without the network, or a string that names one on the hub.
+
+    Weights come from safetensors only, and no code that comes with a model is run.
 
     Raises
     ------
     UsageError
-        If the folder has no model.
+        If there is no model that can be loaded.
     MissingExtraError
         If transformers is not installed.
     """
@@ -69,35 +81,40 @@ def load(folder: Path, where: str = "demo") -> Loaded:
                 fix="pip install 'attlas[hf]'",
             )
         ) from error
-    import attlas.huggingface
+    import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours
     transformers.logging.disable_progress_bar()
-    if not (folder / "config.json").is_file():
-        raise UsageError(
-            explain(
-                where,
-                "--model must be a folder that a Hugging Face model was saved in.",
-                found=f"no config.json in {folder}",
-                fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
-            )
-        )
-    name = attlas.huggingface.NAME
+    remote = isinstance(source, str) and not Path(source).exists() and _HUB.fullmatch(source) is not None
+    folder = Path(source)
+    if not remote and not (folder / "config.json").is_file():
+        found = f"no config.json in {folder}" if folder.is_dir() else f"no folder {folder}"
+        raise _usage(where, "--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
+    name = str(source) if remote else folder
+    given: dict[str, Any] = {"local_files_only": not remote, "trust_remote_code": False}
+    chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, attn_implementation=name, dtype=torch.float32
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **given)
+        config = transformers.AutoConfig.from_pretrained(name, **given)
+        model = _class(transformers, config).from_pretrained(name, dtype=dtype, use_safetensors=True, **chosen, **given)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(
-            explain(
-                where,
-                "--model must be a causal language model that transformers can load, with its tokenizer.",
-                found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-                fix="model.save_pretrained(folder); tokenizer.save_pretrained(folder)",
-            )
-        ) from error
-    return Loaded(folder.resolve().name, model.eval(), tokenizer)
+        rule = "--model must be a causal language model that transformers can load, with its tokenizer."
+        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise UsageError(explain(where, rule, found=found, fix=_fix(error, remote=remote))) from error
+    return Loaded(str(name) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
+
+
+def _class(transformers: Any, config: Any) -> Any:
+    """Return the class that makes the model: a language model, or what a configuration says is none."""
+    named = (getattr(config, "architectures", None) or [""])[0]
+    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    return transformers.AutoModelForCausalLM if causal is not None and named in ("", causal) else transformers.AutoModel
+
+
+def _fix(error: Exception, *, remote: bool) -> str:
+    if remote:
+        return "--model DIR, a folder that the model was saved in, or its full name on huggingface.co, owner/name"
+    return _SAVE
 
 
 def tokenize(loaded: Loaded, text: str, tokens: int | None, where: str = "demo") -> Tensor:

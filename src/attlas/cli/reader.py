@@ -13,7 +13,8 @@ from torch.nn import functional
 from attlas import pictures, stats
 from attlas.cli.loading import Loaded, texts
 from attlas.cli.memory import Peak
-from attlas.cli.reading import Cost, Reading, telling
+from attlas.cli.numbers import side_of, weights_of
+from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError, explain
 from attlas.heads import Head, by_token, measure, repeated_block
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_SIDE = 128  # blocks of a map,
-_SMALL = 80  # and of the maps of many heads
-_MANY = 48
-_TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads
-_KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
-_WINDOW = 32  # tokens shown cell by cell
 _PERIOD = 128  # length of the random block that occurs twice
 _FAVOURITES = 3  # tokens named for each head
 
@@ -82,7 +77,7 @@ def read(
     peak = Peak()
     layers: list[_Layer] = []
     count = len(attentions) * attentions[0].shape[1]
-    top, side = min(max(_KEPT // (count * n), _TOP[0]), _TOP[-1]), _SIDE if count <= _MANY else _SMALL
+    top, side = weights_of(n, count), side_of(count)
     with terminal.step(f"reading {count} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
             layers.append(_layer(len(layers), A, R, ids, period, top, side))
@@ -90,7 +85,7 @@ def read(
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
     told = telling(heads)
-    window, query = _window(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    window, query = window_of(values[told.layer, told.head], indices[told.layer, told.head], ids)
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
@@ -154,21 +149,6 @@ def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, peri
         values=largest.values.float().cpu(),
         indices=largest.indices.cpu(),
     )
-
-
-def _window(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
-    """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
-    n, width = len(ids), min(_WINDOW, len(ids))
-    place = torch.arange(n)[:, None]
-    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
-    found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
-    mass = (values * found).sum(-1)
-    # Copies stand before: the first third of the window is theirs.
-    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
-    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
-    shown = slice(start + width // 3, start + width)
-    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
-    return range(start, start + width), start + width // 3 + int(score.argmax())
 
 
 def _named(loaded: Loaded, found: list[tuple[int, float]]) -> tuple[tuple[str, float], ...]:

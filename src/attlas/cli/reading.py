@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from attlas.heads import Head
 
-__all__ = ["Cost", "Reading", "telling"]
+__all__ = ["Cost", "Reading", "telling", "window_of"]
+
+_WINDOW = 32  # tokens shown cell by cell
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Cost:
         Most bytes that the process grew by while it read; None where the system does not tell.
     seconds : float
         Time from the model's first token to the last statistic.
+    what : str
+        What the bytes are that were kept.
     """
 
     matrices: int
@@ -38,6 +43,7 @@ class Cost:
     held: int
     peak: int | None
     seconds: float
+    what: str = "the layers' own queries, keys and values, and one number a row"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +60,9 @@ class Reading:
         What to type to get the same.
     tokens : tuple of str
         Text of each token; a token that ends inside a character has the empty string.
+    excerpts : tuple of range
+        Parts of a long text that are shown; empty where all of it is. The tensors below that have an axis
+        `shown` have one place for each token of them.
     layers, per_layer : int
         Layers, and heads in each.
     heads : tuple of Head
@@ -62,9 +71,9 @@ class Reading:
         For each head the token texts that get most weight, and their share; the first token aside.
     maps : Tensor, shape (layers, heads, s, s)
         Largest weight in each block of the matrix; NaN where nothing may attend.
-    received : Tensor, shape (layers, heads, tokens)
+    received : Tensor, shape (layers, heads, shown)
         Mean weight that each key gets from the queries that may see it.
-    values, indices : Tensor, shape (layers, heads, tokens, k)
+    values, indices : Tensor, shape (layers, heads, shown, k)
         Largest weights of each query, and the keys that have them.
     window : range
         Part of the text shown cell by cell.
@@ -72,12 +81,14 @@ class Reading:
         A token of it from which the most telling head shows what it does.
     closeups : Tensor, shape (layers, heads, len(window), len(window))
         The weights there; NaN where nothing may attend.
+    exact : bool
+        Whether every weight of `closeups` is known; else those that are not among the largest of a query are 0.
     period : int
-        Length of the random block that occurs twice.
+        Length of the random block that occurs twice; 0 where none was read.
     repeats : Tensor, shape (layers, heads, r, r)
         Largest weight in each block of the matrix of the repeated block; NaN where nothing may attend.
     loss : float
-        Mean negative log likelihood of the text's tokens, nats.
+        Mean negative log likelihood of the text's tokens, nats; NaN where it is not known.
     cost : Cost
         Time and memory.
     """
@@ -102,6 +113,13 @@ class Reading:
     repeats: Tensor
     loss: float
     cost: Cost
+    excerpts: tuple[range, ...] = ()
+    exact: bool = True
+
+    @property
+    def shown(self) -> tuple[range, ...]:
+        """The parts of the text that are shown: all of it, or the excerpts."""
+        return self.excerpts or (range(len(self.tokens)),)
 
     @property
     def telling(self) -> Head:
@@ -112,3 +130,18 @@ class Reading:
 def telling(heads: Sequence[Head]) -> Head:
     """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
     return max(heads, key=lambda head: (head.kinds[0].measure == "induction", head.of(head.kinds[0])))
+
+
+def window_of(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
+    """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
+    n, width = len(ids), min(_WINDOW, len(ids))
+    place = torch.arange(n)[:, None]
+    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
+    found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
+    mass = (values * found).sum(-1)
+    # Copies stand before: the first third of the window is theirs.
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
+    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
+    shown = slice(start + width // 3, start + width)
+    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
+    return range(start, start + width), start + width // 3 + int(score.argmax())

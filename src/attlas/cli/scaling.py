@@ -35,7 +35,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the command line."""
     command = commands.add_parser(
         "scaling",
-        help="show why the dot product is divided by sqrt(d), on random vectors or in a model's heads",
+        help="show why the dot product is divided by sqrt(d)",
         description="Compare variance of q·k, entropy, largest weight and slope of softmax with what theory predicts: "
         "for random vectors of growing size, without and with the scale, or for every head of a model.",
         allow_abbrev=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -12,7 +13,7 @@ from typing import TextIO
 
 from attlas.errors import AttlasError
 
-__all__ = ["Terminal", "UsageError"]
+__all__ = ["Help", "Terminal", "UsageError"]
 
 _CODES = {
     "bold": "1",
@@ -25,6 +26,14 @@ _CODES = {
     "cyan": "36",
 }
 _BAR = 24
+_QUIET = 20.0  # seconds after which a log hears that something long goes on
+
+
+class Help(argparse.HelpFormatter):
+    """Wrap descriptions as ever, and leave examples as they were typed."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text.rstrip() if text.startswith("example") else super()._fill_text(text, width, indent)
 
 
 class UsageError(AttlasError):
@@ -81,9 +90,15 @@ class Terminal:
             How many parts it has; the yielded function is called after each.
         """
         begin, done = time.perf_counter(), 0
+        told = begin
 
         def show() -> None:
+            nonlocal told
             if not self._moves():
+                now = time.perf_counter()
+                if 0 < done < total and now - told >= _QUIET:
+                    told = now
+                    print(f"  {label}  {done}/{total}", file=self.err, flush=True)
                 return
             filled = _BAR * done // total if total else 0
             bar = f"  {'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)} {done}/{total}" if total else " …"

@@ -180,7 +180,7 @@ def memory(cost: Cost) -> str:
     side = count(cost.tokens)
     line = (
         f"{cost.matrices} full matrices of {side} × {side} in float32 would take {in_bytes(cost.full)}; attlas kept "
-        f"{in_bytes(cost.held)}: the layers' own queries, keys and values, and one number a row"
+        f"{in_bytes(cost.held)}: {cost.what}"
     )
     if cost.peak is None:
         return line + "."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,19 @@ from attlas.heads.patterns import NEAR
 from attlas.heads.targets import Agreement
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["KINDS", "MIXED", "Head", "Kind", "by_token", "classify", "measure", "repeated_block"]
+__all__ = [
+    "KINDS",
+    "MIXED",
+    "Head",
+    "Kind",
+    "by_token",
+    "classify",
+    "from_statistics",
+    "measure",
+    "on_block",
+    "repeated_block",
+    "text_statistics",
+]
 
 
 @dataclass(frozen=True)
@@ -302,24 +315,100 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     >>> [head.kinds[0].name for head in heads.measure(A, ids, R, period=8)]  # ten tokens are all near
     ['local', 'local']
     """
+    return from_statistics(A[0].collect(*text_statistics(ids)), ids, on_block(R, period), layer)
+
+
+def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
+    """Return the statistics of a causal matrix on a text from which `from_statistics` makes its measures.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,)
+        Tokens of the text.
+
+    Returns
+    -------
+    tuple of Statistic
+        Numbers of rows and columns, diagonals, and the weight on what followed earlier copies and on the copies.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.heads.kinds import text_statistics
+    >>> len(text_statistics(torch.arange(10)))
+    7
+    """
     ids = ids.cpu()
-    numbers = _on_text(A[0], ids, _earlier_copies(ids)) | _on_block(R, period)
-    return tuple(
-        Head(layer=layer, head=head, **{name: float(values[head]) for name, values in numbers.items()})
-        for head in range(A.shape[1])
-    )
-
-
-def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tensor]:
-    n = len(ids)
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # the token before each key; nothing is before the first
-    follows, copies = Agreement(ids, before), Agreement(ids, ids, gap=1)
-    entropy, effective, mass, offsets, follow, copied = (
-        result.cpu().double()
-        for result in A.collect(
-            stats.Entropy(), stats.EffectiveKeys(), stats.ColumnMass(), stats.Offsets(), follows, copies
-        )
+    return (
+        stats.Entropy(),
+        stats.EffectiveKeys(),
+        stats.MaxWeight(),
+        stats.ColumnMass(),
+        stats.Offsets(),
+        Agreement(ids, before),
+        Agreement(ids, ids, gap=1),
     )
+
+
+def from_statistics(
+    results: Sequence[Tensor],
+    ids: Tensor,
+    block: Mapping[str, Tensor] | None = None,
+    layer: int = 0,
+    heads: Sequence[int] | None = None,
+) -> tuple[Head, ...]:
+    """Return the measures of the heads of a layer from statistics that were collected before.
+
+    Parameters
+    ----------
+    results : sequence of Tensor, each with the leading axis heads
+        What `text_statistics` gave, in their order.
+    ids : Tensor of int, shape (n,)
+        Tokens of the text, at least three.
+    block : mapping of str to Tensor, shape (heads,), optional
+        Measures of `on_block`; without them, 0.
+    layer : int
+        Number of the layer.
+    heads : sequence of int, optional
+        Numbers of the heads, where not all were measured.
+
+    Returns
+    -------
+    tuple of Head
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads.kinds import from_statistics, text_statistics
+    >>> ids, codes = torch.arange(10), torch.zeros(2, 10, 4)
+    >>> A = attlas.attend(codes, codes, mask=attlas.Causal())
+    >>> [round(head.near, 3) for head in from_statistics(A.collect(*text_statistics(ids)), ids)]
+    [1.0, 1.0]
+    """
+    ids = ids.cpu()
+    entropy, effective, largest, mass, offsets, follow, copied = (result.cpu().double() for result in results)
+    none = torch.zeros(len(mass))
+    numbers = {"induction": none, "duplicate": none} if block is None else dict(block)
+    numbers |= _on_text(entropy, effective, largest, mass, offsets, follow, copied, ids, _earlier_copies(ids))
+    return tuple(
+        Head(layer=layer, head=number, **{name: float(values[i]) for name, values in numbers.items()})
+        for i, number in enumerate(range(len(mass)) if heads is None else heads)
+    )
+
+
+def _on_text(
+    entropy: Tensor,
+    effective: Tensor,
+    largest: Tensor,
+    mass: Tensor,
+    offsets: Tensor,
+    follow: Tensor,
+    copied: Tensor,
+    ids: Tensor,
+    earlier: Tensor,
+) -> dict[str, Tensor]:
+    n = len(ids)
     seen = torch.arange(1, n + 1)
     again = earlier > 0  # queries whose token occurred before
     diagonals = offsets[:, :n].flip(-1)  # mass by places back: 0, 1, 2, ...
@@ -329,7 +418,7 @@ def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tens
         "entropy": entropy.mean(-1),
         "effective_keys": effective.mean(-1),
         "breadth": (effective / seen)[:, 1:].mean(-1),
-        "first": (mass[:, 0] - A[:, 0, 0].cpu().double()) / (n - 1),  # the first query has no choice
+        "first": (mass[:, 0] - largest[:, 0]) / (n - 1),  # the first query has no choice
         "previous": diagonals[:, 1] / (n - 1),
         "current": diagonals[:, 0] / n,
         "near": diagonals[:, :NEAR].sum(-1) / n,
@@ -343,7 +432,29 @@ def _on_text(A: AttentionMatrix, ids: Tensor, earlier: Tensor) -> dict[str, Tens
     }
 
 
-def _on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
+def on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
+    """Return the measures of the heads of a layer on a random block that occurs twice.
+
+    Parameters
+    ----------
+    R : AttentionMatrix, shape (blocks, heads, 2 * period, 2 * period)
+        Causal attention of the layer on `repeated_block`.
+    period : int
+        Length of the block.
+
+    Returns
+    -------
+    dict of Tensor, shape (heads,)
+        ``"induction"`` and ``"duplicate"``.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads.kinds import on_block
+    >>> same = torch.zeros(1, 1, 4, 2)
+    >>> on_block(attlas.attend(same, same, mask=attlas.Causal()), period=2)["duplicate"]
+    tensor([0.2917], dtype=torch.float64)
+    """
     size = 2 * period
     offsets = stats.offsets(R).cpu().double().mean(0)
     # The diagonal of "one after the copy" also has the last query of the first block, which looks at key 0.

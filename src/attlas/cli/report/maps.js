@@ -11,6 +11,10 @@ function bytes(text) {
   for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i);
   return out;
 }
+const words32 = (text) => {
+  const raw = new DataView(bytes(text).buffer);
+  return Uint32Array.from({ length: raw.byteLength / 4 }, (_, i) => raw.getUint32(4 * i, true));
+};
 const words16 = (text) => {
   const raw = new DataView(bytes(text).buffer); // little-endian in the file, whatever this machine is
   return Uint16Array.from({ length: raw.byteLength / 2 }, (_, i) => raw.getUint16(2 * i, true));

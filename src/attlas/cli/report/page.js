@@ -1,10 +1,14 @@
 // The page: a grid of heads, one head close up, the text, the table.
 
-const tokens = data.tokens;
-const n = tokens.length;
+// Of a long text only excerpts are shown; a token's row is its place among what is shown.
+const n = data.n;
+const places = data.shown.flatMap(([start, stop]) => Array.from({ length: stop - start }, (_, i) => start + i));
+const rowOf = new Map(places.map((place, row) => [place, row]));
+const textOf = (i) => (rowOf.has(i) ? data.tokens[rowOf.get(i)] : data.elsewhere[i] ?? "");
+const inText = (i) => i.toLocaleString("en");
 const k = data.k;
 const values = words16(data.values);
-const indices = words16(data.indices);
+const indices = (data.wide ? words32 : words16)(data.indices);
 const received = bytes(data.received);
 const state = { head: data.telling, view: "close", pinned: data.query, shown: null };
 
@@ -28,11 +32,11 @@ function buildAtlas() {
   atlas.append(make("span"));
   for (let h = 0; h < data.perLayer; h++) {
     const label = make("span", { className: "across" });
-    label.append(make("b", { style: "font-weight:400" }, "head "), String(h));
+    label.append(make("b", { style: "font-weight:400" }, "head "), String(data.heads[h].head));
     atlas.append(label);
   }
   data.heads.forEach((head, i) => {
-    if (head.head === 0) {
+    if (i % data.perLayer === 0) {
       const label = make("span", { className: "down" });
       label.append(make("b", { style: "font-weight:400" }, "layer "), String(head.layer));
       atlas.append(label);
@@ -55,7 +59,9 @@ function buildAtlas() {
 const spans = [];
 function buildText() {
   const page = document.createDocumentFragment();
-  tokens.forEach((token, i) => {
+  data.tokens.forEach((token, row) => {
+    const i = places[row];
+    if (i !== (row ? places[row - 1] + 1 : 0)) page.append(gap(row ? places[row - 1] + 1 : 0, i));
     const span = make("span", { className: "t" });
     span.dataset.i = i;
     if (token === "") {
@@ -69,28 +75,33 @@ function buildText() {
     spans.push(span);
     page.append(span);
   });
+  if (places.at(-1) < n - 1) page.append(gap(places.at(-1) + 1, n));
   byId("text").append(page);
+  byId("excerpts").hidden = places.length === n;
 }
+const gap = (from, to) => make("span", { className: "gap" }, `${inText(to - from)} tokens are not shown`);
 
 let marked = [];
 function shade(i, strength, strong) {
-  spans[i].style.setProperty("--a", strength.toFixed(3));
-  spans[i].classList.toggle("strong", strong);
+  const span = spans[rowOf.get(i)];
+  if (!span) return;
+  span.style.setProperty("--a", strength.toFixed(3));
+  span.classList.toggle("strong", strong);
 }
 
 function showReceived() {
   const text = byId("text");
   text.classList.add("idle");
-  const from = state.head * n;
-  for (let i = 0; i < n; i++) shade(i, received[from + i] / 255, false);
-  marked = [...spans.keys()];
+  const from = state.head * places.length;
+  places.forEach((place, row) => shade(place, received[from + row] / 255, false));
+  marked = [...places];
 }
 
 function showQuery(i) {
   byId("text").classList.remove("idle");
   for (const j of marked) shade(j, 0, false);
   marked = [];
-  const from = (state.head * n + i) * k;
+  const from = (state.head * places.length + rowOf.get(i)) * k;
   for (let r = 0; r < k; r++) {
     const w = values[from + r] / 65535;
     if (w <= 0) continue;
@@ -101,11 +112,11 @@ function showQuery(i) {
 }
 
 function show(i) {
-  if (state.shown !== null) spans[state.shown].classList.remove("query");
+  if (state.shown !== null) spans[rowOf.get(state.shown)].classList.remove("query");
   state.shown = i;
   if (i === null) showReceived();
   else {
-    spans[i].classList.add("query");
+    spans[rowOf.get(i)].classList.add("query");
     showQuery(i);
   }
   readOut(i);
@@ -120,9 +131,9 @@ function readOut(i) {
     box.replaceChildren(say);
     return;
   }
-  say.append("From ", make("code", { className: "token" }, visible(tokens[i])), ` (token ${i.toLocaleString("en")}) this head looks at`);
+  say.append("From ", make("code", { className: "token" }, visible(textOf(i))), ` (token ${i.toLocaleString("en")}) this head looks at`);
   const list = make("ol", { className: "readout-list" });
-  const from = (state.head * n + i) * k;
+  const from = (state.head * places.length + rowOf.get(i)) * k;
   let [rest, named] = [65535, 0];
   for (let r = 0; r < Math.min(k, i + 1); r++) {
     const w = values[from + r];
@@ -133,7 +144,7 @@ function readOut(i) {
     const bar = make("i");
     bar.style.setProperty("--v", w / 65535);
     const back = i - j;
-    const item = make("li", { title: back === 0 ? "the token itself" : `token ${j}, ${back} back` }, make("code", {}, visible(tokens[j])), percent(w / 65535), bar);
+    const item = make("li", { title: back === 0 ? "the token itself" : `token ${j}, ${back} back` }, make("code", {}, visible(textOf(j))), percent(w / 65535), bar);
     item.addEventListener("click", () => pin(j, true));
     list.append(item);
   }
@@ -143,12 +154,19 @@ function readOut(i) {
   box.replaceChildren(...parts);
 }
 
+// The shown token that is nearest to a place of the text.
+function nearest(i) {
+  if (rowOf.has(i)) return i;
+  return places.reduce((best, place) => (Math.abs(place - i) < Math.abs(best - i) ? place : best));
+}
+
 function pin(i, follow) {
+  if (i !== null) i = nearest(i);
   state.pinned = i;
   show(i);
   if (i === null || !follow) return;
   const text = byId("text");
-  const [a, b] = [spans[i].getBoundingClientRect(), text.getBoundingClientRect()];
+  const [a, b] = [spans[rowOf.get(i)].getBoundingClientRect(), text.getBoundingClientRect()];
   if (a.top < b.top + 20 || a.bottom > b.bottom - 20) text.scrollTop += a.top - b.top - b.height / 2;
 }
 
@@ -156,7 +174,7 @@ function pin(i, follow) {
 
 const captions = {
   text: () => `Largest weight in each block of ${data.block} × ${data.block} cells, all ${n.toLocaleString("en")} tokens. Point to read, click to go to the query.`,
-  close: () => `Tokens ${data.window[0].toLocaleString("en")} to ${(data.window[1] - 1).toLocaleString("en")}, every cell a weight. Queries down, keys across.`,
+  close: () => `Tokens ${data.window[0].toLocaleString("en")} to ${(data.window[1] - 1).toLocaleString("en")}, ${data.exact ? "every cell a weight" : `the ${k} largest weights of each query`}. Queries down, keys across.`,
   repeat: () => `${data.period} random tokens, twice. A stripe in the lower left quarter is a head that looks back at the first time: on the diagonal at the same token, one to the right at what came next.`,
 };
 
@@ -173,7 +191,7 @@ function drawHead() {
   left.replaceChildren();
   if (view === "close") {
     for (let i = 0; i < side; i++) {
-      const word = visible(tokens[data.window[0] + i]);
+      const word = visible(textOf(data.window[0] + i));
       left.append(make("span", { style: `top:${((i + 0.5) / side) * 100}%` }, word));
       top.append(make("span", { style: `left:${((i + 0.5) / side) * 100}%` }, word));
     }
@@ -207,7 +225,7 @@ function pointAtMap(event, go) {
   } else if (state.view === "close") {
     const most = byte === 1 ? "less than " : "";
     const [q, key] = [data.window[0] + r, data.window[0] + c];
-    words = `“${visible(tokens[q])}” looks at “${visible(tokens[key])}”, ${q - key} back: ${most}${percent(weightOf(byte))}.`;
+    words = `“${visible(textOf(q))}” looks at “${visible(textOf(key))}”, ${q - key} back: ${most}${percent(weightOf(byte))}.`;
     for (const [box, on] of [[byId("plate-left"), r], [byId("plate-top"), c]]) [...box.children].forEach((label, i) => label.classList.toggle("on", i === on));
     if (go) pin(q, true);
   } else {
@@ -292,7 +310,8 @@ text.addEventListener("keydown", (event) => {
   if (event.key === "Escape") pin(null, false);
   else if (step) {
     event.preventDefault();
-    pin(Math.min(n - 1, Math.max(0, (state.shown ?? data.query) + step)), true);
+    const row = rowOf.get(state.shown ?? data.query) + step;
+    pin(places[Math.min(places.length - 1, Math.max(0, row))], true);
   }
 });
 byId("map").addEventListener("pointermove", (event) => pointAtMap(event, false));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from html import escape, unescape
 from importlib.metadata import PackageNotFoundError, version
@@ -69,6 +70,8 @@ def page(reading: Reading) -> str:
             "length, what attlas keeps with the length."
         ),
         "bars": _bars(reading),
+        "repeat_hidden": "" if reading.period else " hidden",
+        "excerpts": escape(_excerpts(reading)),
         "words": _words(),
         "command": escape(reading.command),
         "versions": escape(_versions()),
@@ -129,9 +132,24 @@ def _facts(reading: Reading) -> str:
         ("heads with a simple job", f"{named} of {len(reading.heads)}"),
         ("full matrices would take", in_bytes(cost.full)),
         ("attlas keeps", in_bytes(cost.held)),
-        ("to run and read it", f"{cost.seconds:.1f} s"),
+        ("to run and read it", _time(cost.seconds)),
     ]
+    facts = [fact for fact in facts if fact[1]]
     return "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts)
+
+
+def _excerpts(reading: Reading) -> str:
+    shown = sum(map(len, reading.shown))
+    return (
+        f"Shown are {count(shown)} of {count(len(reading.tokens))} tokens: both ends of the text, the places that "
+        "single heads look at most, and some between. The numbers and maps are of the whole text."
+    )
+
+
+def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return ""
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _jobs(reading: Reading) -> str:

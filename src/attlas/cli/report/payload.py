@@ -31,19 +31,24 @@ def payload(reading: Reading) -> str:
     """
     telling = reading.telling
     data = {
-        "tokens": reading.tokens,
+        "n": len(reading.tokens),
+        "shown": [[part.start, part.stop] for part in reading.shown],
+        "tokens": [token for part in reading.shown for token in reading.tokens[part.start : part.stop]],
+        "elsewhere": _elsewhere(reading),
         "perLayer": reading.per_layer,
         "heads": [_facts(reading, i) for i in range(len(reading.heads))],
         "telling": telling.layer * reading.per_layer + telling.head,
         "heroView": hero_view(reading),
         "k": reading.values.shape[-1],
-        "values": _words16((reading.values.double() * 65535).round()),
-        "indices": _words16(reading.indices),
+        "values": _words((reading.values.double() * 65535).round(), wide=False),
+        "indices": _words(reading.indices, _wide(reading)),
+        "wide": _wide(reading),
         "received": _bytes(_relative(reading.received)),
         "maps": pack(reading.maps),
         "side": reading.maps.shape[-1],
         "block": block(reading),
         "closeups": pack(reading.closeups),
+        "exact": reading.exact,
         "query": reading.query,
         "window": [reading.window.start, reading.window.stop],
         "repeats": pack(reading.repeats),
@@ -59,7 +64,8 @@ def payload(reading: Reading) -> str:
 
 def hero_view(reading: Reading) -> str:
     """Return which map of the most telling head shows best what it does."""
-    return "repeat" if reading.telling.kinds[0].measure in ("induction", "duplicate") else "text"
+    shows = reading.period > 0 and reading.telling.kinds[0].measure in ("induction", "duplicate")
+    return "repeat" if shows else "text"
 
 
 def block(reading: Reading) -> str:
@@ -124,5 +130,22 @@ def _bytes(values: Tensor) -> str:
     return base64.b64encode(values.to(torch.uint8).cpu().contiguous().numpy().tobytes()).decode("ascii")
 
 
-def _words16(values: Tensor) -> str:
-    return base64.b64encode(values.cpu().contiguous().numpy().astype("<u2").tobytes()).decode("ascii")
+def _words(values: Tensor, wide: bool) -> str:
+    """Pack whole numbers with 16 bits each, or with 32."""
+    kind = "<u4" if wide else "<u2"
+    return base64.b64encode(values.cpu().contiguous().numpy().astype(kind).tobytes()).decode("ascii")
+
+
+def _wide(reading: Reading) -> bool:
+    return len(reading.tokens) > 65536
+
+
+def _elsewhere(reading: Reading) -> dict[int, str]:
+    """Return the texts of keys that are named and lie outside what is shown."""
+    if not reading.excerpts:
+        return {}
+    inside = torch.zeros(len(reading.tokens), dtype=torch.bool)
+    for part in (*reading.excerpts,):
+        inside[part.start : part.stop] = True
+    named = reading.indices.unique().cpu()
+    return {i: reading.tokens[i] for i in named[~inside[named]].tolist()}

@@ -1,0 +1,205 @@
+"""``attlas picture``: one head of a recording as a heat map, or all of them side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import pictures, stats
+from attlas.atlas import Atlas, Entry
+from attlas.cli.files import check_target
+from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.words import count
+from attlas.errors import explain
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from matplotlib.figure import Figure
+
+__all__ = ["add", "run"]
+
+_SIDE, _OVERVIEW = 1024, 96  # blocks along the longer side of one head, and of each of many
+_LABELLED = 48  # tokens up to which every row and column has its text
+_FLOOR = 1e-4
+
+_EXAMPLES = """\
+examples:
+  attlas picture run.atlas -o all.png
+  attlas picture run.atlas --layer 2 --head 4 -o head.png
+  attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
+"""
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the command line."""
+    command = commands.add_parser(
+        "picture",
+        help="draw a head of a recording, or all of them",
+        description="Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.",
+        epilog=_EXAMPLES,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument("--layer", metavar="L", help="a layer, or a name such as cross.3 (default: all)")
+    command.add_argument("--head", type=int, metavar="H", help="a head of it (default: all)")
+    command.add_argument("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
+    command.add_argument("--columns", metavar="A:B", help="keys A to B - 1 only")
+    command.add_argument("--size", type=int, metavar="N", help=f"blocks along the longer side (default: {_SIDE})")
+    command.add_argument("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
+    command.add_argument("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
+    command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="head.png, .svg or .pdf")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Read the folder, draw, and write the file."""
+    check_target(arguments.out, "-o", (".png", ".svg", ".pdf"), "picture")
+    pictures.sheet(1, 1)  # without matplotlib, say so now
+    if arguments.size is not None and not 1 <= arguments.size <= 8192:
+        raise _error("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {_SIDE}")
+    atlas = attlas.load(arguments.atlas)
+    if not atlas.entries:
+        raise _error(
+            "the recording must have an attention.", f"none in {arguments.atlas}", "attlas record -o run.atlas"
+        )
+    entries = _entries(atlas, arguments.layer)
+    if arguments.head is None:
+        figure = _overview(atlas, entries, arguments, terminal)
+    elif len(entries) > 1:
+        raise _error("--head goes with --layer.", f"--head {arguments.head} without --layer", "--layer 0 --head 0")
+    else:
+        figure = _one(atlas, entries[0], arguments, terminal)
+    if arguments.scale == "linear":
+        _linear(figure)
+    written = pictures.save(figure, arguments.out)
+    terminal.say(f"{terminal.style(str(written), 'bold')}")
+
+
+def _entries(atlas: Atlas, layer: str | None) -> list[Entry]:
+    """Return the last pass of each layer of the main kind, or of the one that is named."""
+    if layer is None:
+        return [atlas.entry(number) for number in atlas.layers()]
+    named = layer.removeprefix("-").isdecimal()
+    return [atlas.entry(int(layer) if named else layer)]
+
+
+def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Terminal) -> Figure:
+    """Draw one head, cell by cell with its tokens where there are few."""
+    head = arguments.head
+    if head not in entry.heads:
+        known = ", ".join(map(str, entry.heads))
+        raise _error(
+            "--head must be one of the layer's.", f"--head {head}; there are {known}", f"--head {entry.heads[0]}"
+        )
+    index = entry.heads.index(head)
+    rows, columns = _window(entry, arguments)
+    size = arguments.size or _SIDE
+    with terminal.step(f"drawing layer {entry.layer}, head {head}"):
+        maps = _blocks(entry, [index], rows, columns, size, arguments)[0]
+    name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
+    if entry.kind != "self":
+        name += f" ({entry.kind})"
+    labels = _labels(atlas, entry, rows, columns, maps)
+    if labels:
+        return pictures.labelled(maps, labels, title=name)
+    figure = pictures.grid(maps[None, None], title=f"{name}: {count(len(rows))} queries × {count(len(columns))} keys")
+    top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
+    ax = figure.axes[0]
+    ax.images[0].set_extent((left, left + len(columns), top + len(rows), top))
+    return figure
+
+
+def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace, terminal: Terminal) -> Figure:
+    """Draw every head, layers down and heads across; a head that was not recorded stays empty."""
+    heads = sorted({head for entry in entries for head in entry.heads})
+    size = arguments.size or _OVERVIEW
+    parts: list[Tensor] = []
+    with terminal.step(f"drawing {sum(len(entry.heads) for entry in entries)} heads", len(entries)) as tick:
+        for entry in entries:
+            rows, columns = _window(entry, arguments)
+            parts.append(_blocks(entry, list(range(len(entry.heads))), rows, columns, size, arguments))
+            tick()
+    if len({part.shape[1:] for part in parts}) > 1:
+        fix = f"--layer {entries[0].layer}"
+        raise _error("the layers must be of one size to stand side by side.", "layers of different lengths", fix)
+    maps = torch.full((len(entries), len(heads), *parts[0].shape[1:]), torch.nan)
+    for layer, (entry, part) in enumerate(zip(entries, parts, strict=True)):
+        for head, picture in zip(entry.heads, part, strict=True):
+            maps[layer, heads.index(head)] = picture
+    names = [[f"{entry.layer}·{head}" for head in heads] for entry in entries]
+    m, n = entries[0].shape[2:]
+    title = f"{atlas.model}: " if atlas.model else ""
+    title += f"{count(m)} queries × {count(n)} keys"
+    return pictures.grid(maps, names, title=title, row_names=[f"layer {entry.layer}  " for entry in entries])
+
+
+def _blocks(
+    entry: Entry, heads: list[int], rows: range, columns: range, size: int, arguments: argparse.Namespace
+) -> Tensor:
+    """Return the picture of some heads of batch 0, shape (heads, height, width): computed, or that which was kept."""
+    m, n = entry.shape[2:]
+    longest = max(len(rows), len(columns))
+    height, width = (max(1, round(len(x) * min(1.0, size / longest))) for x in (rows, columns))
+    kept = entry.statistics.get("picture")
+    if entry.matrix is None and isinstance(kept, Tensor):
+        if (len(rows), len(columns)) == (m, n) and arguments.pool == "max":
+            return kept[0, heads].float()
+        raise _error(
+            "another window or pool is computed from queries and keys, and these were not kept.",
+            "a recording of statistics only, with a picture of the whole matrix, --pool max",
+            "leave --rows, --columns and --pool out, or attlas record --keep disk",
+        )
+    A = entry.need_matrix("picture")
+    wanted = stats.Picture(height, width, arguments.pool, rows=rows, columns=columns)
+    return torch.cat([A[0, [head]].collect(wanted)[0].float().cpu() for head in heads])
+
+
+def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
+    """Return the queries and keys that were asked for."""
+    found = []
+    for name, size in (("rows", entry.shape[2]), ("columns", entry.shape[3])):
+        given = getattr(arguments, name)
+        try:
+            ends = [int(word) if word.strip() else None for word in (given or ":").split(":")]
+            window = range(*slice(*ends).indices(size)) if len(ends) == 2 else range(0)
+        except ValueError:
+            window = range(0)
+        if not len(window):
+            raise _error(
+                f"--{name} must be a part of the {count(size)} there are, A:B.", f"--{name} {given}", f"--{name} 0:64"
+            )
+        found.append(window)
+    return found[0], found[1]
+
+
+def _labels(atlas: Atlas, entry: Entry, rows: range, columns: range, maps: Any) -> list[str]:
+    """Return the texts of the tokens where every cell is shown and rows and columns are the same tokens."""
+    start = entry.queries[0] + rows.start
+    same = start == entry.first_key + columns.start and len(rows) == len(columns) == maps.shape[-1]
+    if not same or len(rows) > _LABELLED or atlas.tokens is None or entry.kind == "cross":
+        return []
+    return atlas.tokens[start : start + len(rows)]
+
+
+def _linear(figure: Figure) -> None:
+    """Colour weights in proportion, up to the largest."""
+    from matplotlib.colors import Normalize
+
+    images = [image for ax in figure.axes for image in ax.images]
+    shown = [np.ma.masked_invalid(weights) for image in images if (weights := image.get_array()) is not None]
+    largest = max((float(weights.max()) for weights in shown if weights.count()), default=1.0)
+    norm = Normalize(0.0, largest)
+    for image in images:
+        image.set_norm(norm)
+
+
+def _error(rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain("picture", rule, found=found, fix=fix))

@@ -1,0 +1,384 @@
+"""``attlas record``: run a model on a text and keep what its heads attend to, in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import shlex
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import models, pictures
+from attlas.atlas import Atlas
+from attlas.atlas.entry import statistic_names
+from attlas.cli import numbers
+from attlas.cli.files import read_text
+from attlas.cli.loading import Loaded, load, texts
+from attlas.cli.memory import Peak
+from attlas.cli.report.payload import pack
+from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.words import count, in_bytes
+from attlas.errors import AttlasError, RecordingError, explain
+from attlas.heads import repeated_block
+from attlas.heads.kinds import on_block
+from attlas.matrix import AttentionMatrix
+from attlas.recording.tap import subscribed
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add", "run"]
+
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+_PERIOD = 128  # length of the random block that occurs twice
+_MOST = 2048  # tokens of the text that is read when none is given
+
+_EXAMPLES = """\
+examples:
+  attlas record --text book.txt -o run.atlas
+  cat *.py | attlas record --model ./my-model --text - --tokens 4096 --keep statistics -o run.atlas
+"""
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the command line."""
+    command = commands.add_parser(
+        "record",
+        help="run a model on a text, and keep what its heads attend to in a folder",
+        description="Run a Hugging Face model on a text and record the attention of every head: queries, keys and one "
+        "number a row, in linear memory, with exact statistics of every cell.",
+        epilog=_EXAMPLES,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--model", metavar="DIR_OR_ID", help="folder of a Hugging Face model, or its name on the hub (default: shipped)"
+    )
+    command.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe (default: timeit.py of Python)"
+    )
+    command.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
+    command.add_argument("--generate", type=int, metavar="N", default=0, help="let the model write N tokens more")
+    what = command.add_argument_group("what is recorded")
+    what.add_argument("--layers", metavar="L,L,...", help="layers, from 0; negative from the end (default: all)")
+    what.add_argument("--heads", metavar="H,H,...", help="heads of each layer (default: all)")
+    what.add_argument(
+        "--statistics",
+        metavar="NAME,NAME,...",
+        help=f"of {', '.join(numbers.NAMES)} (default: what stats, picture and report show)",
+    )
+    what.add_argument(
+        "--keep",
+        choices=("disk", "statistics"),
+        default="disk",
+        help="disk: queries and keys too, for any question later; statistics: the numbers only (default: disk)",
+    )
+    how = command.add_argument_group("how the model is run")
+    how.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of the weights (default: float32)")
+    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    how.add_argument(
+        "--patch-sdpa", action="store_true", help="record a model that calls scaled_dot_product_attention by itself"
+    )
+    out = command.add_argument_group("result")
+    out.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="where it goes, run.atlas")
+    out.add_argument("--overwrite", action="store_true", help="replace an atlas that is there")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Load, generate if asked, read the text once, and give the folder its name."""
+    check_folder(arguments.out, overwrite=arguments.overwrite)
+    device = _device(arguments.device)
+    file, text = read_text(arguments.text, "record")
+    numbers.chosen(arguments.statistics, torch.arange(3), 1, "record")  # nobody wants to hear it after the work
+    layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
+    with terminal.step("loading the model"):
+        loaded = load(
+            models.path() if arguments.model is None else arguments.model,
+            "record",
+            attention="sdpa" if arguments.patch_sdpa else None,
+            dtype=getattr(torch, arguments.dtype),
+            device=device,
+        )
+    if loaded.model.config.is_encoder_decoder:
+        raise _error(
+            "the model must read one text; an encoder with a decoder reads two.",
+            f"{type(loaded.model).__name__}",
+            "with attlas.record(model) as atlas: model(...), in Python",
+        )
+    ids = tokens_of(loaded, text, arguments)
+    begin, given = time.perf_counter(), len(ids)
+    if arguments.generate:
+        ids = _generate(loaded, ids, arguments.generate, terminal)
+    words = list(texts(loaded.tokenizer, ids))
+    details: dict[str, Any] = {"source": file.name, "command": _command(arguments)}
+    shape = loaded.model.config.get_text_config()
+    per_layer = shape.num_attention_heads if heads is None else len(heads)
+    number = shape.num_hidden_layers if layers is None else len(layers)
+    statistics = numbers.chosen(arguments.statistics, ids, per_layer * number, "record")
+    with _told(terminal):
+        if "agreement" in statistic_names(statistics) and not arguments.patch_sdpa:
+            with terminal.step("running it on random tokens, twice"):
+                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), per_layer * number)
+        peak = Peak()
+        with _target(arguments) as folder:
+            recording = attlas.record(
+                loaded.model,
+                layers=layers,
+                heads=heads,
+                statistics=statistics,
+                keep=arguments.keep,
+                folder=folder if arguments.keep == "disk" else None,
+                patch_sdpa=arguments.patch_sdpa,
+                tokens=words,
+            )
+            label = f"reading {count(len(ids))} tokens"
+            with terminal.step(label, shape.num_hidden_layers) as tick, recording as atlas, subscribed(_Ticks(tick)):
+                _forward(loaded.model, ids)
+                atlas.spans = {"text": (0, given), "generated": (given, len(ids))} if arguments.generate else {}
+                details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes}
+                atlas.details |= details
+                atlas.model = loaded.name
+            if arguments.keep == "statistics":
+                atlas.save(folder)
+    _say(atlas, arguments, terminal)
+
+
+class _Ticks:
+    """Count the attentions that were read."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self.tick = tick
+
+    def receive(self, module: Any, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
+        """Take one matrix."""
+        self.tick()
+
+
+def check_folder(out: Path, *, overwrite: bool) -> None:
+    """Raise a UsageError unless an atlas can be written there.
+
+    Raises
+    ------
+    UsageError
+        If the folder is there, and is no atlas that may be replaced; or if its parent cannot be written.
+    """
+    if out.exists() or out.is_symlink():
+        if not (out / "atlas.json").is_file():
+            raise _error("-o must be a new folder, or an atlas to be replaced.", f"no atlas: {out}", "-o run.atlas")
+        if not overwrite:
+            raise _error("-o must be a new folder.", f"an atlas is there: {out}", "--overwrite, or another folder")
+    try:
+        with tempfile.TemporaryFile(dir=out.absolute().parent):
+            pass
+    except OSError as error:
+        found = f"{error.strerror or error}: {out.absolute().parent}"
+        raise _error("-o must lie in a folder that can be written.", found, "-o ./run.atlas") from None
+
+
+@contextmanager
+def _target(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Give the folder to write; where an atlas is replaced, one beside it that takes its place at the end."""
+    out: Path = arguments.out.absolute()
+    if not out.exists():
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
+        folder = Path(beside) / out.name
+        yield folder
+        old = Path(beside) / "replaced"
+        out.rename(old)
+        try:
+            folder.rename(out)
+        except BaseException:
+            if not out.exists():
+                old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _told(terminal: Terminal) -> Iterator[None]:
+    """Show warnings as notes, and word errors of record() for the command line."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        except RecordingError as error:
+            text = str(error).replace("record():", "record:", 1)
+            text = text.replace("attlas.record(model, patch_sdpa=True)", "attlas record --patch-sdpa")
+            raise RecordingError(text) from error
+        except AttlasError as error:
+            text = str(error).replace("record():", "record:", 1)
+            raise UsageError(re.sub(r"fix: layers=\[(-?\d+)\].*", r"fix: --layers \1", text)) from error
+    for warning in heard:
+        if str(warning.message).startswith("record():"):
+            terminal.complain(str(warning.message).replace("record():", "record:", 1))
+
+
+def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tensor:
+    """Return the tokens of a text, with the model's token for the beginning where it has one.
+
+    Raises
+    ------
+    UsageError
+        If there are none, or more than the model can read.
+    """
+    limit, more, wanted = loaded.context, arguments.generate, arguments.tokens
+    for name, value, least in (("tokens", wanted, 3), ("generate", more, 0)):
+        if value is not None and value < least:
+            raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {max(least, 64)}")
+    if wanted is None and arguments.text is None:
+        wanted = min(limit or _MOST, _MOST) - more
+    cut = text if wanted is None else text[: 64 * wanted]
+    found = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
+    first = loaded.tokenizer.bos_token_id
+    ids = torch.tensor(([] if first is None else [first]) + found)[:wanted]
+    if len(ids) < max(wanted or 3, 3):
+        found_words, fix = f"{count(len(ids))} tokens", "--text FILE, with more text"
+        raise _error(f"the text must have at least {count(max(wanted or 3, 3))} tokens.", found_words, fix)
+    if limit is not None and len(ids) + more > limit:
+        generated = f" and {count(more)} to generate" if more else ""
+        fix = f"--tokens {limit - more}" if limit - more >= 3 else f"--generate {limit // 2} --tokens {limit // 2}"
+        raise _error(
+            f"the text must fit into the context of the model, {count(limit)} tokens.",
+            f"{count(len(ids))} tokens{generated}",
+            fix,
+        )
+    return ids
+
+
+@torch.no_grad()
+def _generate(loaded: Loaded, ids: Tensor, more: int, terminal: Terminal) -> Tensor:
+    """Return the text and what the model writes after it, always its most likely token."""
+    if not loaded.model.can_generate():
+        raise _error("--generate needs a model that writes.", type(loaded.model).__name__, "leave --generate out")
+    with terminal.step(f"generating {count(more)} tokens", more) as tick:
+        prompt = ids[None].to(loaded.model.device)
+        model: Any = loaded.model
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=more,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=loaded.tokenizer.eos_token_id or 0,
+            streamer=_Streamed(tick),
+        )
+    found: Tensor = out[0].cpu()
+    return found
+
+
+class _Streamed:
+    """Count the tokens that are generated, the prompt aside."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self.tick = tick
+        self.prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt, or one token."""
+        if not self.prompt:
+            self.tick()
+        self.prompt = False
+
+    def end(self) -> None:
+        """Take nothing more."""
+
+
+@torch.no_grad()
+def _forward(model: Any, ids: Tensor, keep: int = 1) -> Any:
+    """Run the model on the whole text; of its logits only the last are computed, where it can do so."""
+    known = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    if "logits_to_keep" in known:
+        given["logits_to_keep"] = keep
+    return model(ids[None].to(model.device) if ids.ndim == 1 else ids.to(model.device), **given)
+
+
+def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
+    """Measure every head on random tokens that occur twice: plain numbers, and a small packed picture of each."""
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    with attlas.record(loaded.model) as atlas:
+        _forward(loaded.model, repeated_block(vocabulary, period))
+    found: list[dict[str, Tensor]] = []
+    maps: list[Tensor] = []
+    side = numbers.side_of(heads)
+    for A in atlas:
+        if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
+            return None
+        found.append(on_block(A, period))
+        maps.append(pictures.blocks(A[0], side))
+    return {
+        "period": period,
+        "side": maps[0].shape[-1],
+        "maps": [pack(t) for t in maps],
+        "induction": [x["induction"].tolist() for x in found],
+        "duplicate": [x["duplicate"].tolist() for x in found],
+    }
+
+
+def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    out = arguments.out
+    size = sum(file.stat().st_size for file in out.iterdir())
+    terminal.say(f"{terminal.style(str(out), 'bold')}  {in_bytes(size)}")
+    terminal.say(f"  {len(atlas)} layers × {len(atlas.entries[0].heads)} heads of {atlas.model}")
+    if arguments.generate:
+        start, stop = atlas.spans["generated"]
+        written = "".join((atlas.tokens or [])[start:stop])
+        terminal.say(f"  it wrote: {written!r}")
+    shown = shlex.quote(str(out))
+    for line in (f"attlas stats {shown}", f"attlas report {shown} -o report.html"):
+        terminal.say(terminal.style(f"  {line}", "dim"))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise _error(
+            "--device must be one that torch can use here.",
+            f"--device {name}: {(str(error).splitlines() or [''])[0]}",
+            "--device cpu",
+        ) from None
+    return device
+
+
+def _list(name: str, given: str | None) -> list[int] | None:
+    """Return numbers that stand with commas between them."""
+    if given is None:
+        return None
+    try:
+        found = [int(word) for word in given.split(",")]
+    except ValueError:
+        raise _error(
+            f"--{name} must be whole numbers with commas between them.", f"--{name} {given}", f"--{name} 0,2"
+        ) from None
+    return found
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["attlas", "record"]
+    for name in ("model", "text", "tokens", "generate", "layers", "heads", "statistics"):
+        value = getattr(arguments, name)
+        if value:
+            words += [f"--{name}", shlex.quote(str(value))]
+    words += [f"--keep {arguments.keep}"] if arguments.keep != "disk" else []
+    words += ["--patch-sdpa"] if arguments.patch_sdpa else []
+    return " ".join([*words, "-o", shlex.quote(str(arguments.out))])
+
+
+def _error(rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain("record", rule, found=found, fix=fix))

@@ -1,0 +1,310 @@
+"""record, stats, picture and report from end to end: what is kept is right, and what is shown is what was kept."""
+
+import base64
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attlas
+from attlas import stats
+from attlas.cli import main
+from attlas.cli.loading import load, tokenize
+from attlas.cli.reader import read
+from attlas.cli.recorded import reading_of
+from attlas.cli.report import page
+from attlas.cli.terminal import Terminal
+from attlas.cli.words import others
+
+
+@pytest.fixture(scope="session")
+def recorded(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recordings") / "run.atlas"
+    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "120"]
+    assert main(["record", *given, "-o", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def numbers_only(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recordings") / "numbers.atlas"
+    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "120", "--keep", "statistics"]
+    assert main(["record", *given, "-o", str(out)]) == 0
+    return out
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def eager(model_folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    with torch.no_grad():
+        return torch.stack(model(ids, output_attentions=True).attentions)
+
+
+def test_weights_are_those_of_eager_attention(recorded: Path, model_folder: Path) -> None:
+    atlas = attlas.load(recorded)
+    weights = eager(model_folder, atlas.ids)
+    for layer, A in enumerate(atlas):
+        torch.testing.assert_close(A.to_dense(), weights[layer], atol=1e-5, rtol=1e-4)
+    assert atlas.model == "tiny"
+    assert len(atlas.tokens) == 120
+    assert atlas.details["source"] == "greet <b>.py"
+    assert atlas.details["command"].startswith("attlas record --model ")
+
+
+@pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
+def test_statistics_are_those_of_eager_attention(kept: str, model_folder: Path, request: pytest.FixtureRequest) -> None:
+    atlas = attlas.load(request.getfixturevalue(kept))
+    weights = eager(model_folder, atlas.ids)
+    for layer in atlas.layers():
+        entry, A = atlas.entry(layer), weights[layer]
+        assert (entry.matrix is None) is (kept == "numbers_only")
+        found = entry.statistics
+        entropy = -(A * A.clamp_min(1e-30).log()).sum(-1)
+        for name, expected in (
+            ("entropy", entropy),
+            ("effective_keys", entropy.exp()),
+            ("max_weight", A.amax(-1)),
+            ("column_mass", A.sum(-2)),
+        ):
+            torch.testing.assert_close(found[name].float(), expected, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(found["top_k"].values, A.topk(8).values, atol=1e-5, rtol=1e-4)
+        assert found["picture"].shape == (1, 3, 120, 120)
+
+
+def test_generated_text_is_that_of_the_model(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.atlas"
+    given = ("--model", model_folder, "--text", text_file, "--tokens", 40, "--generate", 6)
+    printed = said(capsys, "record", *given, "-o", out)
+    atlas = attlas.load(out)
+    loaded = load(model_folder)
+    ids = atlas.ids[:, :40]
+    for _ in range(6):
+        with torch.no_grad():
+            ids = torch.cat([ids, loaded.model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(atlas.ids, ids)
+    assert atlas.spans == {"text": (0, 40), "generated": (40, 46)}
+    assert "it wrote: " in printed
+    assert atlas[0].shape == (1, 3, 46, 46)
+
+
+def test_layers_heads_and_statistics_that_are_asked_for(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.atlas"
+    given = ("--model", model_folder, "--text", text_file, "--tokens", 64, "--layers", "-1", "--heads", "0,2")
+    said(capsys, "record", *given, "--statistics", "max_logit,coverage", "--keep", "statistics", "-o", out)
+    atlas = attlas.load(out)
+    assert atlas.layers() == [1]
+    assert atlas.entry(1).heads == (0, 2)
+    assert list(atlas.entry(1).statistics) == ["max_logit", "coverage"]
+    table = said(capsys, "stats", out)
+    assert " ".join(table.splitlines()[2].split()) == "layer head max logit coverage"
+
+
+def test_reads_a_pipe(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO("\ufeffdef f(x):\r\n    return x\r\n".encode() * 4), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", given)
+    out = tmp_path / "p.atlas"
+    said(capsys, "record", "--model", model_folder, "--text", "-", "--keep", "statistics", "-o", out)
+    atlas = attlas.load(out)
+    assert "".join(atlas.tokens[1:]) == "def f(x):\n    return x\n" + "\ufeffdef f(x):\n    return x\n" * 3
+    assert atlas.details["source"] == "standard input"
+
+
+def test_a_closed_pipe_is_quiet(recorded: Path) -> None:
+    command = [sys.executable, "-m", "attlas.cli", "stats", "--json", str(recorded)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        complaints = process.stderr.read()
+    assert process.returncode in (0, 141)
+    assert complaints == ""
+
+
+def test_the_table_is_that_of_the_demo(
+    recorded: Path, model_folder: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads(said(capsys, "stats", recorded, "--json"))["rows"]
+    loaded = load(model_folder)
+    reading = read(loaded, tokenize(loaded, text_file.read_text("utf-8"), 120), "greet.py", "", Terminal())
+    assert len(rows) == len(reading.heads) == 6
+    for row, head in zip(rows, reading.heads, strict=True):
+        assert (row["layer"], row["head"]) == (head.layer, head.head)
+        assert row["what"] == ", ".join((head.kinds[0].name, *others(head)))
+        for name in ("entropy", "first", "previous", "near", "induction", "duplicate", "induction_text", "favourite"):
+            assert row[name] == pytest.approx(getattr(head, name), rel=1e-4, abs=1e-6), name
+
+
+def test_json_and_csv_say_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, "stats", recorded, "--json", "--sort", "entropy", "--top", 4))
+    assert (found["model"], found["tokens"], found["source"]) == ("tiny", 120, "greet <b>.py")
+    rows = list(csv.DictReader(io.StringIO(said(capsys, "stats", recorded, "--csv", "--sort", "entropy", "--top", 4))))
+    assert len(rows) == len(found["rows"]) == 4
+    for row, known in zip(rows, found["rows"], strict=True):
+        assert list(row) == list(known)
+        assert float(row["entropy"]) == known["entropy"]
+    entropy = [row["entropy"] for row in found["rows"]]
+    assert entropy == sorted(entropy, reverse=True)
+    up = json.loads(said(capsys, "stats", recorded, "--json", "--sort", "+entropy"))["rows"]
+    assert [row["entropy"] for row in up] == sorted(row["entropy"] for row in up)
+    last = json.loads(said(capsys, "stats", recorded, "--json", "--layer", "-1"))["rows"]
+    assert {row["layer"] for row in last} == {1}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(
+    width: int, recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = said(capsys, "stats", recorded).splitlines()
+    assert lines[0] == "tiny, 2 layers × 3 heads, reads 120 tokens of greet <b>.py"
+    assert " ".join(lines[2].split()).startswith("layer head entropy keys first previous induction")
+    assert lines[2].endswith("what it is")
+    assert max(map(len, lines[:9])) <= width
+    rows = [line.split()[:2] for line in lines if re.match(r" +\d +\d +\d+\.\d\d ", line)]
+    assert rows == [[str(layer), str(head)] for layer in range(2) for head in range(3)]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_pictures_of_one_head_and_of_all(
+    suffix: str, recorded: Path, numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins = b"\x89PNG" if suffix == ".png" else b"<?xml"
+    head = ("--layer", "-1", "--head", 2)
+    for number, (folder, options) in enumerate(
+        [
+            (recorded, ()),
+            (recorded, (*head, "--size", 50, "--pool", "mean", "--scale", "linear")),
+            (recorded, (*head, "--rows", "10:40", "--columns", "10:40")),
+            (recorded, ("--layer", "self.0", "--rows", "60:", "--columns", ":60")),
+            (numbers_only, ()),
+            (numbers_only, head),
+        ]
+    ):
+        out = tmp_path / f"{number}{suffix}"
+        assert said(capsys, "picture", folder, *options, "-o", out) == f"{out}\n"
+        assert out.read_bytes().startswith(begins)
+
+
+def data_of(report: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
+def test_report_holds_what_was_recorded(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    folder, out = request.getfixturevalue(kept), tmp_path / "report.html"
+    assert said(capsys, "report", folder, "-o", out).startswith(f"{out}  ")
+    text = out.read_text("utf-8")
+    assert "default-src 'none'" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
+    data, atlas = data_of(text), attlas.load(folder)
+    assert data["tokens"] == atlas.tokens
+    assert data["shown"] == [[0, 120]]
+    assert data["exact"] is (kept == "recorded")
+    assert data["period"] == 60
+    values = np.frombuffer(base64.b64decode(data["values"]), "<u2").reshape(2, 3, 120, data["k"]) / 65535
+    for layer in atlas.layers():
+        np.testing.assert_allclose(values[layer], atlas.entry(layer).statistics["top_k"].values[0], atol=1e-5)
+
+
+def test_close_up_without_queries_and_keys_has_the_largest_weights(recorded: Path, numbers_only: Path) -> None:
+    whole, part = (reading_of(attlas.load(folder), "") for folder in (recorded, numbers_only))
+    assert (whole.window, whole.exact, part.exact) == (part.window, True, False)
+    large = part.closeups > 0
+    assert large.any()
+    torch.testing.assert_close(part.closeups[large], whole.closeups[large], atol=1e-5, rtol=1e-3)
+    assert torch.equal(part.closeups.isnan(), whole.closeups.isnan())
+    torch.testing.assert_close(part.repeats, whole.repeats, equal_nan=True)
+
+
+def test_report_of_a_long_text_shows_excerpts(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.cli.recorded._WHOLE", 60)
+    monkeypatch.setattr("attlas.cli.recorded._LEAST", 40)
+    monkeypatch.setattr("attlas.cli.recorded._EXCERPT", 12)
+    atlas = attlas.load(recorded)
+    reading = reading_of(atlas, "")
+    data = data_of(page(reading))
+    rows = [i for start, stop in data["shown"] for i in range(start, stop)]
+    assert rows[0] == 0
+    assert rows[-1] == 119
+    assert len(rows) <= 60
+    assert data["query"] in rows
+    assert data["tokens"] == [atlas.tokens[i] for i in rows]
+    indices = np.frombuffer(base64.b64decode(data["indices"]), "<u2")
+    assert {int(key) for key in data["elsewhere"]} == set(indices.tolist()) - set(rows)
+    assert all(text == atlas.tokens[int(key)] for key, text in data["elsewhere"].items())
+    assert "Shown are" in page(reading)
+
+
+def test_a_recording_from_python_is_completed(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(model_folder)
+    ids = torch.arange(1, 101)[None]
+    with attlas.record(loaded.model, tokens=loaded.tokenizer, statistics=[stats.Entropy()]) as atlas, torch.no_grad():
+        loaded.model(ids)
+    atlas.save(tmp_path / "run.atlas")
+    rows = json.loads(said(capsys, "stats", tmp_path / "run.atlas", "--json"))["rows"]
+    assert "induction" not in rows[0]  # there was no repeated block
+    expected = eager(model_folder, ids)
+    for row in rows:
+        A = expected[row["layer"], 0, row["head"]]
+        assert row["previous"] == pytest.approx(float(A.diagonal(-1).mean()), rel=1e-3)
+        assert row["max_weight"] == pytest.approx(float(A.amax(-1).mean()), rel=1e-3)
+    said(capsys, "report", tmp_path / "run.atlas", "-o", tmp_path / "report.html")
+    assert data_of((tmp_path / "report.html").read_text("utf-8"))["period"] == 0
+
+
+def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, text = tmp_path / "bert", tmp_path / "text.txt"
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=257, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
+    text.write_text("some words of a text, " * 4)
+    said(capsys, "record", "--model", folder, "--text", text, "-o", tmp_path / "run.atlas")
+    lines = said(capsys, "stats", tmp_path / "run.atlas").splitlines()
+    assert " ".join(lines[2].split()).startswith("layer head entropy keys first key max logit largest")
+    assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 2
+    said(capsys, "picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
+
+
+def test_the_shipped_model_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(
+        capsys, "record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas"
+    )
+    rows = json.loads(said(capsys, "stats", tmp_path / "a.atlas", "--json"))["rows"]
+    assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
+
+
+@pytest.mark.parametrize("command", ["record", "stats", "picture", "report"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"  attlas {command} " in capsys.readouterr().out.split("example", 1)[1]
