@@ -133,7 +133,7 @@ ERRORS = [
     (
         ["--model", "x"],
         "scaling: --model must be a folder that a Hugging Face model was saved in.\n"
-        "  found: no config.json in x\n"
+        "  found: no folder x\n"
         "  fix: model.save_pretrained(folder); tokenizer.save_pretrained(folder)\n",
     ),
 ]
