@@ -47,6 +47,11 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 	$(BIN)/lint-imports
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" tests/test_house.py
 
+.PHONY: native
+native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
+	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(if $(shell command -v ninja),-G Ninja) >/dev/null
+	@cmake --build build/native --parallel $(WORKERS)
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
