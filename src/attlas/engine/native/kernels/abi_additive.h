@@ -10,7 +10,7 @@ struct Additive {
   const void* weight;  // (d,)
 };
 
-struct AdditiveSlopes {
+struct AdditiveBackward {
   Additive of;
   Slopes slopes;
   void* d_rows;     // (batch, heads, m, d)

@@ -14,7 +14,7 @@ struct Distance {
   const void* scale;  // (d,): one over the bandwidth of each coordinate
 };
 
-struct DistanceSlopes {
+struct DistanceBackward {
   Distance of;
   Slopes slopes;
   // For each row and coordinate c: the sum over columns of slope * (row - column), its sign for LAPLACE, and of

@@ -6,6 +6,8 @@
 #include <new>
 
 #include "abi.h"
+#include "abi_additive.h"
+#include "abi_distance.h"
 
 #if defined(ATTLAS_SET_AVX2)
 #include <cpuid.h>

@@ -192,7 +192,7 @@ void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, cons
 template <class T, class Kernel>
 struct Backward {
   static constexpr int W = WIDTH<T>;
-  const DistanceSlopes& x;
+  const DistanceBackward& x;
   const Pairs& p;
   const Kernel kernel;
   const Values<T> pooled, right;
@@ -200,7 +200,7 @@ struct Backward {
   const int64_t whole;
   Buffer<T> deltas;
 
-  Backward(const DistanceSlopes& given, int)
+  Backward(const DistanceBackward& given, int)
       : x(given),
         p(given.of.pairs),
         kernel(given.of),
@@ -316,7 +316,7 @@ struct Sum {
 
 template <class T>
 struct Differentiate {
-  const DistanceSlopes& x;
+  const DistanceBackward& x;
   template <class Kernel>
   int32_t operator()() const {
     Backward<T, Kernel>(x, 0).run();
@@ -338,7 +338,7 @@ int32_t sums(const Distance& x) {
 }
 
 template <class T>
-int32_t gradients(const DistanceSlopes& x) {
+int32_t gradients(const DistanceBackward& x) {
   const Differentiate<T> run{x};
   if (x.of.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x.of, run);
   if (x.of.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x.of, run);
@@ -356,7 +356,7 @@ int32_t run_distance(const Distance& x) {
   return UNSUPPORTED;
 }
 
-int32_t run_distance_slopes(const DistanceSlopes& x) {
+int32_t run_distance_backward(const DistanceBackward& x) {
   if (!x.of.pairs.m || !x.of.pairs.n || !x.of.pairs.d) return UNSUPPORTED;
   try {
     if (x.of.pairs.type == FLOAT32) return gradients<float>(x);
