@@ -456,4 +456,29 @@ void sum_all(const Pairs& p, const Score<T>& score) {
   });
 }
 
+// slope_ij = A_ij (left_i . right_j - delta): weights replace the logits in `tile`, slopes go to `other`.
+template <class T>
+void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, const T* row_shift, const T* column_shift,
+               const T* row_delta, const T* column_delta, int vectors) {
+  constexpr int W = WIDTH<T>;
+  for (int r = 0; r < ROWS; r += 4) {
+    for (int x = 0; x < vectors; ++x) {
+      Vec<T> products[4] = {};
+      for (int64_t c = 0; c < e; ++c) {
+        const Vec<T> value = load(right + c * COLS<T> + x * W);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) products[i] += all(left[(r + i) * e + c]) * value;
+      }
+      for (int i = 0; i < 4; ++i) {
+        const int64_t place = (r + i) * COLS<T> + x * W;
+        const Vec<T> shift = column_shift ? load(column_shift + x * W) : all(row_shift[r + i]);
+        const Vec<T> delta = column_delta ? load(column_delta + x * W) : all(row_delta[r + i]);
+        const Vec<T> w = exp2_(load(tile + place) - shift);
+        store(tile + place, w);
+        store(other + place, w * (products[i] - delta));
+      }
+    }
+  }
+}
+
 }  // namespace ATTLAS_ISA
