@@ -351,12 +351,12 @@ void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, con
       run.top[r] = std::max(run.top[r], std::log2(double(most<T>(top))));
       continue;
     }
-    if (!p.known) {
+    if (!p.known || p.max_logit) {
       Vec<T> top = all(-INF<T>);
       for (int x = 0; x < vectors; ++x) top = larger<T>(top, load(row + x * W));
       const T largest = most<T>(top);
       run.top[r] = std::max(run.top[r], double(largest));
-      raise(score, run, r, largest, form, s);
+      if (!p.known) raise(score, run, r, largest, form, s);
     }
     const Vec<T> shift = all(finite(run.shift[r]));
     Vec<T> total{}, moment{};
