@@ -74,8 +74,8 @@ class _Additive(Family):
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
         super().__init__(problem, q, k, plan)
-        self.score: Any = problem.score
-        self.weight = self.score.w_v.detach().to(problem.dtype).contiguous()
+        self.own: Tensor = getattr(problem.score, "w_v")  # noqa: B009 - a module types its attributes as anything
+        self.weight = self.own.detach().to(problem.dtype).contiguous()
 
     def sums(self, pairs: Any) -> bool:
         return library.call("additive", pairs=pairs, weight=self.weight.data_ptr()) == library.code("DONE")
@@ -118,4 +118,4 @@ class _Additive(Family):
 
     def _through(self, parameters: Sequence[Tensor], d_w: Tensor) -> list[Tensor | None]:
         """Return the gradients of the score's parameters: all but the weights of the units act through the tokens."""
-        return [d_w if p is self.score.w_v else None for p in parameters]
+        return [d_w if p is self.own else None for p in parameters]

@@ -117,7 +117,7 @@ struct Distances final : Score<T> {
         const Vec<T> v = form.e ? load(values + x * W) : Vec<T>{};
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          const Vec<T> w = this->KERNEL_IS_LINEAR ? value(total[i]) : exp2_(value(total[i]));
+          const Vec<T> w = KERNEL >= BOXCAR ? value(total[i]) : exp2_(value(total[i]));
           sums[i] += w;
           pooled[i] += w * v;
         }
@@ -129,7 +129,6 @@ struct Distances final : Score<T> {
     }
     return true;
   }
-  static constexpr bool KERNEL_IS_LINEAR = KERNEL >= BOXCAR;
 
   // Sums over the columns of slope * difference, and of slope * its square, for each row and coordinate.
   void gradients(int64_t b, int64_t h, int64_t j0, int vectors, const T* slope, Vec<T>* first, Vec<T>* second,
@@ -253,20 +252,21 @@ struct Backward {
   }
 };
 
-// Call run with the kernel that fits: its type, its form and its size as constants.
+// Call run with the kernel that fits: its type, its form and its size as constants. Coordinates that are missing are 0;
+// the form that is used most has more sizes.
 template <class T, int KERNEL, bool SCALED, class Run>
 int32_t with_size(const Distance& x, Run run) {
-  switch (x.pairs.d) {
-    case 1: return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
-    case 2: return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
-    case 3: return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
-    case 4: return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
-    case 5: return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
-    case 6: return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
-    default: break;
+  const int64_t d = x.pairs.d;
+  if (d == 1) return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
+  if (d == 2) return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
+  if constexpr (KERNEL == GAUSSIAN && !SCALED) {
+    if (d == 3) return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
+    if (d == 5) return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
+    if (d == 6) return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
   }
-  if (x.pairs.d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
-  if (x.pairs.d <= 16) return run.template operator()<Distances<T, KERNEL, SCALED, 16>>();
+  if (d <= 4) return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
+  if (d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
+  if (d <= 16) return run.template operator()<Distances<T, KERNEL, SCALED, 16>>();
   return UNSUPPORTED;
 }
 
