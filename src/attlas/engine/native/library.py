@@ -109,12 +109,13 @@ def _library() -> _Library:
     found = _loaded(_FILE)
     reason = why_not()
     if isinstance(found, str) or reason:
+        remedy = "install a C++ compiler and attlas again" if isinstance(found, str) else "unset ATTLAS_NATIVE"
         raise BackendError(
             explain(
                 "attlas.engine.native",
                 "the native kernels must be there to be called.",
                 found=f"{reason}",
-                fix="install a C++ compiler and build them (make native), or use Plan(backend='tiled').",
+                fix=f"{remedy}, or use Plan(backend='tiled').",
             )
         )
     return found
