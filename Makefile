@@ -19,6 +19,8 @@ OUT ?= demo-output
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
+# Only where it is there: make itself builds as well.
+NINJA = $(if $(shell command -v ninja),-G Ninja)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -49,8 +51,24 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 
 .PHONY: native
 native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
-	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(if $(shell command -v ninja),-G Ninja) >/dev/null
+	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(NINJA) >/dev/null
 	@cmake --build build/native --parallel $(WORKERS)
+
+.PHONY: sanitize
+# Unoptimized: optimizing what the sanitizers add takes minutes. How threads share the work is the same for every
+# instruction set, so that their sanitizer looks at one.
+sanitize: ## Run the C++ tests of the kernels under the address, undefined-behaviour and thread sanitizers
+	@if ! command -v cmake >/dev/null || ! command -v $${CXX:-c++} >/dev/null; then \
+	  echo "No CMake or no C++ compiler here: the sanitizers are skipped."; exit 0; \
+	fi; \
+	sanitize() { \
+	  folder=build/sanitize-$${1%,*}; \
+	  cmake -S . -B $$folder $(NINJA) -DATTLAS_TESTS=ON -DATTLAS_SANITIZE=$$1 -DATTLAS_WIDEST=$$2 -DATTLAS_OPTIMIZE=-O0 >/dev/null; \
+	  cmake --build $$folder --parallel $(WORKERS) >/dev/null; \
+	  for program in $$folder/test_*; do echo "== $$1: $$(basename $$program)"; $$program; done; \
+	}; \
+	sanitize address,undefined amx; \
+	sanitize thread baseline
 
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair

@@ -87,7 +87,8 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
             base, pointer, names = re.fullmatch(r"(?:const )?(\w+)(\*?) (.+)", line, flags=re.DOTALL).groups()  # type: ignore[union-attr]
             kind = ctypes.c_void_p if pointer else _NUMBERS.get(base) or structures[base]
             fields += [(field.strip(), kind) for field in names.split(",")]
-        structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        # Without a __dict__, so that a misspelled field raises.
+        structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
     codes = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)", text)}
     return structures, codes
 
@@ -108,12 +109,13 @@ def _library() -> _Library:
     found = _loaded(_FILE)
     reason = why_not()
     if isinstance(found, str) or reason:
+        remedy = "install a C++ compiler and attlas again" if isinstance(found, str) else "unset ATTLAS_NATIVE"
         raise BackendError(
             explain(
                 "attlas.engine.native",
                 "the native kernels must be there to be called.",
                 found=f"{reason}",
-                fix="install a C++ compiler and build them (make native), or use Plan(backend='tiled').",
+                fix=f"{remedy}, or use Plan(backend='tiled').",
             )
         )
     return found

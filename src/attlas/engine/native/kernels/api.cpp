@@ -1,8 +1,8 @@
 // The doors of the library: plain C functions, which Python calls through ctypes without holding its lock. This file is
 // compiled for any processor; each door passes its work on to the kernels of one instruction set.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 
 #include "abi.h"
@@ -85,7 +85,7 @@ Set compiled() {
 Set best() {
 #if defined(ATTLAS_SET_AVX2)
   // A property of the machine, found out once: the question costs more than a small problem.
-  static const Set found = widest() < compiled() ? widest() : compiled();
+  static const Set found = std::min(widest(), compiled());
   return found;
 #else
   return BASELINE;
