@@ -1,0 +1,63 @@
+"""Which family of kernels computes a score that is no dot product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from attlas.engine.native import additive, distance
+from attlas.engine.native.pairs import Gradients, Rows
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.scores.additive import Additive
+from attlas.scores.base import Tokens
+
+__all__ = ["Kernels", "find"]
+
+
+class Kernels(Protocol):
+    """What a family gives; None where it has no kernel for it, or a number is NaN or infinite."""
+
+    def forward(
+        self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return ``A @ v`` and the log-sum-exp."""
+
+    def transposed(
+        self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
+    ) -> Tensor | None:
+        """Return ``A.mT @ x``."""
+
+    def rows(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
+        """Return log-sum-exp, entropy and largest logit of each row."""
+
+    def backward(
+        self,
+        problem: Problem,
+        tokens: tuple[Tokens, Tokens],
+        parameters: Sequence[Tensor],
+        lse: Tensor,
+        left: Tensor,
+        right: Tensor,
+        delta: Tensor,
+        plan: Plan,
+    ) -> Gradients | None:
+        """Return the gradients of ``sum_ij A_ij (left_i · right_j)``."""
+
+
+def find(problem: Problem) -> tuple[Kernels | None, str]:
+    """Return the kernels for a problem, or None and the reason.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> find(attlas.attend(torch.zeros(2, 3), torch.zeros(4, 3)).problem)
+    (None, 'the score is no kernel of a distance')
+    """
+    if type(problem.score) is Additive:
+        reason = additive.supports(problem)
+        return (additive if reason is None else None), reason or "the score is additive"
+    reason = distance.supports(problem)
+    return (distance if reason is None else None), reason or "the score is a kernel of few coordinates"
