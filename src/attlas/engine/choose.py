@@ -10,6 +10,7 @@ from torch import Tensor
 from attlas.engine import reference, sdpa, traced
 from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
+from attlas.engine.native import family
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads
 from attlas.errors import BackendError, explain
@@ -59,7 +60,12 @@ def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Do
     if plan.backend == "reference":
         others = {"sdpa": "the plan asks for the reference", "tiled": "the plan asks for the reference"}
         return Choice("reference", "the plan asks for it", others)
+    kernels, reason = _kernels(problem, plan, dropout)
+    if refused is not None and kernels is not None:
+        others |= {"sdpa": refused, "tiled": "compiled kernels compute the same, faster"}
+        return Choice("native", reason, others)
     if plan.backend == "tiled" or refused is not None:
+        others["native"] = reason
         others["sdpa"] = refused or "the plan asks for tiled"
         return Choice("tiled", "it runs any score, mask and device in linear memory", others)
     others["tiled"] = "torch's fused kernel computes the same, faster"
@@ -81,6 +87,8 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     choice = choose(problem, plan, dropout, dot)
     if choice.backend == "reference":
         return _multiply_reference(problem, v, dropout)
+    if choice.backend == "native":
+        return pool(Job(problem, tokens, plan, kernels=_kernels(problem, plan, dropout)[0]), v)
     if choice.backend == "tiled" or dot is None:
         return pool(Job(problem, tokens, plan, None, dropout), v)
     if problem.device.type != "cpu":
@@ -99,7 +107,16 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
 def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
-    return pool_transposed(Job(problem, tokens, plan), x, lse)
+    return pool_transposed(Job(problem, tokens, plan, kernels=_kernels(problem, plan, None)[0]), x, lse)
+
+
+def _kernels(problem: Problem, plan: Plan, dropout: Dropout | None) -> tuple[family.Kernels | None, str]:
+    """Return the native kernels of a score that is no dot product, or None and the reason."""
+    if plan.backend != "auto":
+        return None, f"the plan asks for {plan.backend}"
+    if dropout is not None:
+        return None, "dropout has to be the same when it is recomputed"
+    return family.find(problem)
 
 
 def _dot(problem: Problem, tokens: object) -> Dot | None:
