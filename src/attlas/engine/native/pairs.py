@@ -159,7 +159,9 @@ def fields(
     **results
         Contiguous tensors by the name of their field, ``known`` included.
     """
-    held = [t if t.stride(-1) == 1 else t.contiguous() for t in (rows, columns, values)]
+    # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
+    held = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
+    held = [t if t.stride(-1) == 1 else t.contiguous() for t in held]
     place = library.structure("Tensor4")
     tensors = [place(data=t.data_ptr(), batch=t.stride(0), head=t.stride(1), row=t.stride(2)) for t in held]
     batch, heads, m, d = rows.shape
