@@ -1,4 +1,4 @@
-"""Kernels of a distance: every instruction set gives what the reference gives, whatever the sizes, strides and values."""
+"""Kernels of a distance: every instruction set gives what the reference does, whatever sizes, strides and values."""
 
 import math
 from collections.abc import Callable
