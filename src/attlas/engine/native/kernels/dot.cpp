@@ -1,6 +1,7 @@
 // Attention by (scaled, capped) dot products: which products are used, how the work is divided.
 #include "abi.h"
 #include "amx.h"
+#include "columns.h"
 #include "forward.h"
 #include "parallel.h"
 #include "reader.h"
@@ -88,35 +89,95 @@ bool tame(const Dot& p) {
   return good;
 }
 
+bool wants_rows(const Dot& p) {
+  return p.out || (p.lse && !p.lse_known) || p.entropy || p.squares || p.max_logit || p.mean || p.variance || p.top_keys;
+}
+bool wants_columns(const Dot& p) {
+  return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
+}
+
+// Query heads of one wave: those whose packed keys and values are in memory together.
+struct Wave {
+  int64_t first, pairs, group, key_heads;
+
+  int64_t heads() const { return pairs * group; }
+  int64_t slot(int64_t which) const { return which / group; }
+  int64_t batch(int64_t which) const { return (first + slot(which)) / key_heads; }
+  int64_t head(int64_t which) const { return (first + slot(which)) % key_heads * group + which % group; }
+};
+
+template <class M, class Source>
+void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
+  const int64_t block = Forward<M>::BLOCK, blocks = (p.m + block - 1) / block;
+  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
+    // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
+    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
+    if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, parts.q, parts.k, parts.p, parts.v);
+    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    read.data += row * read.stride;
+    const int64_t slot = wave.slot(which);
+    M::begin();
+    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read, packed.keys(slot),
+                         packed.values(slot));
+    M::end();
+  });
+}
+
+template <class M, class Source>
+void along_columns(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  using Walk = Columns<M>;
+  const int64_t tasks = (p.n + Walk::SPAN - 1) / Walk::SPAN;
+  const size_t size = M::left_size(p.m, p.d, parts.q);
+  // As many heads at a time as keep the packed queries and the diagonals small, and all threads busy.
+  const int64_t bytes = int64_t(size * sizeof(typename M::Number)) + (p.offsets ? tasks * (p.m + Walk::SPAN) * 8 : 0) + 1;
+  const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, wave.heads());
+  Aligned<typename M::Number> queries(size * together);
+  std::vector<std::unique_ptr<Walk>> workers(size_t(p.threads));
+  for (int64_t from = 0; from < wave.heads(); from += together) {
+    const int64_t here = std::min(together, wave.heads() - from);
+    const int64_t unit = M::ROWS * (256 / M::ROWS), packs = (p.m + unit - 1) / unit;
+    attlas::share(size_t(here * packs), p.threads, [&](size_t task, int) {
+      const int64_t which = int64_t(task) / packs, row = int64_t(task) % packs * unit;
+      auto read = reader<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
+      read.data += row * read.stride;
+      M::pack_left(const_cast<typename M::Number*>(M::left_at(queries.at(which * size), row, p.d, parts.q)),
+                   std::min(unit, p.m - row), p.d, parts.q, read);
+    });
+    std::vector<typename Walk::Found> found(size_t(here * tasks));
+    attlas::share(found.size(), p.threads, [&](size_t task, int thread) {
+      const int64_t which = int64_t(task) / tasks, start = int64_t(task) % tasks * Walk::SPAN;
+      if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, parts.q, parts.k);
+      M::begin();
+      workers[thread]->run(wave.batch(from + which), wave.head(from + which), start, std::min(start + Walk::SPAN, p.n),
+                           queries.at(which * size), packed.keys(wave.slot(from + which)), found[task]);
+      M::end();
+    });
+    attlas::share(size_t(here), p.threads, [&](size_t which, int) {
+      const int64_t head = wave.batch(from + which) * p.heads + wave.head(from + which);
+      Walk::join(p, head, found.data() + which * tasks, tasks);
+    });
+  }
+}
+
 template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
-  const int64_t pairs = p.batch * p.key_heads, group = p.heads / p.key_heads;
+  const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
   Packed<M> packed(p, parts, together);
-  const int64_t block = Forward<M>::BLOCK, blocks = (p.m + block - 1) / block;
-  const int64_t some = 512, pieces = (Packed<M>::padded(p.n) + some - 1) / some;
-  std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
+  const int64_t some = 512, pieces = (padded + some - 1) / some;
   for (int64_t first = 0; first < pairs; first += together) {
-    const int64_t here = std::min(together, pairs - first);
-    attlas::share(size_t(here * pieces), p.threads, [&](size_t task, int) {
-      const int64_t slot = task / pieces, pair = first + slot, start = task % pieces * some;
-      packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start,
-                                      std::min(start + some, Packed<M>::padded(p.n)));
+    const Wave wave{first, std::min(together, pairs - first), p.heads / p.key_heads, p.key_heads};
+    attlas::share(size_t(wave.pairs * pieces), p.threads, [&](size_t task, int) {
+      const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
+      packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
     });
-    attlas::share(size_t(here * group * blocks), p.threads, [&](size_t task, int thread) {
-      // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
-      const int64_t row = (blocks - 1 - task / size_t(here * group)) * block, which = task % size_t(here * group);
-      const int64_t slot = which / group, pair = first + slot, b = pair / p.key_heads;
-      const int64_t h = pair % p.key_heads * group + which % group;
-      if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, parts.q, parts.k, parts.p, parts.v);
-      auto read = reader<T, Source>(p.q, b, h);
-      read.data += row * read.stride;
-      M::begin();
-      workers[thread]->run(b, h, row, std::min(block, p.m - row), read, packed.keys(slot), packed.values(slot));
-      M::end();
-    });
+    if (wants_rows(p)) along_rows<M, Source>(p, parts, packed, wave);
+    if (wants_columns(p)) along_columns<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;
 }
