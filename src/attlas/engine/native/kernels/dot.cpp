@@ -2,6 +2,7 @@
 #include "abi.h"
 #include "amx.h"
 #include "columns.h"
+#include "coverage.h"
 #include "forward.h"
 #include "parallel.h"
 #include "reader.h"
@@ -163,6 +164,23 @@ void along_columns(const Dot& p, Parts parts, const Packed<M>& packed, const Wav
 }
 
 template <class M, class Source>
+void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
+  const int64_t block = M::ROWS, blocks = (p.m + block - 1) / block;
+  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
+    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
+    if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, parts.q, parts.k);
+    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    read.data += row * read.stride;
+    M::begin();
+    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read,
+                         packed.keys(wave.slot(which)));
+    M::end();
+  });
+}
+
+template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
@@ -178,6 +196,7 @@ int32_t run(const Dot& p, Parts parts) {
     });
     if (wants_rows(p)) along_rows<M, Source>(p, parts, packed, wave);
     if (wants_columns(p)) along_columns<M, Source>(p, parts, packed, wave);
+    if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;
 }
