@@ -1,4 +1,5 @@
-// What Python hands over: plain numbers and pointers, the same layout as the ctypes structures in library.py.
+// What Python hands over: plain numbers and pointers. library.py reads the text of this file and makes its ctypes
+// structures from it: fields are `TYPE name, name;` with a type of <cstdint>, double, a pointer or a structure above.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +56,17 @@ struct Dot {
   int64_t* coverage;
   const double* levels;
   int64_t level_count;
+};
+
+// A function of simd.h over an array.
+enum Function : int32_t { EXP = 0, TANH = 1 };
+
+struct Elementary {
+  const void* in;
+  void* out;
+  int64_t count;
+  int32_t function;
+  int32_t type;
 };
 
 enum Status : int32_t { DONE = 0, NOT_FINITE = 1, NO_MEMORY = 2, UNSUPPORTED = 3 };
