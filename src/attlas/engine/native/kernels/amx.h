@@ -6,7 +6,7 @@
 // the time of one. bfloat16 tokens need one product, float16 tokens three (two parts hold their 11 bits).
 #pragma once
 
-#include "plain.h"
+#include "whole.h"
 
 #if defined(__AMX_BF16__)
 

@@ -91,7 +91,7 @@ bool tame(const Dot& p) {
 }
 
 bool wants_rows(const Dot& p) {
-  return p.out || (p.lse && !p.lse_known) || p.entropy || p.squares || p.max_logit || p.mean || p.variance || p.top_keys;
+  return p.out || (p.lse && !p.lse_known) || p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
 }
 bool wants_columns(const Dot& p) {
   return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
@@ -210,11 +210,11 @@ int32_t run_dot(const Dot& p) {
   if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, 2, 1});
   if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
 #else
-  if (p.type == attlas::FLOAT32) return run<Plain<float>, float>(p, {1, 1, 1, 1});
-  if (p.type == attlas::BFLOAT16) return run<Plain<float>, Bfloat16>(p, {1, 1, 1, 1});
-  if (p.type == attlas::FLOAT16) return run<Plain<float>, Float16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});
+  if (p.type == attlas::BFLOAT16) return run<Whole<float>, Bfloat16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT16) return run<Whole<float>, Float16>(p, {1, 1, 1, 1});
 #endif
-  if (p.type == attlas::FLOAT64) return run<Plain<double>, double>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT64) return run<Whole<double>, double>(p, {1, 1, 1, 1});
   return attlas::UNSUPPORTED;
 }
 

@@ -264,6 +264,7 @@ class Forward {
         for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
       }
       if (p_.entropy) static_cast<T*>(p_.entropy)[at] = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
+      if (p_.mass) static_cast<T*>(p_.mass)[at] = row.total * share;
       if (p_.squares) static_cast<T*>(p_.squares)[at] = row.squares * share * share;
       if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = largest;
       if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "abi.h"
-#include "plain.h"
+#include "whole.h"
 
 namespace ATTLAS_ISA {
 
