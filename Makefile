@@ -24,6 +24,9 @@ NINJA = $(if $(shell command -v ninja),-G Ninja)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+KERNELS := src/attlas/engine/native/kernels
+LIBRARY := src/attlas/engine/native/_kernels.so
+
 # One thread for each test process: two processes of one thread finish sooner than two of many.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Python compiles what is imported when it is imported; compiling all of PyTorch first would double the wait.
@@ -38,7 +41,7 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 	@$(BIN)/attlas demo --out "$(OUT)"
 
 .PHONY: test
-test: $(VENV)/.dev-ready ## Run every test and every documented example
+test: current ## Run every test and every documented example
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: check
@@ -53,6 +56,12 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
 	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(NINJA) >/dev/null
 	@cmake --build build/native --parallel $(WORKERS)
+
+# An install in place compiles the kernels; after that, sources that are newer than the library are compiled again.
+.PHONY: current
+current: $(VENV)/.dev-ready
+	@if [ -e $(LIBRARY) ] && [ -n "$$(find CMakeLists.txt $(KERNELS) -newer $(LIBRARY))" ] && command -v cmake >/dev/null; \
+	then $(MAKE) --no-print-directory native; fi
 
 .PHONY: sanitize
 # Unoptimized: optimizing what the sanitizers add takes minutes. How threads share the work is the same for every
@@ -76,7 +85,7 @@ format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; use an idle one)
+bench: current ## Measure speed and memory on this machine (minutes; use an idle one)
 	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 .PHONY: docs
@@ -102,6 +111,7 @@ browser: $(VENV)/.dev-ready ## Install what the browser tests need: Chromium and
 
 .PHONY: clean
 clean: ## Remove .venv, caches and what the demo wrote
+	rm -rf $(LIBRARY) editable/CMakeCache.txt editable/CMakeFiles editable/kernels
 	rm -rf $(VENV) build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

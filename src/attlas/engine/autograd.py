@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from attlas.engine import sdpa, tiled
 from attlas.engine.dropout import Dropout
+from attlas.engine.native import dot as native
 from attlas.engine.native.family import Kernels
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, sum_heads
@@ -35,8 +36,10 @@ class Job:
         The score as a dot product, for torch's kernels; None runs the tiled backend.
     dropout : Dropout, optional
         Factors of the weights.
+    form : Form, optional
+        The logits as the native kernels compute them, where those give the output.
     kernels : Kernels, optional
-        Native kernels of this score; where they have none for a step, the tiled backend takes it.
+        Native kernels of a score that is no dot product; where they have none for a step, the tiled backend takes it.
     """
 
     problem: Problem
@@ -44,6 +47,7 @@ class Job:
     plan: Plan
     dot: Dot | None = None
     dropout: Dropout | None = None
+    form: native.Form | None = None
     kernels: Kernels | None = None
 
     def inputs(self) -> list[Tensor]:
@@ -82,6 +86,10 @@ def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
 
 def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor, Job]:
     """Return output, log-sum-exp, and the job as it was done."""
+    if job.form is not None:
+        by_kernel = native.forward(job.problem, job.form, v)
+        if by_kernel is not None:
+            return *by_kernel, job
     if job.dot is not None:
         found = sdpa.forward(job.problem, job.dot, v, job.plan)
         if found is not None:

@@ -54,7 +54,7 @@ class _Library:
         self._c.attlas_abi.restype = ctypes.c_char_p
         self.structures, self.codes = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
-        self._doors: dict[str, Any] = {}
+        self._doors: dict[str, tuple[Any, type[ctypes.Structure]]] = {}
 
     def door(self, name: str) -> tuple[Any, type[ctypes.Structure]]:
         """Return the C function behind a door and the structure that it takes."""

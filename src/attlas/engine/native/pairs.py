@@ -12,10 +12,8 @@ from torch import Tensor
 from attlas.engine.native import library
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
-from attlas.masks.base import And, Coverage, Mask
-from attlas.masks.documents import Padding
-from attlas.masks.local import Causal, Window
-from attlas.tiles import Tile, cut
+from attlas.masks.base import Coverage
+from attlas.tiles import cut
 
 __all__ = ["Gradients", "Rows", "View", "fields", "finite", "refusal", "spans", "views", "with_sink"]
 
@@ -82,31 +80,18 @@ def spans(problem: Problem) -> tuple[Tensor, Tensor] | None:
 
     Returns
     -------
-    tuple of Tensor, shape (batch or 1, m), int32
+    tuple of Tensor, shape (batch or 1, heads or 1, m), int32
         The interval is empty where the first is not below the second.
     """
-    at = problem.tile(*map(range, problem.shape))
-    return None if problem.mask is None else _interval(problem.mask, at)
-
-
-def _interval(mask: Mask, at: Tile) -> tuple[Tensor, Tensor] | None:
-    if type(mask) is And:
-        left, right = _interval(mask.left, at), _interval(mask.right, at)
-        if left is None or right is None:
-            return None
-        return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
-    whole = torch.zeros(1, at.m, dtype=torch.int64, device="cpu")
-    if isinstance(mask, Causal | Window) and type(mask) in (Causal, Window):
-        place = torch.arange(at.m, device="cpu") + mask.shift(at)
-        low = whole if mask.left is None else (place - mask.left).unsqueeze(0)
-        high = whole + at.n if mask.right is None else (place + mask.right + 1).unsqueeze(0)
-        return low.clamp(0, at.n).int(), high.clamp(0, at.n).int()
-    if type(mask) is Padding:
-        lengths = mask.of(at).view(-1, 1)
-        if mask.side == "right":
-            return whole.int().expand(len(lengths), -1), (whole + lengths).int()
-        return (whole + at.n - lengths).int(), (whole + at.n).int().expand(len(lengths), -1)
-    return None
+    if problem.mask is None:
+        return None
+    m, n = problem.shape[2:]
+    found = problem.mask.interval(problem.tile(*map(range, problem.shape)))
+    if found is None:
+        return None
+    first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))
+    first, stop = (t.expand(-1, -1, m).clamp(0, n).int().contiguous() for t in (first, stop))
+    return first, stop
 
 
 def views(problem: Problem, plan: Plan) -> Iterator[View]:
@@ -120,9 +105,11 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         return
     interval = spans(problem)
     if interval is not None:
-        low, high = (t.contiguous() for t in torch.broadcast_tensors(*interval))
-        step = 0 if len(low) == 1 else m
-        yield View(range(m), {"low": low.data_ptr(), "high": high.data_ptr(), "span_batch": step}, (low, high))
+        low, high = interval
+        mask = {"low": low.data_ptr(), "high": high.data_ptr()}
+        mask["span_batch"] = 0 if low.shape[0] == 1 else low.stride(0)
+        mask["span_head"] = 0 if low.shape[1] == 1 else low.stride(1)
+        yield View(range(m), mask, interval)
         return
     rows = max(plan.budget("cpu") // (batch * heads * n), 16)
     for some in cut(m, rows):

@@ -37,6 +37,7 @@ struct Dot {
   int32_t k_largest;
   void* entropy;     // (batch, heads, m)
   void* squares;     // sum of p^2
+  void* mass;        // sum of p: less than 1 with a sink
   void* max_logit;
   void* mean;        // of the allowed logits
   void* variance;

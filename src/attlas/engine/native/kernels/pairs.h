@@ -8,7 +8,6 @@
 
 #include "abi_pairs.h"
 #include "parallel.h"
-#include "plain.h"
 #include "simd.h"
 
 #if defined(__SSE2__)
@@ -129,6 +128,29 @@ inline int64_t padded(int64_t columns) {
   return (columns + COLS<T> - 1) / COLS<T> * COLS<T>;
 }
 
+// C (MR x NR) = A B, with B packed as [block of NR columns][row][column].
+template <class T>
+struct Product {
+  static constexpr int MR = VECTOR_BYTES == 64 ? 12 : 6;
+  static constexpr int VECTORS = 2, NR = VECTORS * WIDTH<T>;
+  static int64_t round_up(int64_t columns) { return (columns + NR - 1) / NR * NR; }
+  static ATTLAS_INLINE void tile(const T* a, int64_t a_stride, const T* b, int64_t depth, T* c, int64_t c_stride) {
+    Vec<T> sums[MR][VECTORS] = {};
+    for (int64_t t = 0; t < depth; ++t) {
+      Vec<T> right[VECTORS];
+      for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * NR + x * WIDTH<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+        const Vec<T> left = all(a[r * a_stride + t]);
+#pragma GCC unroll 2
+        for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
+      }
+    }
+    for (int r = 0; r < MR; ++r)
+      for (int x = 0; x < VECTORS; ++x) store(c + r * c_stride + x * WIDTH<T>, sums[r][x]);
+  }
+};
+
 // Tokens of one head as [chunk of COLS columns][coordinate][column]: a chunk lies together, whatever their number.
 template <class T, class Map>
 void pack_major(T* to, const attlas::Tensor4& from, int64_t b, int64_t h, int64_t n, int64_t d, Map map) {
@@ -144,13 +166,12 @@ void pack_major(T* to, const attlas::Tensor4& from, int64_t b, int64_t h, int64_
 // Values of all heads, packed once: one by one for few of them, else for the matrix product.
 template <class T>
 struct Values {
-  using Product = Plain<T>;
   int64_t e = 0, width = 0, size = 0;  // width: numbers of a row of the pooled sums
   bool few = true;
   Buffer<T> packed;
 
   Values(const Pairs& p, bool major) : e(p.out || major ? p.e : 0), few(major || e <= FEW_VALUES) {
-    width = few ? e : Product::round_up(e, Product::NR);
+    width = few ? e : Product<T>::round_up(e);
     size = width * padded<T>(p.n);
     packed = Buffer<T>(size_t(p.batch * p.value_heads * size));
     attlas::share(size_t(p.batch * p.value_heads), p.threads, [&](size_t item, int) {
@@ -160,11 +181,12 @@ struct Values {
       if (few) {
         pack_major<T>(to, p.values, b, h, p.n, e, [](T x, int64_t) { return x; });
       } else {
+        constexpr int NR = Product<T>::NR;
         const int64_t whole = padded<T>(p.n);
         for (int64_t j = 0; j < whole; ++j) {
           const T* x = token<T>(p.values, b, h, j < p.n ? j : p.n - 1);
           for (int64_t c = 0; c < width; ++c)
-            to[c / Product::NR * Product::NR * whole + j * Product::NR + c % Product::NR] = c < e ? x[c] : T(0);
+            to[c / NR * NR * whole + j * NR + c % NR] = c < e ? x[c] : T(0);
         }
       }
     });
@@ -282,11 +304,11 @@ void pool(const T* tile, const T* values, int64_t whole, int64_t j0, int vectors
     }
     return;
   }
-  using Product = Plain<T>;
-  for (int64_t c = 0; c < form.width; c += Product::NR)
-    for (int r = 0; r < ROWS; r += Product::MR)
-      Product::template tile<false>(tile + r * COLS<T>, COLS<T>, values + c * whole + j0 * Product::NR, vectors * W,
-                                    s.product.get() + r * form.width + c, form.width);
+  constexpr int MR = Product<T>::MR, NR = Product<T>::NR;
+  for (int64_t c = 0; c < form.width; c += NR)
+    for (int r = 0; r < ROWS; r += MR)
+      Product<T>::tile(tile + r * COLS<T>, COLS<T>, values + c * whole + j0 * NR, vectors * W,
+                       s.product.get() + r * form.width + c, form.width);
   for (int64_t i = 0; i < ROWS * form.width; ++i) s.pooled[i] += s.product[i];
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -89,6 +90,21 @@ ATTLAS_INLINE T most(Vec<T> x) {
   return top;
 }
 
+// One bit for each lane of x that is above y.
+template <class T>
+ATTLAS_INLINE uint32_t above(Vec<T> x, Vec<T> y) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
+  if constexpr (sizeof(T) == 8) return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return uint32_t(_mm256_movemask_ps((__m256)(x > y)));
+  if constexpr (sizeof(T) == 8) return uint32_t(_mm256_movemask_pd((__m256d)(x > y)));
+#endif
+  uint32_t bits = 0;
+  for (int i = 0; i < WIDTH<T>; ++i) bits |= uint32_t(x[i] > y[i]) << i;
+  return bits;
+}
+
 #if defined(__AVX512F__)
 template <>
 ATTLAS_INLINE float sum<float>(Vec<float> x) {
@@ -131,6 +147,28 @@ ATTLAS_INLINE Vec<float> exp_(Vec<float> x) {
   return x == x ? out : x;
 }
 
+// exp(x) of a number that is not above 0 and not NaN, as in a softmax that takes its maximum off first.
+ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
+#if defined(__AVX512F__)
+  const __m512 v = (__m512)x;
+  const __mmask16 normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.3365f), _CMP_GT_OQ);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504f)), 8);
+  // log2(e) in two parts, so that what is left is exact to the last place.
+  __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(1.44269502f), n);
+  r = _mm512_fmadd_ps(v, _mm512_set1_ps(1.92596303e-8f), r);
+  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return (Vec<float>)_mm512_maskz_scalef_ps(normal, p, n);
+#else
+  return exp_(x);
+#endif
+}
+
 ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
   using V = Vec<double>;
   const V low = all(-708.39), high = all(709.78);
@@ -162,6 +200,8 @@ ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
   out = x > high ? all(INF<double>) : out;
   return x == x ? out : x;
 }
+
+ATTLAS_INLINE Vec<double> exp_below(Vec<double> x) { return exp_(x); }
 
 // tanh(x), a few units in the last place: a quotient of polynomials, 1 from 7.9 on.
 ATTLAS_INLINE Vec<float> tanh_(Vec<float> x) {
