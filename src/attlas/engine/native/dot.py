@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError, explain
-from attlas.scores.base import Tokens
+from attlas.scores.base import Score, Tokens
 from attlas.scores.dot import SoftCap
 from attlas.tiles import cut
 
@@ -62,9 +62,10 @@ class Picture(NamedTuple):
 
 def form_of(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Form | None:
     """Return the logits of a problem as the kernels compute them; None where they do not."""
-    score, cap = problem.score, 0.0
+    score: Score = problem.score
+    cap = 0.0
     if isinstance(score, SoftCap):
-        score, cap = score.score, score.cap
+        cap, score = float(score.cap), score.score
     dot = score.as_dot(*tokens)  # type: ignore[arg-type]  # in the score's own form
     if dot is None or dot.bias is not None or (cap and dot.row is not None):
         return None

@@ -263,7 +263,9 @@ class Forward {
         const T* pooled = pooled_.at(size_t(r) * width_);
         for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
       }
-      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
+      // Not below 0, as rounding may have it where one key has all the weight.
+      const T spread = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
+      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = spread > 0 ? spread : T(0);
       if (p_.mass) static_cast<T*>(p_.mass)[at] = row.total * share;
       if (p_.squares) static_cast<T*>(p_.squares)[at] = row.squares * share * share;
       if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = largest;
