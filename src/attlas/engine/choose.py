@@ -27,6 +27,8 @@ __all__ = ["Choice", "choose", "fold", "log_sum_exp", "multiply", "multiply_tran
 
 _WORTH = 1 << 14  # cells from which a walk of the kernels is faster than a few tiles
 
+_STORES = "it stores the whole matrix; ask for it with Plan(backend='reference')"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -55,6 +57,10 @@ def choose(
     BackendError
         If the plan names a backend that cannot run this problem.
     """
+    if _by_differences(problem, plan, dropout):
+        others = dict.fromkeys(("sdpa", "tiled"), "differences of few coordinates are faster, and as exact")
+        others["reference"] = _STORES
+        return Choice("native", family.find(problem)[1], others)
     if dot is None and form is None:
         with torch.no_grad():
             dot, form = _dot(problem, problem.tokens), native.form_of(problem, problem.tokens)
@@ -80,7 +86,7 @@ def choose(
         others.pop(plan.backend)
         return Choice(plan.backend, "the plan asks for it", others)
     others = {name: reason for name, reason in refused.items() if reason is not None}
-    others["reference"] = "it stores the whole matrix; ask for it with Plan(backend='reference')"
+    others["reference"] = _STORES
     if kernels is not None and "sdpa" in others:
         others["tiled"] = "the kernels of attlas compute the same, faster"
         return Choice("native", reason, others)
@@ -110,13 +116,14 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
             return at_once
     tokens = problem.project() if graph else problem.tokens
     dot = form = None
-    if plan.backend not in ("tiled", "reference"):
+    if plan.backend not in ("tiled", "reference") and not _by_differences(problem, plan, dropout):
         dot, form = _dot(problem, tokens), native.form_of(problem, tokens)
     choice = choose(problem, plan, dropout, dot, form)
     if choice.backend == "reference":
         return _multiply_reference(problem, v, dropout)
     if choice.backend == "native" and form is None:
-        return pool(Job(problem, tokens, plan, kernels=_kernels(problem, plan, dropout)[0]), v)
+        kernels = _kernels(problem, plan, dropout)[0]
+        return pool(Job(problem, family.tokens(problem, tokens), plan, kernels=kernels), v)
     form = form if choice.backend == "native" else None
     if choice.backend == "tiled" or dot is None:
         return pool(Job(problem, tokens, plan, None, dropout, form), v)
@@ -139,7 +146,15 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
 def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
-    return pool_transposed(Job(problem, tokens, plan, kernels=_kernels(problem, plan, None)[0]), x, lse)
+    kernels = _kernels(problem, plan, None)[0]
+    if kernels is not None:
+        tokens = family.tokens(problem, tokens)
+    return pool_transposed(Job(problem, tokens, plan, kernels=kernels), x, lse)
+
+
+def _by_differences(problem: Problem, plan: Plan, dropout: Dropout | None) -> bool:
+    """Tell whether a Gaussian that could be a dot product is computed by differences, which are faster here."""
+    return plan.backend == "auto" and dropout is None and family.prefers(problem)
 
 
 def _kernels(problem: Problem, plan: Plan, dropout: Dropout | None) -> tuple[family.Kernels | None, str]:

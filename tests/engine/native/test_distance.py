@@ -272,8 +272,9 @@ def test_reasons() -> None:
     assert reason(attlas.ScaledDot()) == "the score is no kernel of a distance"
     assert reason(2 * attlas.Gaussian(1.0)) == "the score is no kernel of a distance"
     assert reason(attlas.Laplace(1.0), d=17) == "the tokens have more than 16 coordinates"
-    assert reason(attlas.Gaussian(4.0), d=8) == "this Gaussian is computed as a dot product"
-    assert reason(attlas.Gaussian(1e-6), d=8) is None
+    assert reason(attlas.Gaussian(4.0), d=8) is None
+    assert reason(attlas.Gaussian(4.0), d=9) == "this Gaussian is computed as a dot product"
+    assert reason(attlas.Gaussian(1e-6), d=9) is None
     assert reason(attlas.Laplace(1.0), n=0) == "there is nothing to compute"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", "none")

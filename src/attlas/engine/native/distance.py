@@ -19,8 +19,9 @@ from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.base import Tokens
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["backward", "differentiates", "forward", "rows", "supports", "transposed"]
+__all__ = ["backward", "differentiates", "forward", "prefers", "rows", "supports", "transposed"]
 
+_DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
 _KERNELS: dict[type, str] = {
     Gaussian: "GAUSSIAN",
@@ -37,9 +38,18 @@ def supports(problem: Problem) -> str | None:
         return "the score is no kernel of a distance"
     if problem.q.shape[-1] > _LARGEST:
         return f"the tokens have more than {_LARGEST} coordinates"
-    if type(problem.score) is Gaussian and problem.q.shape[-1] >= 8 and not isinstance(problem.tokens[0], Tensor):
+    if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
         return "this Gaussian is computed as a dot product"
     return refusal(problem, "distance") or refusal(problem, "distance_backward")
+
+
+def prefers(problem: Problem) -> bool:
+    """Tell whether these kernels beat the dot product of a Gaussian that could be computed as one."""
+    return type(problem.score) is Gaussian and _direct(problem) and supports(problem) is None
+
+
+def _direct(problem: Problem) -> bool:
+    return problem.q.shape[-1] <= _DIRECT
 
 
 def differentiates(problem: Problem) -> bool:

@@ -13,8 +13,9 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 from attlas.scores.base import Tokens
+from attlas.scores.kernel import Gaussian
 
-__all__ = ["Kernels", "find"]
+__all__ = ["Kernels", "find", "prefers", "tokens"]
 
 
 class Kernels(Protocol):
@@ -61,3 +62,13 @@ def find(problem: Problem) -> tuple[Kernels | None, str]:
         return (additive if reason is None else None), reason or "the score is additive"
     reason = distance.supports(problem)
     return (distance if reason is None else None), reason or "the score is a kernel of few coordinates"
+
+
+def prefers(problem: Problem) -> bool:
+    """Tell whether these kernels are faster for a score that could be a dot product as well."""
+    return distance.prefers(problem)
+
+
+def tokens(problem: Problem, projected: tuple[Tokens, Tokens]) -> tuple[Tokens, Tokens]:
+    """Return the tokens that the kernels take: those that the score projects, or as they are for differences."""
+    return (problem.q, problem.k) if type(problem.score) is Gaussian else projected
