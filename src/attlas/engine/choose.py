@@ -174,7 +174,7 @@ def fold(
     """Compute statistics, those that the kernels can with them and the others tile by tile; and the log-sum-exp."""
     form = _form_of_reads(problem, plan)
     if form is None:
-        return tiled.fold(problem, statistics, plan, lse)
+        return _fold_by_family(problem, statistics, plan, lse)
     asked = native_statistics.fused(problem, statistics)
     if all(wants is None for wants in asked):
         return tiled.fold(problem, statistics, plan, lse)
@@ -193,8 +193,36 @@ def fold(
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     form = _form_of_reads(problem, plan)
-    found = None if form is None else native_statistics.fold(problem, form, (), (), None)
+    if form is None:
+        kernels = _kernels_of_reads(problem, plan)
+        known = None if kernels is None else family.log_sum_exp(problem, kernels, plan)
+        return tiled.log_sum_exp(problem, plan) if known is None else known
+    found = native_statistics.fold(problem, form, (), (), None)
     return tiled.log_sum_exp(problem, plan) if found is None else found[1]
+
+
+def _fold_by_family(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None
+) -> tuple[list[Any], Tensor | None]:
+    """Compute statistics of a score that is no dot product, as `fold` does."""
+    kernels = _kernels_of_reads(problem, plan)
+    asked = [None if kernels is None else statistic.wants(problem) for statistic in statistics]
+    names = {name for wants in asked if wants is not None and family.provides(wants) for name in wants}
+    found = family.numbers(problem, kernels, names, plan, lse) if kernels is not None and names else None
+    if found is None:
+        return tiled.fold(problem, statistics, plan, lse)
+    rest = [i for i, wants in enumerate(asked) if not family.provides(wants)]
+    others = iter(tiled.fold(problem, [statistics[i] for i in rest], plan, found["lse"])[0] if rest else [])
+    results = [next(others) if i in rest else s.made(found, problem) for i, s in enumerate(statistics)]
+    return results, found["lse"]
+
+
+def _kernels_of_reads(problem: Problem, plan: Plan) -> family.Kernels | None:
+    """Return the native kernels of a score that is no dot product where those are to be asked for reads."""
+    small = problem.shape[2] * problem.shape[3] < _WORTH
+    if tracing() or (plan.backend == "auto" and small):
+        return None
+    return _kernels(problem, plan, None)[0]
 
 
 def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
@@ -202,6 +230,8 @@ def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
     if plan.backend not in ("auto", "native") or tracing() or problem.device.type != "cpu":
         return None
     if plan.backend == "auto" and problem.shape[2] * problem.shape[3] < _WORTH:
+        return None
+    if _by_differences(problem, plan, None):
         return None
     form = native.form_of(problem, problem.tokens)
     return form if native.refusal(problem, form) is None else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from attlas.engine.native import additive, distance
@@ -15,7 +16,7 @@ from attlas.scores.additive import Additive
 from attlas.scores.base import Tokens
 from attlas.scores.kernel import Gaussian
 
-__all__ = ["Kernels", "find", "prefers", "tokens"]
+__all__ = ["Kernels", "find", "log_sum_exp", "numbers", "prefers", "provides", "tokens"]
 
 
 class Kernels(Protocol):
@@ -72,3 +73,52 @@ def prefers(problem: Problem) -> bool:
 def tokens(problem: Problem, projected: tuple[Tokens, Tokens]) -> tuple[Tokens, Tokens]:
     """Return the tokens that the kernels take: those that the score projects, or as they are for differences."""
     return (problem.q, problem.k) if type(problem.score) is Gaussian else projected
+
+
+def log_sum_exp(problem: Problem, kernels: Kernels, plan: Plan) -> Tensor | None:
+    """Return the log-sum-exp of each row, shape (batch, heads, m); None where a number is NaN or infinite."""
+    nothing = problem.k[..., :0]  # values of size 0
+    found = kernels.forward(problem, tokens(problem, problem.tokens), nothing, plan)
+    return None if found is None else found[1]
+
+
+def provides(wants: Mapping[str, Any] | None) -> bool:
+    """Tell whether `numbers` has all that a statistic wants."""
+    if wants is None:
+        return False
+    return wants.keys() <= {"entropy", "mass", "max_logit", "column_mass"} or dict(wants) == {"largest": 1}
+
+
+def numbers(
+    problem: Problem, kernels: Kernels, names: set[str], plan: Plan, lse: Tensor | None
+) -> dict[str, Tensor] | None:
+    """Return numbers of the whole matrix by the names that statistics want, and the log-sum-exp as ``lse``.
+
+    Two walks at most: one over the rows, one over the columns. None where a number is NaN or infinite.
+    """
+    given, found = tokens(problem, problem.tokens), {}
+    if names & {"entropy", "max_logit", "largest"}:
+        rows = kernels.rows(problem, given, plan)
+        if rows is None:
+            return None
+        lse = rows.lse if lse is None else lse
+        found = {"entropy": rows.entropy, "max_logit": rows.max_logit}
+        found["top_values"] = torch.exp(rows.max_logit - _finite(lse)).unsqueeze(-1)
+    if lse is None:
+        lse = log_sum_exp(problem, kernels, plan)
+        if lse is None:
+            return None
+    if "column_mass" in names:
+        ones = lse.new_ones(*lse.shape, 1)
+        mass = kernels.transposed(problem, given, lse, ones, plan)
+        if mass is None:
+            return None
+        found["column_mass"] = mass.squeeze(-1)
+    found["mass"] = (lse != -torch.inf).to(lse.dtype)
+    if problem.sink is not None:
+        found["mass"] = found["mass"] - torch.exp(problem.sink.to(lse.dtype).view(1, -1, 1) - _finite(lse))
+    return found | {"lse": lse}
+
+
+def _finite(lse: Tensor) -> Tensor:
+    return torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)
