@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.engine.native import additive, distance
 from attlas.engine.native.pairs import Gradients, Rows
+from attlas.engine.online import finite_shift
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
@@ -84,9 +85,7 @@ def log_sum_exp(problem: Problem, kernels: Kernels, plan: Plan) -> Tensor | None
 
 def provides(wants: Mapping[str, Any] | None) -> bool:
     """Tell whether `numbers` has all that a statistic wants."""
-    if wants is None:
-        return False
-    return wants.keys() <= {"entropy", "mass", "max_logit", "column_mass"} or dict(wants) == {"largest": 1}
+    return wants is not None and wants.keys() <= {"entropy", "mass", "max_logit", "column_mass"}
 
 
 def numbers(
@@ -97,13 +96,12 @@ def numbers(
     Two walks at most: one over the rows, one over the columns. None where a number is NaN or infinite.
     """
     given, found = tokens(problem, problem.tokens), {}
-    if names & {"entropy", "max_logit", "largest"}:
+    if names & {"entropy", "max_logit"}:
         rows = kernels.rows(problem, given, plan)
         if rows is None:
             return None
         lse = rows.lse if lse is None else lse
         found = {"entropy": rows.entropy, "max_logit": rows.max_logit}
-        found["top_values"] = torch.exp(rows.max_logit - _finite(lse)).unsqueeze(-1)
     if lse is None:
         lse = log_sum_exp(problem, kernels, plan)
         if lse is None:
@@ -116,9 +114,5 @@ def numbers(
         found["column_mass"] = mass.squeeze(-1)
     found["mass"] = (lse != -torch.inf).to(lse.dtype)
     if problem.sink is not None:
-        found["mass"] = found["mass"] - torch.exp(problem.sink.to(lse.dtype).view(1, -1, 1) - _finite(lse))
+        found["mass"] = found["mass"] - torch.exp(problem.sink.to(lse.dtype).view(1, -1, 1) - finite_shift(lse))
     return found | {"lse": lse}
-
-
-def _finite(lse: Tensor) -> Tensor:
-    return torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)

@@ -248,7 +248,7 @@ class Family:
         lse, share = with_sink(self.problem, found[0])
         if share is not None:  # p = share * p': its entropy is share * (entropy of p' - log share)
             found[1] = found[1] * share - torch.xlogy(share, share)
-        return Rows(lse, found[1], found[2])
+        return Rows(lse, found[1].clamp(min=0.0), found[2])  # rounding must not take it below 0
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
