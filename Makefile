@@ -19,8 +19,13 @@ OUT ?= demo-output
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
+# Only where it is there: make itself builds as well.
+NINJA = $(if $(shell command -v ninja),-G Ninja)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+KERNELS := src/attlas/engine/native/kernels
+LIBRARY := src/attlas/engine/native/_kernels.so
 
 # One thread for each test process: two processes of one thread finish sooner than two of many.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -36,7 +41,7 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 	@$(BIN)/attlas demo --out "$(OUT)"
 
 .PHONY: test
-test: $(VENV)/.dev-ready ## Run every test and every documented example
+test: current ## Run every test and every documented example
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: check
@@ -47,17 +52,44 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 	$(BIN)/lint-imports
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" tests/test_house.py
 
+.PHONY: native
+native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
+	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(NINJA) >/dev/null
+	@cmake --build build/native --parallel $(WORKERS)
+
+# An install in place compiles the kernels; after that, sources that are newer than the library are compiled again.
+.PHONY: current
+current: $(VENV)/.dev-ready
+	@if [ -e $(LIBRARY) ] && [ -n "$$(find CMakeLists.txt $(KERNELS) -newer $(LIBRARY))" ] && command -v cmake >/dev/null; \
+	then $(MAKE) --no-print-directory native; fi
+
+.PHONY: sanitize
+# Unoptimized: optimizing what the sanitizers add takes minutes. How threads share the work is the same for every
+# instruction set, so that their sanitizer looks at one.
+sanitize: ## Run the C++ tests of the kernels under the address, undefined-behaviour and thread sanitizers
+	@if ! command -v cmake >/dev/null || ! command -v $${CXX:-c++} >/dev/null; then \
+	  echo "No CMake or no C++ compiler here: the sanitizers are skipped."; exit 0; \
+	fi; \
+	sanitize() { \
+	  folder=build/sanitize-$${1%,*}; \
+	  cmake -S . -B $$folder $(NINJA) -DATTLAS_TESTS=ON -DATTLAS_SANITIZE=$$1 -DATTLAS_WIDEST=$$2 -DATTLAS_OPTIMIZE=-O0 >/dev/null; \
+	  cmake --build $$folder --parallel $(WORKERS) >/dev/null; \
+	  for program in $$folder/test_*; do echo "== $$1: $$(basename $$program)"; $$program; done; \
+	}; \
+	sanitize address,undefined amx; \
+	sanitize thread baseline
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure speed and memory on this machine (minutes; use an idle one)
+bench: current ## Measure speed and memory on this machine (minutes; use an idle one)
 	@for script in $(filter-out %/harness.py %/sweep.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 .PHONY: sweep
-sweep: $(VENV)/.dev-ready ## Run every model type of transformers on eager and on attlas (minutes)
+sweep: current ## Run every model type of transformers on eager and on attlas (minutes)
 	$(BIN)/python benchmarks/sweep.py
 
 .PHONY: docs
@@ -83,6 +115,7 @@ browser: $(VENV)/.dev-ready ## Install what the browser tests need: Chromium and
 
 .PHONY: clean
 clean: ## Remove .venv, caches and what the demo wrote
+	rm -rf $(LIBRARY) editable/CMakeCache.txt editable/CMakeFiles editable/kernels
 	rm -rf $(VENV) build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -132,7 +132,7 @@ class AttentionMatrix(TensorLike):
 
     def _known_lse(self) -> Tensor:
         if self._lse is None:
-            self._lse = tiled.log_sum_exp(self.problem, self.plan)
+            self._lse = choose.log_sum_exp(self.problem, self.plan)
         return self._lse
 
     @property
@@ -219,7 +219,7 @@ class AttentionMatrix(TensorLike):
                         else "A.collect(stats.Entropy(), stats.TopK(8))",
                     )
                 )
-        results, self._lse = tiled.fold(self.problem, statistics, self.plan, self._lse)
+        results, self._lse = choose.fold(self.problem, statistics, self.plan, self._lse)
         return tuple(_each(result, self._axes.restore) for result in results)
 
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:

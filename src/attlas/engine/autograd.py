@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from attlas.engine import sdpa, tiled
 from attlas.engine.dropout import Dropout
+from attlas.engine.native import dot as native
+from attlas.engine.native.family import Kernels
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, sum_heads
 from attlas.scores.base import Dot, Tokens
@@ -34,6 +36,10 @@ class Job:
         The score as a dot product, for torch's kernels; None runs the tiled backend.
     dropout : Dropout, optional
         Factors of the weights.
+    form : Form, optional
+        The logits as the native kernels compute them, where those give the output.
+    kernels : Kernels, optional
+        Native kernels of a score that is no dot product; where they have none for a step, the tiled backend takes it.
     """
 
     problem: Problem
@@ -41,6 +47,8 @@ class Job:
     plan: Plan
     dot: Dot | None = None
     dropout: Dropout | None = None
+    form: native.Form | None = None
+    kernels: Kernels | None = None
 
     def inputs(self) -> list[Tensor]:
         """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
@@ -69,7 +77,7 @@ def pool(job: Job, v: Tensor) -> tuple[Tensor, Tensor]:
 def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     if not torch.is_grad_enabled():
-        return tiled.transposed(job.problem, job.tokens, lse, x, job.plan).to(x.dtype)
+        return _transposed(job, job.tokens, lse, x).to(x.dtype)
     out: Tensor = _PoolTransposed.apply(  # type: ignore[no-untyped-call]
         job, lse, x, job.problem.sink, *job.inputs()
     )
@@ -78,12 +86,38 @@ def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
 
 def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor, Job]:
     """Return output, log-sum-exp, and the job as it was done."""
+    if job.form is not None:
+        by_kernel = native.forward(job.problem, job.form, v)
+        if by_kernel is not None:
+            return *by_kernel, job
     if job.dot is not None:
         found = sdpa.forward(job.problem, job.dot, v, job.plan)
         if found is not None:
             return *found, job
         job = replace(job, dot=None)
+    if job.kernels is not None:
+        found = job.kernels.forward(job.problem, tokens, v, job.plan)
+        if found is not None:
+            return *found, job
+        job = replace(job, kernels=None)
     return *tiled.forward(job.problem, tokens, v, job.plan, job.dropout), job
+
+
+def _transposed(job: Job, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor) -> Tensor:
+    """Return ``A.mT @ x`` in the dtype of the sums."""
+    found = None
+    if job.kernels is not None:
+        found = job.kernels.transposed(job.problem, tokens, lse, x, job.plan)
+    return tiled.transposed(job.problem, tokens, lse, x, job.plan) if found is None else found
+
+
+def _backward(
+    job: Job, tokens: tuple[Tokens, Tokens], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
+) -> tiled.Gradients:
+    """Return the gradients of ``sum_ij A_ij (left_i · right_j)``."""
+    given = job.problem, tokens, job.parameters(), lse, left, right, delta, job.plan
+    found = None if job.kernels is None else job.kernels.backward(*given)
+    return tiled.backward(*given, job.dropout) if found is None else tiled.Gradients(*found)
 
 
 def _loose_tensors(score: torch.nn.Module) -> list[Tensor]:
@@ -114,17 +148,7 @@ class _Pool(torch.autograd.Function):
             dot = replace(job.dot, q=inputs[0], k=inputs[1])
             d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
             return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
-        found = tiled.backward(
-            problem,
-            job.from_inputs(inputs),
-            job.parameters(),
-            lse,
-            grad,
-            v,
-            delta,
-            job.plan,
-            job.dropout,
-        )
+        found = _backward(job, job.from_inputs(inputs), lse, grad, v, delta)
         d_v = sum_heads(found.pooled, v.shape[1]).to(v.dtype)
         return None, d_v, d_sink, *_cast(found, inputs)
 
@@ -134,7 +158,7 @@ class _PoolTransposed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: Job, lse: Tensor, x: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
-        out = tiled.transposed(job.problem, job.from_inputs(list(inputs)), lse, x, job.plan)
+        out = _transposed(job, job.from_inputs(list(inputs)), lse, x)
         ctx.job = job
         ctx.save_for_backward(lse, x, sink, *inputs)
         return out.to(x.dtype)
@@ -145,9 +169,9 @@ class _PoolTransposed(torch.autograd.Function):
         job: Job = ctx.job
         lse, x, sink, *inputs = ctx.saved_tensors
         tokens = job.from_inputs(inputs)
-        d_x, _ = tiled.forward(job.problem, tokens, grad.to(job.problem.dtype), job.plan)
+        d_x, _, job = _forward(job, tokens, grad.to(job.problem.dtype))
         delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
-        found = tiled.backward(job.problem, tokens, job.parameters(), lse, x, grad, delta, job.plan)
+        found = _backward(job, tokens, lse, x, grad, delta)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
         return None, None, d_x.to(x.dtype), d_sink, *_cast(found, inputs)
 

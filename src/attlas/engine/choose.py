@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attlas.engine import reference, sdpa, traced
+from attlas.engine import reference, sdpa, tiled, traced
 from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
+from attlas.engine.fold import Statistic
+from attlas.engine.native import dot as native
+from attlas.engine.native import family
+from attlas.engine.native import statistics as native_statistics
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads
 from attlas.errors import BackendError, explain
@@ -17,7 +23,11 @@ from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score
 from attlas.scores.dot import ScaledDot
 
-__all__ = ["Choice", "choose", "multiply", "multiply_transposed"]
+__all__ = ["Choice", "choose", "fold", "log_sum_exp", "multiply", "multiply_transposed"]
+
+_WORTH = 1 << 14  # cells from which a walk of the kernels is faster than a few tiles
+
+_STORES = "it stores the whole matrix; ask for it with Plan(backend='reference')"
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,13 @@ class Choice:
         return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
 
 
-def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Dot | None = None) -> Choice:
+def choose(
+    problem: Problem,
+    plan: Plan,
+    dropout: Dropout | None = None,
+    dot: Dot | None = None,
+    form: native.Form | None = None,
+) -> Choice:
     """Choose the backend of ``A @ v``.
 
     Raises
@@ -41,29 +57,51 @@ def choose(problem: Problem, plan: Plan, dropout: Dropout | None = None, dot: Do
     BackendError
         If the plan names a backend that cannot run this problem.
     """
-    if dot is None:
+    if _by_differences(problem, plan, dropout):
+        others = dict.fromkeys(("sdpa", "tiled"), "differences of few coordinates are faster, and as exact")
+        others["reference"] = _STORES
+        return Choice("native", family.find(problem)[1], others)
+    if dot is None and form is None:
         with torch.no_grad():
-            dot = _dot(problem, problem.tokens)
-    refused = sdpa.refusal(problem, dot, dropout=dropout is not None)
-    others = {"reference": "it stores the whole matrix; ask for it with Plan(backend='reference')"}
-    if plan.backend == "sdpa" and refused is not None:
+            dot, form = _dot(problem, problem.tokens), native.form_of(problem, problem.tokens)
+    kernels, reason = (None, "") if form is not None else _kernels(problem, plan, dropout)
+    by_dot = native.refusal(problem, form, dropout=dropout is not None)
+    refused = {
+        "native": None if kernels is not None else by_dot if by_dot is None or form is not None else reason,
+        "sdpa": sdpa.refusal(problem, dot, dropout=dropout is not None),
+    }
+    if refused.get(plan.backend) is not None:
         raise BackendError(
             explain(
                 "A @ v",
                 "the plan asks for a backend that cannot run this problem.",
                 {"plan": repr(plan), "score": type(problem.score).__name__},
-                found=f"sdpa does not run: {refused}",
+                found=f"{plan.backend} does not run: {refused[plan.backend]}",
                 fix="leave the plan out, or Plan(backend='tiled').",
             )
         )
-    if plan.backend == "reference":
-        others = {"sdpa": "the plan asks for the reference", "tiled": "the plan asks for the reference"}
-        return Choice("reference", "the plan asks for it", others)
-    if plan.backend == "tiled" or refused is not None:
-        others["sdpa"] = refused or "the plan asks for tiled"
-        return Choice("tiled", "it runs any score, mask and device in linear memory", others)
-    others["tiled"] = "torch's fused kernel computes the same, faster"
-    return Choice("sdpa", "the score is a dot product", others)
+    if plan.backend != "auto":
+        others = dict.fromkeys(("native", "reference", "sdpa", "tiled"), f"the plan asks for {plan.backend}")
+        others |= {name: reason for name, reason in refused.items() if reason is not None}
+        others.pop(plan.backend)
+        return Choice(plan.backend, "the plan asks for it", others)
+    others = {name: reason for name, reason in refused.items() if reason is not None}
+    others["reference"] = _STORES
+    if kernels is not None and "sdpa" in others:
+        others["tiled"] = "the kernels of attlas compute the same, faster"
+        return Choice("native", reason, others)
+    if "native" not in others and native.pays(problem):
+        others |= dict.fromkeys(("sdpa", "tiled"), "the kernels of attlas compute the same, faster")
+        return Choice("native", "the score is a dot product", others)
+    others.setdefault("native", "it is slower for so few queries, or on this processor")
+    if "sdpa" not in others:
+        others["tiled"] = "torch's fused kernel computes the same, faster"
+        return Choice("sdpa", "the score is a dot product", others)
+    if refused["native"] is None:
+        others["tiled"] = "the kernels of attlas compute the same, faster"
+        others.pop("native")
+        return Choice("native", "torch's fused kernel does not compute this score", others)
+    return Choice("tiled", "it runs any score, mask and device in linear memory", others)
 
 
 @full_precision
@@ -77,12 +115,21 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         if at_once is not None:
             return at_once
     tokens = problem.project() if graph else problem.tokens
-    dot = None if plan.backend in ("tiled", "reference") else _dot(problem, tokens)
-    choice = choose(problem, plan, dropout, dot)
+    dot = form = None
+    if plan.backend not in ("tiled", "reference") and not _by_differences(problem, plan, dropout):
+        dot, form = _dot(problem, tokens), native.form_of(problem, tokens)
+    choice = choose(problem, plan, dropout, dot, form)
     if choice.backend == "reference":
         return _multiply_reference(problem, v, dropout)
+    if choice.backend == "native" and form is None:
+        kernels = _kernels(problem, plan, dropout)[0]
+        return pool(Job(problem, family.tokens(problem, tokens), plan, kernels=kernels), v)
+    form = form if choice.backend == "native" else None
     if choice.backend == "tiled" or dot is None:
-        return pool(Job(problem, tokens, plan, None, dropout), v)
+        return pool(Job(problem, tokens, plan, None, dropout, form), v)
+    if form is not None and sdpa.refusal(problem, dot, dropout=False) is not None:
+        dot = None  # the backward is ours too
+        return pool(Job(problem, tokens, plan, None, dropout, form), v)
     if problem.device.type != "cpu":
         return sdpa.fused(problem, dot, v), None
     # From here on the problem is that dot product: the kernel's backward and ours both speak of its tokens.
@@ -90,7 +137,7 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     if dot.bias is not None:
         job = Job(replace(problem, score=score + dot.bias), ((dot.q, ()), (dot.k, ())), plan, dot)
     else:
-        job = Job(replace(problem, score=score), (dot.q, dot.k), plan, dot)
+        job = Job(replace(problem, score=score), (dot.q, dot.k), plan, dot, form=form)
     out, lse = pool(job, v.to(dot.q.dtype))
     return out.to(v.dtype), lse if dot.row is None else lse + dot.row.detach()
 
@@ -99,7 +146,95 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
 def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
     tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
-    return pool_transposed(Job(problem, tokens, plan), x, lse)
+    kernels = _kernels(problem, plan, None)[0]
+    if kernels is not None:
+        tokens = family.tokens(problem, tokens)
+    return pool_transposed(Job(problem, tokens, plan, kernels=kernels), x, lse)
+
+
+def _by_differences(problem: Problem, plan: Plan, dropout: Dropout | None) -> bool:
+    """Tell whether a Gaussian that could be a dot product is computed by differences, which are faster here."""
+    return plan.backend == "auto" and dropout is None and family.prefers(problem)
+
+
+def _kernels(problem: Problem, plan: Plan, dropout: Dropout | None) -> tuple[family.Kernels | None, str]:
+    """Return the native kernels of a score that is no dot product, or None and the reason."""
+    if plan.backend not in ("auto", "native"):
+        return None, f"the plan asks for {plan.backend}"
+    if dropout is not None:
+        return None, "dropout has to be the same when it is recomputed"
+    return family.find(problem)
+
+
+@torch.no_grad()
+@full_precision
+def fold(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
+) -> tuple[list[Any], Tensor | None]:
+    """Compute statistics, those that the kernels can with them and the others tile by tile; and the log-sum-exp."""
+    form = _form_of_reads(problem, plan)
+    if form is None:
+        return _fold_by_family(problem, statistics, plan, lse)
+    asked = native_statistics.fused(problem, statistics)
+    if all(wants is None for wants in asked):
+        return tiled.fold(problem, statistics, plan, lse)
+    found = native_statistics.fold(problem, form, statistics, asked, lse)
+    if found is None:  # tokens that are not finite
+        return tiled.fold(problem, statistics, plan, lse)
+    results, lse = found
+    rest = [i for i, wants in enumerate(asked) if wants is None]
+    for i, result in zip(rest, tiled.fold(problem, [statistics[i] for i in rest], plan, lse)[0], strict=True):
+        results[i] = result
+    return results, lse
+
+
+@torch.no_grad()
+@full_precision
+def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+    form = _form_of_reads(problem, plan)
+    if form is None:
+        kernels = _kernels_of_reads(problem, plan)
+        known = None if kernels is None else family.log_sum_exp(problem, kernels, plan)
+        return tiled.log_sum_exp(problem, plan) if known is None else known
+    found = native_statistics.fold(problem, form, (), (), None)
+    return tiled.log_sum_exp(problem, plan) if found is None else found[1]
+
+
+def _fold_by_family(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None
+) -> tuple[list[Any], Tensor | None]:
+    """Compute statistics of a score that is no dot product, as `fold` does."""
+    kernels = _kernels_of_reads(problem, plan)
+    asked = [None if kernels is None else statistic.wants(problem) for statistic in statistics]
+    names = {name for wants in asked if wants is not None and family.provides(wants) for name in wants}
+    found = family.numbers(problem, kernels, names, plan, lse) if kernels is not None and names else None
+    if found is None:
+        return tiled.fold(problem, statistics, plan, lse)
+    rest = [i for i, wants in enumerate(asked) if not family.provides(wants)]
+    others = iter(tiled.fold(problem, [statistics[i] for i in rest], plan, found["lse"])[0] if rest else [])
+    results = [next(others) if i in rest else s.made(found, problem) for i, s in enumerate(statistics)]
+    return results, found["lse"]
+
+
+def _kernels_of_reads(problem: Problem, plan: Plan) -> family.Kernels | None:
+    """Return the native kernels of a score that is no dot product where those are to be asked for reads."""
+    small = problem.shape[2] * problem.shape[3] < _WORTH
+    if tracing() or (plan.backend == "auto" and small):
+        return None
+    return _kernels(problem, plan, None)[0]
+
+
+def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
+    """Return the logits for the kernels where those are to be asked for reads."""
+    if plan.backend not in ("auto", "native") or tracing() or problem.device.type != "cpu":
+        return None
+    if plan.backend == "auto" and problem.shape[2] * problem.shape[3] < _WORTH:
+        return None
+    if _by_differences(problem, plan, None):
+        return None
+    form = native.form_of(problem, problem.tokens)
+    return form if native.refusal(problem, form) is None else None
 
 
 def _dot(problem: Problem, tokens: object) -> Dot | None:

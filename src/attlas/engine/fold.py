@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,11 +19,14 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Part", "Statistic", "allowed_cells", "lowest"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "lowest"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
 GROUP = 16
+
+# Edges of blocks along rows and along columns, ascending: the first place of each, and the end of the last.
+Blocks: TypeAlias = tuple[Tensor, Tensor]
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -335,3 +338,15 @@ class Statistic(ABC):
     @abstractmethod
     def finish(self, carry: Any) -> Any:
         """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them."""
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
+
+        Names are those of `attlas.engine.native.dot.find`. None, the default, for a statistic that must see
+        the tiles. Also the door for checks against the sizes.
+        """
+        return None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        """Return the result from the numbers that `wants` asked for."""
+        raise NotImplementedError

@@ -8,7 +8,7 @@ from attlas.errors import ShapeError, explain
 
 __all__ = ["Plan"]
 
-BACKENDS = ("auto", "reference", "sdpa", "tiled")
+BACKENDS = ("auto", "native", "reference", "sdpa", "tiled")
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Plan:
 
     Parameters
     ----------
-    backend : {"auto", "sdpa", "tiled", "reference"}, default "auto"
+    backend : {"auto", "native", "sdpa", "tiled", "reference"}, default "auto"
         ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
     rows, columns : int, optional
         Size of a tile in queries and keys. The default fits tile and scratch memory to `cells`.

@@ -6,6 +6,7 @@ import enum
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, explain, kind
@@ -109,6 +110,22 @@ class Mask(ABC):
             ``NONE`` only if `allows` is False everywhere, ``ALL`` only if it is True everywhere.
         """
         return Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        """Return the first key of each row and the one after its last, where every row sees one run of keys.
+
+        Parameters
+        ----------
+        at : Tile
+            Rows that are asked about, with all columns of the matrix.
+
+        Returns
+        -------
+        first, stop : Tensor of int64, broadcastable to (batches, heads, rows)
+            A row with ``first >= stop`` sees no key; both may lie outside of the matrix. None where this
+            is not known, or not so.
+        """
+        return None
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
@@ -224,6 +241,12 @@ class And(_Pair):
         left = self.left.coverage(at)
         return left if left is Coverage.NONE else min(left, self.right.coverage(at), key=_amount)
 
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.interval(at), self.right.interval(at)
+        if left is None or right is None:
+            return None
+        return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
+
     def log_weights(self) -> tuple[Score, ...]:
         return self.left.log_weights() + self.right.log_weights()
 
@@ -264,6 +287,17 @@ class Or(_Pair):
     def coverage(self, at: Tile) -> Coverage:
         left = self.left.coverage(at)
         return left if left is Coverage.ALL else max(left, self.right.coverage(at), key=_amount)
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.interval(at), self.right.interval(at)
+        if left is None or right is None:
+            return None
+        # One run where the two touch, or one of them is empty: then the other alone counts.
+        none, other = left[0] >= left[1], right[0] >= right[1]
+        if not bool((none | other | ((left[0] <= right[1]) & (right[0] <= left[1]))).all()):
+            return None
+        first = torch.where(none, right[0], torch.where(other, left[0], torch.minimum(left[0], right[0])))
+        return first, torch.where(none, right[1], torch.where(other, left[1], torch.maximum(left[1], right[1])))
 
     def name(self) -> str:
         return f"({self.left.name()} | {self.right.name()})"

@@ -120,6 +120,10 @@ class Prefix(_Counted):
             return Coverage.NONE
         return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
 
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        stop = self.of(at).to(at.device).view(-1, 1, 1)
+        return torch.zeros_like(stop), stop
+
     def reach(self) -> int:
         return int(self.lengths[0]) if self.lengths.numel() else 0
 
@@ -196,6 +200,11 @@ class Padding(_Counted):
         if first >= int(lengths.max()):
             return Coverage.NONE
         return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        lengths = self.of(at).to(at.device).view(-1, 1, 1)
+        end = torch.full_like(lengths, at.n)
+        return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
@@ -293,6 +302,18 @@ class Documents(Mask):
             return Coverage.NONE
         one = (low == high) & (key_low == key_high) & (low == key_low)
         return Coverage.ALL if bool(one.all()) else Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        if not len(at.batch_ids):
+            return None
+        keys = self.keys.tile(at, range(at.n), None, 0, at.device)
+        if bool((keys.diff(dim=-1) < 0).any()):
+            return None  # documents that come back later are not one run
+        rows = self.queries.tile(at, at.rows, at.row_index, self.first(at), at.device)
+        batch = max(len(keys), len(rows))
+        keys, rows = keys.expand(batch, -1).contiguous(), rows.expand(batch, -1).contiguous()
+        first, stop = (torch.searchsorted(keys, rows, right=right) for right in (False, True))
+        return first.unsqueeze(1), stop.unsqueeze(1)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         for ids in (self.keys, self.queries):

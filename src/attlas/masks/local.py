@@ -62,6 +62,11 @@ class _Local(Mask):
             return Coverage.ALL
         return Coverage.SOME
 
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        place = (at.i + self.shift(at)).view(1, 1, -1)
+        first = torch.zeros_like(place) if self.left is None else place - self.left
+        return first, torch.full_like(place, at.n) if self.right is None else place + self.right + 1
+
     def reach(self) -> int:
         return max(self.left or 0, self.right or 0)
 
@@ -279,6 +284,9 @@ class Dilated(_Local):
         high = high if self.right is None else min(high, self.right)
         # The first multiple of step from low on is beyond high: no cell of the tile is on the grid.
         return Coverage.NONE if low + -low % self.step > high else Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        return super().interval(at) if self.step == 1 else None
 
     def reach(self) -> int:
         return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
 
@@ -109,6 +111,15 @@ class ColumnMass(Statistic):
         _, mass, queries = carry
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        place_span("ColumnMass()", "rows", self.rows, problem.shape[2], "queries")
+        counted = not self.mean or interval_of(problem) is not None
+        return {"column_mass": True} if self.rows is None and counted else None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        mass: Tensor = found["column_mass"]
+        return mass / queries_of_keys(problem).clamp(min=1.0) if self.mean else mass
+
 
 class ColumnMax(Statistic):
     """Largest weight that each key receives, ``max_i A_ij``; 0 for a key that no query may see.
@@ -160,6 +171,14 @@ class ColumnMax(Statistic):
 
     def finish(self, carry: tuple[range, Tensor]) -> Tensor:
         return carry[1]
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        place_span("ColumnMax()", "rows", self.rows, problem.shape[2], "queries")
+        return {"column_max": True} if self.rows is None else None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        largest: Tensor = found["column_max"]
+        return largest
 
 
 class ColumnArgMax(Statistic):

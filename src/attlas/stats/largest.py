@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArgMax", "Coverage", "Largest", "TailMass", "TopK", "coverage", "tail_mass", "topk"]
 
+_FEW = 128  # how many of the largest are worth keeping in order while a row is read
 _BLOCK = 64  # sorted weights that are summed together before any is looked at alone
 
 
@@ -103,6 +104,13 @@ class TopK(Statistic):
     def finish(self, carry: Largest) -> Largest:
         _name_unseen(carry.indices)
         return carry
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        _no_keys_yet("TopK", self.k, problem)
+        return {"largest": self.k} if self.k <= _FEW else None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Largest:
+        return self.finish(Largest(found["top_values"], found["top_keys"]))
 
 
 def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
@@ -204,6 +212,13 @@ class ArgMax(Statistic):
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        _no_keys_yet("ArgMax", 1, problem)
+        return {"largest": 1}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        return self.finish(Largest(found["top_values"], found["top_keys"]))
+
 
 class TailMass(Statistic):
     """Mass of each row outside its k largest weights.
@@ -254,6 +269,13 @@ class TailMass(Statistic):
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        _no_keys_yet("TailMass", self._top.k, problem)
+        return {"largest": self._top.k, "mass": True} if self._top.k <= _FEW else None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        return self.finish((Largest(found["top_values"], found["top_keys"]), found["mass"]))
 
 
 class Coverage(Statistic):
@@ -327,6 +349,13 @@ class Coverage(Statistic):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"coverage": self.levels}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        count: Tensor = found["coverage"]
+        return count
 
 
 def _is_share(level: object) -> bool:

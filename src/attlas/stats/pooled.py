@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.fold import GROUP, Part, Statistic
+from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.largest import check_number
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
@@ -111,6 +113,22 @@ class Picture(Statistic):
     def finish(self, carry: _Blocks) -> Tensor:
         table = carry.table / carry.cells if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        if interval_of(problem) is None:
+            return None
+        blocks = self._edges(problem)
+        return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        cells = cells_of_blocks(problem, self._edges(problem))
+        table = found["picture_sum"] / cells if self.pool == "mean" else found["picture_max"]
+        masked: Tensor = table.masked_fill(cells == 0, torch.nan)
+        return masked
+
+    def _edges(self, problem: Problem) -> Blocks:
+        rows, columns = self.start(problem).bands
+        return torch.tensor(rows.edges), torch.tensor(columns.edges)
 
 
 class _Blocks:
@@ -217,6 +235,13 @@ class Offsets(Statistic):
     def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
         mass, cells = carry
         return mass if cells is None else mass / cells.clamp(min=1.0)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        mass: Tensor = found["offsets"]
+        return mass / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else mass
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:

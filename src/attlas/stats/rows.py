@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +97,13 @@ class RowMass(_PerRow):
     def of(self, part: Part) -> Tensor:
         return part.mass
 
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"mass": True}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        mass: Tensor = found["mass"]
+        return mass
+
 
 class Entropy(_PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
@@ -130,6 +138,13 @@ class Entropy(_PerRow):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"entropy": True}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        entropy: Tensor = found["entropy"]
+        return entropy
 
 
 class EffectiveKeys(Statistic):
@@ -173,6 +188,12 @@ class EffectiveKeys(Statistic):
         mass, squares = carry
         return torch.where(squares == 0, torch.zeros_like(mass), mass.square() / squares)
 
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"mass": True, "squares": True}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        return self.finish((found["mass"], found["squares"]))
+
 
 class MaxWeight(_LargestOfRow):
     """Largest weight of each row, ``max_j A_ij``; 0 for a row with no allowed key.
@@ -197,6 +218,13 @@ class MaxWeight(_LargestOfRow):
 
     def of(self, part: Part) -> Tensor:
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"largest": 1}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        largest: Tensor = found["top_values"][..., 0]
+        return largest.clone()
 
 
 class MaxLogit(_LargestOfRow):
@@ -225,6 +253,13 @@ class MaxLogit(_LargestOfRow):
     def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"max_logit": True}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        largest: Tensor = found["max_logit"]
+        return largest
 
 
 class Moments(NamedTuple):
@@ -358,6 +393,14 @@ class LogitMoments(Statistic):
     def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        if problem.mask is None and problem.plain_dot is not None:
+            return None  # known from the tokens, without a walk over the matrix
+        return {"mean": True, "variance": True}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Moments:
+        return Moments(found["mean"], found["variance"])
 
 
 def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -201,6 +201,17 @@ class Spans(Statistic):
             [float(max(len(span), 1)) for span in carry.rows], dtype=table.dtype, device=table.device
         )
         return table / queries.unsqueeze(-1)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        rows, columns = self.start(problem).bands
+        if rows is None or columns is None:
+            return None
+        return {"picture_sum": (torch.tensor(rows.edges), torch.tensor(columns.edges))}
+
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+        pieces = self.start(problem)
+        pieces.mass = found["picture_sum"]
+        return self.finish(pieces)
 
 
 class _Pieces:

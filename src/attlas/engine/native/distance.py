@@ -1,0 +1,172 @@
+"""Kernels of a distance on the CPU, by direct differences: two products, and the gradients of the smooth ones.
+
+Nothing is rounded before the difference is taken, so that a far cloud of points keeps its digits. Weights that fall
+below the normal numbers are exactly 0: no query is slow because its keys are far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.native import library
+from attlas.engine.native.pairs import Family, Gradients, Rows, fields, refusal, views
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, spread_heads, sum_heads
+from attlas.scores.base import Tokens
+from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
+
+__all__ = ["backward", "differentiates", "forward", "prefers", "rows", "supports", "transposed"]
+
+_DIRECT = 8  # coordinates up to which differences are faster than any dot product
+_LARGEST = 16  # coordinates; from there on a matrix product is faster
+_KERNELS: dict[type, str] = {
+    Gaussian: "GAUSSIAN",
+    Laplace: "LAPLACE",
+    Boxcar: "BOXCAR",
+    Epanechnikov: "EPANECHNIKOV",
+    Triangular: "TRIANGULAR",
+}
+
+
+def supports(problem: Problem) -> str | None:
+    """Return why these kernels do not compute this problem, or None where they do."""
+    if type(problem.score) not in _KERNELS:
+        return "the score is no kernel of a distance"
+    if problem.q.shape[-1] > _LARGEST:
+        return f"the tokens have more than {_LARGEST} coordinates"
+    if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
+        return "this Gaussian is computed as a dot product"
+    return refusal(problem, "distance") or refusal(problem, "distance_backward")
+
+
+def prefers(problem: Problem) -> bool:
+    """Tell whether these kernels beat the dot product of a Gaussian that could be computed as one."""
+    return type(problem.score) is Gaussian and _direct(problem) and supports(problem) is None
+
+
+def _direct(problem: Problem) -> bool:
+    return problem.q.shape[-1] <= _DIRECT
+
+
+def differentiates(problem: Problem) -> bool:
+    """Tell whether `backward` has the gradient of this kernel too."""
+    return type(problem.score) in (Gaussian, Laplace)
+
+
+def forward(problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
+    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where a number is NaN or infinite."""
+    work = _work(problem, tokens, plan)
+    return None if work is None else work.forward(v)
+
+
+def rows(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
+    """Return log-sum-exp, entropy and largest logit of each row; None where a number is NaN or infinite."""
+    work = _work(problem, tokens, plan)
+    return None if work is None else work.rows()
+
+
+def transposed(problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan) -> Tensor | None:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e); None where a number is NaN or infinite."""
+    work = _work(problem, tokens, plan)
+    return None if work is None else work.transposed(lse, x)
+
+
+def backward(
+    problem: Problem,
+    tokens: tuple[Tokens, Tokens],
+    parameters: Sequence[Tensor],
+    lse: Tensor,
+    left: Tensor,
+    right: Tensor,
+    delta: Tensor,
+    plan: Plan,
+) -> Gradients | None:
+    """Return what the tiled backend's `backward` does, by the same recomputation; None as `forward`."""
+    work = _work(problem, tokens, plan)
+    return None if work is None else work.backward(parameters, lse, left, right, delta)
+
+
+def _work(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> _Distance | None:
+    if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
+        return None
+    work = _Distance(problem, tokens[0], tokens[1], plan)
+    return work if bool(torch.isfinite(work.scale).all()) else None
+
+
+class _Distance(Family):
+    """Calls of the kernels of a distance."""
+
+    def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
+        super().__init__(problem, q, k, plan)
+        self.score: Any = problem.score
+        self.kernel = library.code(_KERNELS[type(problem.score)])
+        with torch.no_grad():
+            self.scale = self._scale().contiguous()
+
+    def _scale(self) -> Tensor:
+        """Return one over the bandwidth of each coordinate, shape (d,), as the score itself makes it."""
+        ones, h = self.q.new_ones(self.q.shape[-1]), self.score.bandwidth
+        scale: Tensor = ones / (h.to(ones) if h.ndim else h)
+        return scale
+
+    def sums(self, pairs: Any) -> bool:
+        status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
+        return status == library.code("DONE")
+
+    def backward(
+        self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
+    ) -> Gradients | None:
+        problem, dtype = self.problem, self.problem.dtype
+        batch, heads, m, n = problem.shape
+        d, e = self.q.shape[-1], left.shape[-1]
+        values = right.detach().to(dtype)
+        keys, right_rows = spread_heads(self.k, heads), spread_heads(values, heads).contiguous()
+        d_q, d_k, pooled = self.new(batch, heads, m, d), self.new(batch, heads, n, d), self.new(batch, heads, n, e)
+        d_scale = self.new(d) if parameters else None
+        for view in views(problem, self.plan):
+            known, above, due = (t[view.place].detach().to(dtype).contiguous() for t in (lse, left, delta))
+            q = self.q[view.place]
+            first = self.new(batch, heads, len(view.rows), d)
+            second = None if d_scale is None else torch.empty_like(first)
+            pairs, held = fields(view, q, self.k, values, known=known)
+            if not self._slopes(pairs, above, due, first, second):
+                return None
+            d_q[view.place] = first
+            if d_scale is not None and second is not None:
+                d_scale += second.sum(dim=(0, 1, 2))
+            first, part = self.new(batch, heads, n, d), torch.empty_like(pooled)
+            pairs, held = fields(view, keys, q, above, by_column=True, known=known, out=part)
+            if not self._slopes(pairs, right_rows, due, first, None):
+                return None
+            del held
+            d_k += first
+            pooled += part
+        # s = -½ Σ (scale gap)², or -Σ |scale gap|.
+        gaussian = type(self.score) is Gaussian
+        factor = -self.scale.square() if gaussian else -self.scale.abs()
+        steep = None if d_scale is None else d_scale * (-self.scale if gaussian else -self.scale.sign())
+        d_k = sum_heads(d_k, self.k.shape[1])
+        return Gradients([d_q * factor], [d_k * factor], self._through(parameters, steep), pooled)
+
+    def _slopes(self, pairs: Any, left: Tensor, delta: Tensor, first: Tensor, second: Tensor | None) -> bool:
+        status = library.call(
+            "distance_backward",
+            of=library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr()),
+            slopes=library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr()),
+            first=first.data_ptr(),
+            second=0 if second is None else second.data_ptr(),
+        )
+        return status == library.code("DONE")
+
+    def _through(self, parameters: Sequence[Tensor], d_scale: Tensor | None) -> list[Tensor | None]:
+        """Return the gradients of the bandwidth, or of what it is made from."""
+        if d_scale is None:
+            return []
+        with torch.enable_grad():
+            scale = self._scale()
+            found = torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
+        return list(found)

@@ -1,0 +1,75 @@
+// What Python hands over: plain numbers and pointers. library.py reads the text of this file and makes its ctypes
+// structures from it: fields are `TYPE name, name;` with a type of <cstdint>, double, a pointer or a structure above.
+#pragma once
+
+#include <cstdint>
+
+namespace attlas {
+
+enum Type : int32_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+// A tensor of four axes (batch, heads, rows, size); its last axis is contiguous. Strides count elements.
+struct Tensor4 {
+  const void* data;
+  int64_t batch, head, row;  // strides; 0 where an axis is expanded
+};
+
+// softmax(scale * q . k), capped, masked, with a sink; what is not wanted is null.
+struct Dot {
+  int64_t batch, heads, key_heads, value_heads, m, n, d, e;
+  Tensor4 q, k, v;
+  int32_t type;     // of q, k and v
+  int32_t threads;
+  double scale;
+  double cap;       // bound of the logits, 0 for none
+  const void* sink;  // (heads,), in the dtype of the sums
+  // Keys low <= j < high may be seen by a row; strides count elements, rows are contiguous.
+  const int32_t* low;
+  const int32_t* high;
+  int64_t span_batch, span_head;
+  // Further cells, one byte each, 0 = may not attend; keys are contiguous.
+  const uint8_t* allowed;
+  int64_t allowed_batch, allowed_head, allowed_row;
+  // Results, contiguous, in the dtype of the sums: float32, or float64 for float64 tokens.
+  void* out;         // (batch, heads, m, e)
+  void* lse;         // (batch, heads, m); read where lse_known
+  int32_t lse_known;
+  int32_t k_largest;
+  void* entropy;     // (batch, heads, m)
+  void* squares;     // sum of p^2
+  void* mass;        // sum of p: less than 1 with a sink
+  void* max_logit;
+  void* mean;        // of the allowed logits
+  void* variance;
+  void* top_values;  // (batch, heads, m, k_largest), weights
+  int64_t* top_keys;
+  void* column_mass;  // (batch, heads, n)
+  void* column_max;
+  void* offsets;      // (batch, heads, m + n - 1)
+  // Sums and maxima over blocks: (batch, heads, picture_rows, picture_columns), with the first row and column of each
+  // block and one more at the end.
+  void* picture_sum;
+  void* picture_max;
+  const int64_t* row_edges;
+  const int64_t* column_edges;
+  int64_t picture_rows, picture_columns;
+  // How many of the largest weights hold each share of a row's mass: (batch, heads, m, levels).
+  int64_t* coverage;
+  const double* levels;
+  int64_t level_count;
+};
+
+// A function of simd.h over an array.
+enum Function : int32_t { EXP = 0, TANH = 1 };
+
+struct Elementary {
+  const void* in;
+  void* out;
+  int64_t count;
+  int32_t function;
+  int32_t type;
+};
+
+enum Status : int32_t { DONE = 0, NOT_FINITE = 1, NO_MEMORY = 2, UNSUPPORTED = 3 };
+
+}  // namespace attlas

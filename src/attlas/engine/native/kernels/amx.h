@@ -1,0 +1,184 @@
+// Matrix products of float32 on the tile unit of Intel processors, which multiplies bfloat16.
+//
+// A float32 number is the sum of three bfloat16 numbers, each with 8 of its 24 bits. Of the nine products of two such
+// sums the six largest are added up in float32; what is left out is below 2^-26 of the product, less than float32
+// itself rounds off. The tile unit is some twelve times as fast as float32 vectors, so that six products take half
+// the time of one. bfloat16 tokens need one product, float16 tokens three (two parts hold their 11 bits).
+#pragma once
+
+#include "whole.h"
+
+#if defined(__AMX_BF16__)
+
+namespace ATTLAS_ISA {
+
+struct Amx {
+  using T = float;
+  using Number = uint16_t;
+  static constexpr int ROWS = 32;
+  static constexpr int COLUMNS = 32;
+  static constexpr int DEPTH = 32;  // of one step of the tile unit
+  static constexpr int TILE = 16 * DEPTH;
+  static constexpr int MOST_PARTS = 3;
+
+  static int64_t depth_of(int64_t depth) { return round_up(depth, DEPTH); }
+  // A lies as [16 rows][step][part][16][32], B as [32 columns][step][part][2][16 pairs of rows][16 columns][2].
+  static size_t left_size(int64_t rows, int64_t depth, int parts) {
+    return size_t(round_up(rows, ROWS)) * depth_of(depth) * parts;
+  }
+  static size_t right_size(int64_t depth, int64_t columns, int parts) {
+    return size_t(depth_of(depth)) * round_up(columns, COLUMNS) * parts;
+  }
+  static const Number* left_at(const Number* left, int64_t row, int64_t depth, int parts) {
+    return left + row * depth_of(depth) * parts;
+  }
+  static const Number* right_at(const Number* right, int64_t column, int64_t at, int64_t depth, int parts) {
+    return right + (column * depth_of(depth) + at * COLUMNS) * parts;
+  }
+
+  static ATTLAS_INLINE void split(__m512 x, int parts, __m256i* out) {
+    for (int p = 0; p < parts; ++p) {
+      const __m256i half = (__m256i)_mm512_cvtneps_pbh(x);
+      out[p] = half;
+      if (p + 1 < parts) x = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
+    }
+  }
+
+  template <class Read>
+  static void pack_left(Number* to, int64_t rows, int64_t depth, int parts, Read read) {
+    const int64_t whole = depth_of(depth);
+    for (int64_t i = 0; i < round_up(rows, ROWS); ++i)
+      for (int64_t t = 0; t < whole; t += 16) {
+        __m256i out[3];
+        split(gather(read, i, t, i < rows ? depth : 0), parts, out);
+        Number* tile = to + (i / 16 * 16 * whole + t / DEPTH * TILE) * parts + i % 16 * DEPTH + t % DEPTH;
+        for (int p = 0; p < parts; ++p) _mm256_store_si256((__m256i*)(tile + p * TILE), out[p]);
+      }
+  }
+  template <class Read>
+  static void pack_transposed(Number* to, int64_t first, int64_t columns, int64_t depth, int parts, Read read) {
+    Number* block = to + first * depth_of(depth) * parts;
+    alignas(64) uint32_t pairs[3][16][16];
+    for (int64_t step = 0; step < depth_of(depth) / DEPTH; ++step)
+      for (int half = 0; half < 2; ++half) {
+        for (int j = 0; j < 16; ++j) {
+          const int64_t column = first + half * 16 + j;
+          for (int side = 0; side < 2; ++side) {
+            __m256i out[3];
+            split(gather(read, column, step * DEPTH + side * 16, column < columns ? depth : 0), parts, out);
+            for (int p = 0; p < parts; ++p) _mm256_store_si256((__m256i*)&pairs[p][j][side * 8], out[p]);
+          }
+        }
+        for (int p = 0; p < parts; ++p) {
+          uint32_t* tile = (uint32_t*)(block + ((step * parts + p) * 2 + half) * TILE);
+          for (int t = 0; t < 16; ++t)
+            for (int j = 0; j < 16; ++j) tile[t * 16 + j] = pairs[p][j][t];
+        }
+      }
+  }
+  template <class Read>
+  static void pack_rows(Number* to, int64_t first, int64_t some, int64_t depth, int64_t columns, int parts, Read read) {
+    const int64_t whole = depth_of(depth);
+    for (int64_t i = first; i < first + some; i += 2)
+      for (int64_t j = 0; j < round_up(columns, COLUMNS); j += 16) {
+        __m256i even[3], odd[3];
+        split(gather(read, i, j, i < depth ? columns : 0), parts, even);
+        split(gather(read, i + 1, j, i + 1 < depth ? columns : 0), parts, odd);
+        for (int p = 0; p < parts; ++p) {
+          Number* tile = to + j / COLUMNS * COLUMNS * whole * parts +
+                         ((i / DEPTH * parts + p) * 2 + (j / 16) % 2) * TILE + (i % DEPTH) / 2 * 32;
+          const __m512i low = _mm512_cvtepu16_epi32(even[p]);
+          const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16);
+          _mm512_store_si512(tile, _mm512_or_si512(low, high));
+        }
+      }
+  }
+
+  // The weights of 32 neighbouring columns, cut after 8 bits: three parts hold all 24 bits of a number.
+  static ATTLAS_INLINE void put(Number* left, int64_t row, int64_t column, int64_t depth, int parts, const Vec<float>* x) {
+    Number* tile = left + (row / 16 * 16 * depth_of(depth) + column / DEPTH * TILE) * parts + row % 16 * DEPTH;
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512 low = (__m512)x[0], high = (__m512)x[1];
+    for (int p = 0;; ++p) {
+      _mm512_store_si512(tile + p * TILE, _mm512_permutex2var_epi16((__m512i)low, odd, (__m512i)high));
+      if (p + 1 >= parts) break;
+      const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
+      low = _mm512_sub_ps(low, (__m512)_mm512_and_si512((__m512i)low, upper));
+      high = _mm512_sub_ps(high, (__m512)_mm512_and_si512((__m512i)high, upper));
+    }
+  }
+
+  template <bool ADD, int A_PARTS, int B_PARTS>
+  static void multiply(const Number* a, int64_t depth, const Number* b, int64_t steps, float* c, int64_t stride) {
+    const size_t line = size_t(stride) * 4;
+    if (ADD) {
+      _tile_loadd(0, c, line);
+      _tile_loadd(1, c + 16, line);
+      _tile_loadd(2, c + 16 * stride, line);
+      _tile_loadd(3, c + 16 * stride + 16, line);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    constexpr int LAST = A_PARTS == 3 && B_PARTS == 3 ? 2 : 4;  // i + j of the products of parts that count
+    const Number* below = a + 16 * depth_of(depth) * A_PARTS;
+    for (int64_t step = 0; step < steps; step += DEPTH) {
+#pragma GCC unroll 3
+      for (int j = 0; j < B_PARTS; ++j) {
+        _tile_loadd(6, b + j * 2 * TILE, 64);
+        _tile_loadd(7, b + (j * 2 + 1) * TILE, 64);
+#pragma GCC unroll 3
+        for (int i = 0; i < A_PARTS; ++i) {
+          if (i + j > LAST) break;
+          _tile_loadd(4, a + i * TILE, 64);
+          _tile_loadd(5, below + i * TILE, 64);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+      a += TILE * A_PARTS;
+      below += TILE * A_PARTS;
+      b += 2 * TILE * B_PARTS;
+    }
+    _tile_stored(0, c, line);
+    _tile_stored(1, c + 16, line);
+    _tile_stored(2, c + 16 * stride, line);
+    _tile_stored(3, c + 16 * stride + 16, line);
+  }
+
+  template <bool ADD>
+  static void multiply(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps, float* c,
+                       int64_t stride) {
+    if (b_parts == 3) return multiply<ADD, 3, 3>(a, depth, b, steps, c, stride);
+    if (b_parts == 2) return multiply<ADD, 2, 2>(a, depth, b, steps, c, stride);
+    if (a_parts == 2) return multiply<ADD, 2, 1>(a, depth, b, steps, c, stride);
+    return multiply<ADD, 1, 1>(a, depth, b, steps, c, stride);
+  }
+
+  // Each thread configures its tiles; the configuration of another user of the tile unit is not kept by it either.
+  static void begin() {
+    alignas(64) uint8_t config[64] = {};
+    config[0] = 1;
+    for (int t = 0; t < 8; ++t) {
+      config[16 + 2 * t] = 64;
+      config[48 + t] = 16;
+    }
+    _tile_loadconfig(config);
+  }
+  static void end() { _tile_release(); }
+
+ private:
+  template <class Read>
+  static ATTLAS_INLINE __m512 gather(Read read, int64_t i, int64_t first, int64_t count) {
+    return first < count ? read.vector(i, first, count - first) : _mm512_setzero_ps();
+  }
+};
+
+}  // namespace ATTLAS_ISA
+
+#endif

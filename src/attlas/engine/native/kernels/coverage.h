@@ -1,0 +1,195 @@
+// How many of the largest weights hold a share of a row's mass, exact, without sorting the row.
+//
+// For each share a threshold is sought such that all weights up to it sum to no more than what may be left out. A look
+// at a threshold is one pass over the row in the cache, shared by all shares; the row before tells where to begin. When
+// few weights are left between the best threshold from below and from above, those alone are sorted.
+#pragma once
+
+#include "forward.h"
+
+namespace ATTLAS_ISA {
+
+template <class M>
+class Shares {
+  using T = typename M::T;
+  using Number = typename M::Number;
+  using V = Vec<T>;
+  static constexpr int W = WIDTH<T>;
+  static constexpr int FEW = 96;  // weights that are sorted
+
+ public:
+  Shares(const attlas::Dot& problem, int q_parts, int k_parts)
+      : p_(problem),
+        q_parts_(q_parts),
+        k_parts_(k_parts),
+        stride_(round_up(problem.n, M::COLUMNS) + 16),
+        queries_(M::left_size(M::ROWS, problem.d, q_parts)),
+        weights_(size_t(M::ROWS) * stride_),
+        levels_(size_t(problem.level_count)) {}
+
+  template <class Read>
+  void run(int64_t b, int64_t h, int64_t first, int64_t some, Read read, const Number* right) {
+    const int64_t head = b * p_.heads + h;
+    const Seen seen(p_, b, h);
+    int64_t left, end;
+    seen.hull(first, first + some, left, end);
+    left = left / M::COLUMNS * M::COLUMNS;
+    end = round_up(end, M::COLUMNS);
+    if (left < end) {
+      M::pack_left(queries_.data, some, p_.d, q_parts_, read);
+      for (int64_t j = left; j < end; j += M::COLUMNS)
+        M::template multiply<false>(queries_.data, q_parts_, p_.d, M::right_at(right, j, 0, p_.d, k_parts_), k_parts_,
+                                    M::depth_of(p_.d), weights_.at(j - left), stride_);
+    }
+    for (int64_t i = 0; i < some; ++i) {
+      int64_t* out = p_.coverage + (head * p_.m + first + i) * p_.level_count;
+      const T lse = static_cast<const T*>(p_.lse)[head * p_.m + first + i];
+      if (left >= end || lse == -INF<T>) {
+        std::fill(out, out + p_.level_count, 0);
+        continue;
+      }
+      T* row = weights_.at(size_t(i) * stride_);
+      finish_row<T>(row, seen, first + i, left, end, T(p_.scale), T(p_.cap));
+      const T scale = factor_of<T>(p_);
+      V total = {}, top = {};
+      for (int64_t j = 0; j < end - left; j += W) {
+        const V e = exp_below(load(row + j) * scale - lse);
+        store(row + j, e);
+        total += e;
+        top = larger<T>(top, e);
+      }
+      count(row, end - left, double(sum<T>(total)), most<T>(top), out);
+    }
+  }
+
+ private:
+  struct Level {
+    T guess = 0;               // the threshold of the row before
+    double density = 0;        // of the row before: weights that a threshold e times as large would add
+    double missing;            // how many weights more make up what may be left out, by the last look
+    T low, high;               // weights up to `low` may be left out, those up to `high` are too many
+    double mass_low, spare;    // sum of the weights up to low; what may be left out
+    int64_t count_low, count_high;
+    T at;                      // the threshold that is looked at
+    bool done;
+  };
+
+  void count(const T* row, int64_t size, double mass, T top, int64_t* out) {
+    for (int64_t x = 0; x < p_.level_count; ++x) {
+      Level& level = levels_[x];
+      level.low = T(0);
+      level.high = top;
+      level.mass_low = 0;
+      level.spare = (1.0 - p_.levels[x]) * mass * (1.0 + 64.0 * double(std::numeric_limits<T>::epsilon()));
+      level.count_low = -1;  // not known: weights of exactly 0
+      level.count_high = size;
+      level.at = level.guess > 0 && level.guess < top ? level.guess : top * T(0.25);
+      level.done = false;
+      // All of a row may be left out where it has no mass.
+      if (mass <= level.spare) {
+        level.done = true;
+        level.low = top;
+        level.mass_low = mass;
+        level.count_low = size;
+        level.count_high = size;
+      }
+    }
+    for (int look = 0;; ++look) {
+      bool all_done = true;
+      for (Level& level : levels_) {
+        if (level.done) continue;
+        all_done = false;
+        look_at(row, size, level);
+        const bool few = level.count_low >= 0 && level.count_high - level.count_low <= FEW;
+        // Neighbours in the order of the floating point numbers: all weights between are equal.
+        const bool narrow = !(std::nextafter(level.low, level.high) < level.high);
+        if (few || (narrow && level.count_low >= 0)) {
+          level.done = true;
+        } else {
+          level.at = next(level, look);
+        }
+      }
+      if (all_done) break;
+    }
+    for (int64_t x = 0; x < p_.level_count; ++x) out[x] = size - left_out(row, size, levels_[x]);
+  }
+
+  // One pass over the row: how many weights are up to the threshold, and their sum.
+  void look_at(const T* row, int64_t size, Level& level) {
+    V mass[2] = {}, count[2] = {};
+    const V at = all(level.at), one = all(T(1));
+    for (int64_t j = 0; j < size; j += 2 * W)
+      for (int x = 0; x < 2; ++x) {
+        const V e = load(row + j + x * W);
+        mass[x] += e <= at ? e : V{};
+        count[x] += e <= at ? one : V{};
+      }
+    const double below = double(sum<T>(mass[0] + mass[1]));
+    const int64_t number = int64_t(sum<T>(count[0])) + int64_t(sum<T>(count[1]));
+    if (below <= level.spare) {
+      level.low = level.at;
+      level.mass_low = below;
+      level.count_low = number;
+    } else {
+      level.high = level.at;
+      level.count_high = number;
+    }
+    // Weights near the threshold are all about as large as it is: so many of them make up the difference.
+    level.missing = (level.spare - below) / double(level.at > 0 ? level.at : T(1));
+    if (level.low > 0 && level.high > level.low && level.count_low >= 0 && level.count_high < size) {
+      level.density = double(level.count_high - level.count_low) / std::log(double(level.high) / double(level.low));
+    } else if (!(level.density > 0)) {
+      level.density = double(number);
+    }
+  }
+
+  // The next threshold: a step that the density of the weights gives, and a little beyond, so that the two sides come
+  // near each other; now and then the middle, so that no distribution can keep it from ending.
+  T next(const Level& level, int look) const {
+    const double low = double(level.low), high = double(level.high);
+    if (look % 4 != 3 && level.at > 0 && level.density > 0) {
+      const double beyond = level.missing > 0 ? FEW / 4 : -FEW / 4;
+      const double step = std::clamp((level.missing + beyond) / level.density, -2.0, 2.0);
+      const double guess = double(level.at) * std::exp(step);
+      if (guess > low && guess < high) return T(guess);
+    }
+    if (low <= 0) return T(high * 0.0625);
+    return high > 4 * low ? T(std::sqrt(low) * std::sqrt(high)) : T(low + (high - low) / 2);
+  }
+
+  // The weights between the two thresholds, smallest first, as many as may be left out.
+  int64_t left_out(const T* row, int64_t size, Level& level) {
+    if (level.count_low == size) return size;
+    between_.clear();
+    const T low = level.low, high = level.high;
+    for (int64_t j = 0; j < size; j += W) {
+      const V e = load(row + j);
+      for (uint32_t found = above<T>(e, all(low)) & ~above<T>(e, all(high)); found; found &= found - 1)
+        between_.push_back(row[j + __builtin_ctz(found)]);
+    }
+    std::sort(between_.begin(), between_.end());
+    double mass = level.mass_low;
+    int64_t count = level.count_low;
+    T last = low;
+    for (T e : between_) {
+      mass += double(e);
+      if (mass > level.spare) {
+        last = e;
+        break;
+      }
+      ++count;
+    }
+    level.guess = last;
+    return count;
+  }
+
+  const attlas::Dot& p_;
+  const int q_parts_, k_parts_;
+  const int64_t stride_;
+  Aligned<Number> queries_;
+  Aligned<T> weights_;
+  std::vector<Level> levels_;
+  std::vector<T> between_;
+};
+
+}  // namespace ATTLAS_ISA

@@ -1,0 +1,345 @@
+// Kernels of the distance between query and key, by direct differences, for tokens of few coordinates.
+#include "abi_distance.h"
+#include "pairs.h"
+
+namespace ATTLAS_ISA {
+
+using namespace attlas;
+
+template <class T>
+ATTLAS_INLINE Vec<T> absolute(Vec<T> x) {
+  return (Vec<T>)((Ints<T>)x & std::numeric_limits<typename Kind<T>::whole>::max());
+}
+
+#if defined(__AVX512F__)
+ATTLAS_INLINE Vec<float> root(Vec<float> x) { return (Vec<float>)_mm512_maskz_sqrt_ps(__mmask16(-1), (__m512)x); }
+ATTLAS_INLINE Vec<double> root(Vec<double> x) { return (Vec<double>)_mm512_maskz_sqrt_pd(__mmask8(-1), (__m512d)x); }
+#else
+template <class V>
+ATTLAS_INLINE V root(V x) {
+  for (size_t i = 0; i < sizeof(V) / sizeof(x[0]); ++i) x[i] = std::sqrt(x[i]);
+  return x;
+}
+#endif
+
+// SCALED: differences are scaled one by one. Without, one factor serves the whole distance: one operation fewer each.
+template <class T, int KERNEL, bool SCALED, int D>
+struct Distances final : Score<T> {
+  static constexpr int W = WIDTH<T>;
+  const Pairs& p;
+  T factor;  // of the distance, in powers of 2
+  T scale[D] = {};
+  int64_t size;
+  Buffer<T> packed;
+
+  Distances(const Distance& x) : p(x.pairs), size(padded<T>(x.pairs.n) * D) {
+    this->linear = KERNEL >= BOXCAR;
+    this->never_positive = true;
+    this->row_numbers = ROWS * D;
+    for (int c = 0; c < int(p.d); ++c) scale[c] = static_cast<const T*>(x.scale)[c];
+    const double unit = SCALED ? 1.0 : double(scale[0]);
+    factor = T(KERNEL == LAPLACE ? -LOG2E * unit : -0.5 * LOG2E * unit * unit);
+    packed = Buffer<T>(size_t(p.batch * p.token_heads * size));
+    share(size_t(p.batch * p.token_heads), p.threads, [&](size_t item, int) {
+      T* to = packed.get() + int64_t(item) * size;
+      std::fill(to, to + size, T(0));
+      for (int64_t j = 0; j < p.n; ++j) {
+        const T* x = token<T>(p.columns, int64_t(item) / p.token_heads, int64_t(item) % p.token_heads, j);
+        T* chunk = to + j / COLS<T> * COLS<T> * D + j % COLS<T>;
+        for (int c = 0; c < int(p.d); ++c) chunk[c * COLS<T>] = x[c];
+      }
+    });
+  }
+
+  const T* columns(int64_t b, int64_t h, int64_t j0) const {
+    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * size + j0 * D;
+  }
+
+  void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
+    for (int r = 0; r < ROWS; ++r) {
+      const T* x = token<T>(p.rows, b, h, i0 + std::min(r, rows - 1));
+      for (int c = 0; c < D; ++c) s.rows[size_t(r * D + c)] = c < int(p.d) ? x[c] : T(0);
+    }
+  }
+
+  // Distances of four rows to one vector of columns: squares summed, or absolute differences.
+  ATTLAS_INLINE void measure(const T* q, const T* k, Vec<T> (&total)[4]) const {
+#pragma GCC unroll 16
+    for (int c = 0; c < D; ++c) {
+      const Vec<T> key = load(k + c * COLS<T>);
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        Vec<T> gap = all(q[r * D + c]) - key;
+        if (SCALED) gap *= all(scale[c]);
+        const Vec<T> part = KERNEL == LAPLACE ? absolute<T>(gap) : gap;
+        if (KERNEL == LAPLACE)
+          total[r] = c ? total[r] + part : part;
+        else
+          total[r] = c ? total[r] + part * part : part * part;
+      }
+    }
+  }
+
+  // A logit in powers of 2, or a weight.
+  ATTLAS_INLINE Vec<T> value(Vec<T> distance) const {
+    const Vec<T> one = all(T(1)), zero{};
+    if (KERNEL == BOXCAR) return distance < one ? one : zero;
+    if (KERNEL == EPANECHNIKOV) return distance < one ? one - distance : zero;
+    if (KERNEL == TRIANGULAR) return distance < one ? one - root(distance) : zero;
+    return distance * all(factor);
+  }
+
+  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const override {
+    const T* k = columns(b, h, j0);
+    for (int r = 0; r < ROWS; r += 4) {
+      for (int x = 0; x < vectors; ++x) {
+        Vec<T> total[4];
+        measure(s.rows.get() + r * D, k + x * W, total);
+        for (int i = 0; i < 4; ++i) store(to + (r + i) * COLS<T> + x * W, value(total[i]));
+      }
+    }
+  }
+
+  bool fused(int64_t b, int64_t h, int64_t j0, const T* values, const Values<T>& form, Running<T>& run,
+             Scratch<T>& s) const override {
+    if (form.e > 1) return false;
+    if (!this->linear)
+      for (int r = 0; r < ROWS; ++r)
+        if (run.shift[r] != 0) return false;
+    const T* k = columns(b, h, j0);
+    for (int r = 0; r < ROWS; r += 4) {
+      Vec<T> sums[4] = {}, pooled[4] = {};
+      T q[4 * D];  // a copy that no store below can change
+      for (int i = 0; i < 4 * D; ++i) q[i] = s.rows[size_t(r * D + i)];
+      for (int x = 0; x < COLS<T> / W; ++x) {
+        Vec<T> total[4];
+        measure(q, k + x * W, total);
+        const Vec<T> v = form.e ? load(values + x * W) : Vec<T>{};
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const Vec<T> w = KERNEL >= BOXCAR ? value(total[i]) : exp2_(value(total[i]));
+          sums[i] += w;
+          pooled[i] += w * v;
+        }
+      }
+      for (int i = 0; i < 4; ++i) {
+        run.total[r + i] += sums[i];
+        s.lanes[size_t(r + i) * FEW_VALUES] += pooled[i];
+      }
+    }
+    return true;
+  }
+
+  // Sums over the columns of slope * difference, and of slope * its square, for each row and coordinate.
+  void gradients(int64_t b, int64_t h, int64_t j0, int vectors, const T* slope, Vec<T>* first, Vec<T>* second,
+                 Scratch<T>& s) const {
+    const T* k = columns(b, h, j0);
+    for (int r = 0; r < ROWS; r += 4) {
+      for (int c = 0; c < int(p.d); ++c) {
+        Vec<T> ones[4] = {}, twos[4] = {};
+        for (int x = 0; x < vectors; ++x) {
+          const Vec<T> key = load(k + c * COLS<T> + x * W);
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) {
+            const Vec<T> gap = all(s.rows[size_t((r + i) * D + c)]) - key;
+            const Vec<T> part = load(slope + (r + i) * COLS<T> + x * W);
+            if (KERNEL == LAPLACE) {
+              const Vec<T> zero{}, one = all(T(1));
+              ones[i] += part * (gap > zero ? one : gap < zero ? -one : zero);
+              if (second) twos[i] += part * absolute<T>(gap);
+            } else {
+              const Vec<T> moved = part * gap;
+              ones[i] += moved;
+              if (second) twos[i] += moved * gap;
+            }
+          }
+        }
+        for (int i = 0; i < 4; ++i) {
+          first[(r + i) * D + c] += ones[i];
+          if (second) second[(r + i) * D + c] += twos[i];
+        }
+      }
+    }
+  }
+};
+
+template <class T, class Kernel>
+struct Backward {
+  static constexpr int W = WIDTH<T>;
+  const DistanceBackward& x;
+  const Pairs& p;
+  const Kernel kernel;
+  const Values<T> pooled, right;
+  const Buffer<T> shifts;
+  const int64_t whole;
+  Buffer<T> deltas;
+
+  Backward(const DistanceBackward& given, int)
+      : x(given),
+        p(given.of.pairs),
+        kernel(given.of),
+        pooled(p, false),
+        right(p, true),
+        shifts(column_shifts<T>(p, false)),
+        whole(padded<T>(p.n)) {
+    if (!p.by_column) return;
+    deltas = Buffer<T>(size_t(p.batch * p.heads * whole));
+    const T* given_deltas = static_cast<const T*>(x.slopes.delta);
+    for (int64_t i = 0; i < p.batch * p.heads; ++i)
+      for (int64_t j = 0; j < whole; ++j) deltas[size_t(i * whole + j)] = j < p.n ? given_deltas[i * p.n + j] : T(0);
+  }
+
+  void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Buffer<Vec<T>>& lanes, Buffer<T>& left) const {
+    constexpr int D = int(sizeof(kernel.scale) / sizeof(T));
+    const int count = int(std::min<int64_t>(ROWS, p.m - i0));
+    const int64_t head = b * p.heads + h, row0 = head * p.m + i0;
+    const Sight<T> sight(p, b, h);
+    Vec<T>*first = lanes.get(), *second = x.second ? first + ROWS * D : nullptr;
+    for (int i = 0; i < 2 * ROWS * D; ++i) first[i] = Vec<T>{};
+    for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
+    for (int64_t i = 0; i < (pooled.few ? 0 : ROWS * pooled.width); ++i) s.pooled[i] = 0;
+    T shift[ROWS], delta[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+      const int64_t i = row0 + std::min(r, count - 1);
+      for (int64_t c = 0; c < p.e; ++c)
+        left[size_t(r * p.e + c)] = static_cast<const T*>(x.slopes.left)[i * p.e + c];
+      if (p.by_column) continue;
+      shift[r] = T(static_cast<const T*>(p.known)[i] * LOG2E);
+      if (shift[r] == -INF<T>) shift[r] = INF<T>;
+      delta[r] = static_cast<const T*>(x.slopes.delta)[i];
+    }
+    kernel.take_rows(b, h, i0, count, s);
+    for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
+      const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
+      const auto cover = sight.cover(i0, count, j0, columns);
+      if (cover == Sight<T>::NONE) continue;
+      kernel.tile(b, h, j0, vectors, s.tile.get(), s);
+      if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
+      slopes_of<T>(left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift,
+                   p.by_column ? shifts.get() + head * whole + j0 : nullptr, delta,
+                   p.by_column ? deltas.get() + head * whole + j0 : nullptr, vectors);
+      kernel.gradients(b, h, j0, vectors, s.other.get(), first, second, s);
+      if (pooled.e) pool(s.tile.get(), pooled.head(p, b, h), whole, j0, vectors, pooled, s);
+    }
+    for (int r = 0; r < count; ++r) {
+      for (int c = 0; c < int(p.d); ++c) {
+        static_cast<T*>(x.first)[(row0 + r) * p.d + c] = sum<T>(first[r * D + c]);
+        if (second) static_cast<T*>(x.second)[(row0 + r) * p.d + c] = sum<T>(second[r * D + c]);
+      }
+      for (int64_t c = 0; c < pooled.e; ++c)
+        static_cast<T*>(p.out)[(row0 + r) * p.e + c] =
+            pooled.few ? sum<T>(s.lanes[size_t(r) * FEW_VALUES + c]) : s.pooled[r * pooled.width + c];
+    }
+  }
+
+  void run() const {
+    const int threads = std::max(1, p.threads);
+    const int64_t blocks = (p.m + ROWS - 1) / ROWS;
+    std::vector<Scratch<T>> scratch;
+    std::vector<Buffer<Vec<T>>> lanes;
+    std::vector<Buffer<T>> left;
+    for (int t = 0; t < threads; ++t) {
+      scratch.emplace_back(pooled.width, kernel.row_numbers);
+      lanes.emplace_back(2 * kernel.row_numbers);
+      left.emplace_back(size_t(ROWS * p.e));
+    }
+    share(size_t(p.batch * p.heads * blocks), threads, [&](size_t item, int thread) {
+      const Flush flush;
+      const int64_t head = int64_t(item) / blocks;
+      const size_t t = size_t(thread);
+      rows(head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS, scratch[t], lanes[t], left[t]);
+    });
+  }
+};
+
+// Call run with the kernel that fits: its type, its form and its size as constants. Coordinates that are missing are 0;
+// the form that is used most has more sizes.
+template <class T, int KERNEL, bool SCALED, class Run>
+int32_t with_size(const Distance& x, Run run) {
+  const int64_t d = x.pairs.d;
+  if (d == 1) return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
+  if (d == 2) return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
+  if constexpr (KERNEL == GAUSSIAN && !SCALED) {
+    if (d == 3) return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
+    if (d == 5) return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
+    if (d == 6) return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
+  }
+  if (d <= 4) return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
+  if (d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
+  if (d <= 16) return run.template operator()<Distances<T, KERNEL, SCALED, 16>>();
+  return UNSUPPORTED;
+}
+
+// One factor serves where the bandwidth is the same for all coordinates, and its square is far from any end.
+template <class T>
+bool one_scale(const Distance& x) {
+  const T* scale = static_cast<const T*>(x.scale);
+  for (int64_t c = 1; c < x.pairs.d; ++c)
+    if (scale[c] != scale[0]) return false;
+  return scale[0] > T(1e-12) && scale[0] < T(1e12);
+}
+
+template <class T>
+struct Sum {
+  const Distance& x;
+  template <class Kernel>
+  int32_t operator()() const {
+    sum_all<T>(x.pairs, Kernel(x));
+    return DONE;
+  }
+};
+
+template <class T>
+struct Differentiate {
+  const DistanceBackward& x;
+  template <class Kernel>
+  int32_t operator()() const {
+    Backward<T, Kernel>(x, 0).run();
+    return DONE;
+  }
+};
+
+template <class T>
+int32_t sums(const Distance& x) {
+  const Sum<T> run{x};
+  if (x.kernel == GAUSSIAN)
+    return one_scale<T>(x) ? with_size<T, GAUSSIAN, false>(x, run) : with_size<T, GAUSSIAN, true>(x, run);
+  if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
+  if (x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
+  if (x.kernel == BOXCAR) return with_size<T, BOXCAR, true>(x, run);
+  if (x.kernel == EPANECHNIKOV) return with_size<T, EPANECHNIKOV, true>(x, run);
+  if (x.kernel == TRIANGULAR) return with_size<T, TRIANGULAR, true>(x, run);
+  return UNSUPPORTED;
+}
+
+template <class T>
+int32_t gradients(const DistanceBackward& x) {
+  const Differentiate<T> run{x};
+  if (x.of.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x.of, run);
+  if (x.of.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x.of, run);
+  return UNSUPPORTED;
+}
+
+int32_t run_distance(const Distance& x) {
+  if (!x.pairs.m || !x.pairs.n || !x.pairs.d) return UNSUPPORTED;
+  try {
+    if (x.pairs.type == FLOAT32) return sums<float>(x);
+    if (x.pairs.type == FLOAT64) return sums<double>(x);
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+  return UNSUPPORTED;
+}
+
+int32_t run_distance_backward(const DistanceBackward& x) {
+  if (!x.of.pairs.m || !x.of.pairs.n || !x.of.pairs.d) return UNSUPPORTED;
+  try {
+    if (x.of.pairs.type == FLOAT32) return gradients<float>(x);
+    if (x.of.pairs.type == FLOAT64) return gradients<double>(x);
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+  return UNSUPPORTED;
+}
+
+}  // namespace ATTLAS_ISA

@@ -1,0 +1,225 @@
+// Attention by (scaled, capped) dot products: which products are used, how the work is divided.
+#include "abi.h"
+#include "amx.h"
+#include "columns.h"
+#include "coverage.h"
+#include "forward.h"
+#include "parallel.h"
+#include "reader.h"
+
+namespace ATTLAS_ISA {
+
+namespace {
+
+using attlas::Dot;
+
+template <class T, class Source>
+Reader<T, Source> reader(const attlas::Tensor4& t, int64_t b, int64_t h) {
+  return {static_cast<const Source*>(t.data) + b * t.batch + h * t.head, t.row};
+}
+
+struct Parts {
+  int q, k, p, v;
+};
+
+// Keys and values of some heads, packed for products.
+template <class M>
+class Packed {
+  using Number = typename M::Number;
+
+ public:
+  Packed(const Dot& p, Parts parts, int64_t heads)
+      : p_(p),
+        parts_(parts),
+        keys_(M::right_size(p.d, padded(p.n), parts.k)),
+        values_(p.out ? M::right_size(padded(p.n), p.e, parts.v) : 0),
+        memory_(heads * (keys_ + values_)) {}
+
+  static int64_t padded(int64_t n) { return round_up(n, M::COLUMNS); }
+  static size_t bytes(const Dot& p, Parts parts) {
+    return sizeof(Number) * (M::right_size(p.d, padded(p.n), parts.k) + (p.out ? M::right_size(padded(p.n), p.e, parts.v) : 0));
+  }
+  Number* keys(int64_t slot) const { return memory_.at(slot * (keys_ + values_)); }
+  Number* values(int64_t slot) const { return keys(slot) + keys_; }
+
+  template <class T, class Source>
+  void fill(int64_t slot, int64_t b, int64_t g, int64_t first, int64_t stop) {
+    for (int64_t j = first; j < stop; j += M::COLUMNS)
+      M::pack_transposed(keys(slot), j, p_.n, p_.d, parts_.k, reader<T, Source>(p_.k, b, g));
+    if (p_.out)
+      M::pack_rows(values(slot), first, stop - first, padded(p_.n), p_.e, parts_.v,
+                   Limited<T, Source>{reader<T, Source>(p_.v, b, g), p_.n});
+  }
+
+ private:
+  // Values beyond the last key are 0.
+  template <class T, class Source>
+  struct Limited {
+    Reader<T, Source> read;
+    int64_t rows;
+    ATTLAS_INLINE T operator()(int64_t i, int64_t t) const { return i < rows ? read(i, t) : T(0); }
+#if defined(__AVX512F__)
+    ATTLAS_INLINE __m512 vector(int64_t i, int64_t first, int64_t count) const {
+      return read.vector(i, first, i < rows ? count : 0);
+    }
+#endif
+  };
+
+  const Dot& p_;
+  const Parts parts_;
+  const size_t keys_, values_;
+  Aligned<Number> memory_;
+};
+
+template <class T, class Source>
+bool tame(const Dot& p) {
+  std::atomic<bool> good{true};
+  const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
+  auto look = [&](const attlas::Tensor4& t, int64_t heads, int64_t rows, int64_t size) {
+    const int64_t some = 1024, blocks = (rows + some - 1) / some;
+    attlas::share(size_t(p.batch * heads * blocks), p.threads, [&](size_t task, int) {
+      const int64_t block = task % blocks, h = task / blocks % heads, b = task / blocks / heads;
+      auto read = reader<T, Source>(t, b, h);
+      read.data += block * some * read.stride;
+      if (!read.tame(std::min(some, rows - block * some), size, limit)) good = false;
+    });
+  };
+  look(p.q, p.heads, p.m, p.d);
+  look(p.k, p.key_heads, p.n, p.d);
+  if (p.out) look(p.v, p.key_heads, p.n, p.e);
+  return good;
+}
+
+bool wants_rows(const Dot& p) {
+  return p.out || (p.lse && !p.lse_known) || p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
+}
+bool wants_columns(const Dot& p) {
+  return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
+}
+
+// Query heads of one wave: those whose packed keys and values are in memory together.
+struct Wave {
+  int64_t first, pairs, group, key_heads;
+
+  int64_t heads() const { return pairs * group; }
+  int64_t slot(int64_t which) const { return which / group; }
+  int64_t batch(int64_t which) const { return (first + slot(which)) / key_heads; }
+  int64_t head(int64_t which) const { return (first + slot(which)) % key_heads * group + which % group; }
+};
+
+template <class M, class Source>
+void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
+  const int64_t block = Forward<M>::BLOCK, blocks = (p.m + block - 1) / block;
+  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
+    // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
+    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
+    if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, parts.q, parts.k, parts.p, parts.v);
+    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    read.data += row * read.stride;
+    const int64_t slot = wave.slot(which);
+    M::begin();
+    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read, packed.keys(slot),
+                         packed.values(slot));
+    M::end();
+  });
+}
+
+template <class M, class Source>
+void along_columns(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  using Walk = Columns<M>;
+  const int64_t tasks = (p.n + Walk::SPAN - 1) / Walk::SPAN;
+  const size_t size = M::left_size(p.m, p.d, parts.q);
+  // As many heads at a time as keep the packed queries and the diagonals small, and all threads busy.
+  const int64_t bytes = int64_t(size * sizeof(typename M::Number)) + (p.offsets ? tasks * (p.m + Walk::SPAN) * 8 : 0) + 1;
+  const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, wave.heads());
+  Aligned<typename M::Number> queries(size * together);
+  std::vector<std::unique_ptr<Walk>> workers(size_t(p.threads));
+  for (int64_t from = 0; from < wave.heads(); from += together) {
+    const int64_t here = std::min(together, wave.heads() - from);
+    const int64_t unit = M::ROWS * (256 / M::ROWS), packs = (p.m + unit - 1) / unit;
+    attlas::share(size_t(here * packs), p.threads, [&](size_t task, int) {
+      const int64_t which = int64_t(task) / packs, row = int64_t(task) % packs * unit;
+      auto read = reader<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
+      read.data += row * read.stride;
+      M::pack_left(const_cast<typename M::Number*>(M::left_at(queries.at(which * size), row, p.d, parts.q)),
+                   std::min(unit, p.m - row), p.d, parts.q, read);
+    });
+    std::vector<typename Walk::Found> found(size_t(here * tasks));
+    attlas::share(found.size(), p.threads, [&](size_t task, int thread) {
+      const int64_t which = int64_t(task) / tasks, start = int64_t(task) % tasks * Walk::SPAN;
+      if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, parts.q, parts.k);
+      M::begin();
+      workers[thread]->run(wave.batch(from + which), wave.head(from + which), start, std::min(start + Walk::SPAN, p.n),
+                           queries.at(which * size), packed.keys(wave.slot(from + which)), found[task]);
+      M::end();
+    });
+    attlas::share(size_t(here), p.threads, [&](size_t which, int) {
+      const int64_t head = wave.batch(from + which) * p.heads + wave.head(from + which);
+      Walk::join(p, head, found.data() + which * tasks, tasks);
+    });
+  }
+}
+
+template <class M, class Source>
+void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
+  const int64_t block = M::ROWS, blocks = (p.m + block - 1) / block;
+  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
+    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
+    if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, parts.q, parts.k);
+    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    read.data += row * read.stride;
+    M::begin();
+    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read,
+                         packed.keys(wave.slot(which)));
+    M::end();
+  });
+}
+
+template <class M, class Source>
+int32_t run(const Dot& p, Parts parts) {
+  using T = typename M::T;
+  if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
+  const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
+  const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
+  Packed<M> packed(p, parts, together);
+  const int64_t some = 512, pieces = (padded + some - 1) / some;
+  for (int64_t first = 0; first < pairs; first += together) {
+    const Wave wave{first, std::min(together, pairs - first), p.heads / p.key_heads, p.key_heads};
+    attlas::share(size_t(wave.pairs * pieces), p.threads, [&](size_t task, int) {
+      const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
+      packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
+    });
+    if (wants_rows(p)) along_rows<M, Source>(p, parts, packed, wave);
+    if (wants_columns(p)) along_columns<M, Source>(p, parts, packed, wave);
+    if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
+  }
+  return attlas::DONE;
+}
+
+}  // namespace
+
+int32_t run_dot(const Dot& p) {
+  if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
+#if defined(__AMX_BF16__)
+  if (p.type == attlas::FLOAT32) return run<Amx, float>(p, {3, 3, 3, 3});
+  if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, 2, 1});
+  if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
+#else
+  if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});
+  if (p.type == attlas::BFLOAT16) return run<Whole<float>, Bfloat16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT16) return run<Whole<float>, Float16>(p, {1, 1, 1, 1});
+#endif
+  if (p.type == attlas::FLOAT64) return run<Whole<double>, double>(p, {1, 1, 1, 1});
+  return attlas::UNSUPPORTED;
+}
+
+}  // namespace ATTLAS_ISA
+
+#ifdef ATTLAS_ALONE
+extern "C" int32_t attlas_dot_alone(const attlas::Dot* p) { return ATTLAS_ISA::run_dot(*p); }
+#endif

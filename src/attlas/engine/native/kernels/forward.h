@@ -1,0 +1,295 @@
+// The walk along the rows: output, log-sum-exp and one number or a few of each row, in one pass over the keys.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "tile.h"
+
+namespace ATTLAS_ISA {
+
+template <class T>
+struct Aligned {
+  T* data = nullptr;
+  explicit Aligned(size_t count) : data(static_cast<T*>(::operator new(count * sizeof(T) + 64, std::align_val_t(64)))) {}
+  ~Aligned() { ::operator delete(data, std::align_val_t(64)); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  T* at(size_t i) const { return data + i; }
+};
+
+// What a row has seen so far. `top` is its largest logit, and sums are of exp(logit - top).
+template <class T>
+struct Row {
+  T top = -INF<T>;
+  T total = 0;    // sum of e
+  T bent = 0;     // sum of e (logit - top)
+  T squares = 0;  // sum of e^2
+  double count = 0, mean = 0, spread = 0;  // of the allowed logits
+};
+
+// The k largest logits of a row in descending order; of equal ones the first keys.
+template <class T>
+struct Largest {
+  T* values;
+  int64_t* keys;
+  int k;
+
+  void insert(T x, int64_t key) {
+    int at = k - 1;
+    while (at > 0 && values[at - 1] < x) {
+      values[at] = values[at - 1];
+      keys[at] = keys[at - 1];
+      --at;
+    }
+    values[at] = x;
+    keys[at] = key;
+  }
+};
+
+template <class M>
+class Forward {
+  using T = typename M::T;
+  using Number = typename M::Number;
+  using V = Vec<T>;
+  static constexpr int W = WIDTH<T>;
+
+ public:
+  static constexpr int64_t BLOCK = M::ROWS * (256 / M::ROWS);  // rows that share what of K and V is in the cache
+  static constexpr int64_t CHUNK = 512;                        // keys taken together; a multiple of COLUMNS
+  static constexpr int64_t STRIDE = CHUNK + 16;                // rows of logits that fall into different sets of the cache
+
+  Forward(const attlas::Dot& problem, int q_parts, int k_parts, int p_parts, int v_parts)
+      : p_(problem),
+        q_parts_(q_parts),
+        k_parts_(k_parts),
+        p_parts_(p_parts),
+        v_parts_(v_parts),
+        width_(round_up(problem.e, M::COLUMNS)),
+        queries_(M::left_size(BLOCK, problem.d, q_parts)),
+        logits_(M::ROWS * STRIDE),
+        weights_(M::left_size(M::ROWS, CHUNK, p_parts)),
+        pooled_(size_t(BLOCK) * width_),
+        rows_(BLOCK),
+        top_values_(size_t(BLOCK) * problem.k_largest),
+        top_keys_(size_t(BLOCK) * problem.k_largest) {}
+
+  // Queries [first, first + count) of one head, count <= BLOCK; `right` and `values` are its packed keys and values.
+  template <class Read>
+  void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, const Number* values) {
+    M::pack_left(queries_.data, count, p_.d, q_parts_, read);
+    const int64_t padded = round_up(count, M::ROWS);
+    if (p_.out) std::memset(pooled_.data, 0, sizeof(T) * size_t(padded) * width_);
+    std::fill(rows_.begin(), rows_.begin() + padded, Row<T>());
+    std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
+    std::fill(top_keys_.begin(), top_keys_.end(), -1);
+    const Seen seen(p_, b, h);
+    int64_t left, end;
+    seen.hull(first, first + count, left, end);
+    for (int64_t start = left / M::COLUMNS * M::COLUMNS; start < end; start += CHUNK)
+      for (int64_t r = 0; r < padded; r += M::ROWS)
+        strip(seen, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(start + CHUNK, end), right, values);
+    finish(b, h, first, count);
+  }
+
+ private:
+  // Rows r to r + ROWS against columns [start, stop).
+  void strip(const Seen& seen, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
+             const Number* values) {
+    int64_t left, end;
+    seen.hull(first + r, first + r + some, left, end);
+    left = std::max(left / M::COLUMNS * M::COLUMNS, start);
+    end = std::min(round_up(end, M::COLUMNS), round_up(stop, M::COLUMNS));
+    if (left >= end) return;
+    for (int64_t j = left; j < end; j += M::COLUMNS)
+      M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
+                                  M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
+                                  logits_.at(j - left), STRIDE);
+    for (int64_t i = 0; i < M::ROWS; ++i) {
+      if (i < some) {
+        soften(seen, first + r + i, r + i, i, left, end);
+      } else if (p_.out) {
+        nothing(i, end - left);
+      }
+    }
+    if (!p_.out) return;
+    for (int64_t j = 0; j < width_; j += M::COLUMNS)
+      M::template multiply<true>(weights_.data, p_parts_, CHUNK, M::right_at(values, j, left, padded_keys(), v_parts_),
+                                 v_parts_, end - left, pooled_.at(size_t(r) * width_ + j), width_);
+  }
+
+  int64_t padded_keys() const { return round_up(p_.n, M::COLUMNS); }
+
+  // Row i of the strip: from products to weights, and what they add to the row's numbers.
+  void soften(const Seen& seen, int64_t query, int64_t r, int64_t i, int64_t left, int64_t end) {
+    T* logits = logits_.at(size_t(i) * STRIDE);
+    const int64_t size = end - left;
+    const T scale = factor_of<T>(p_);
+    finish_row<T>(logits, seen, query, left, end, T(p_.scale), T(p_.cap));
+    V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
+    int64_t j = 0;
+    for (; j + 4 * W <= size; j += 4 * W)
+      for (int x = 0; x < 4; ++x) tops[x] = larger<T>(tops[x], load(logits + j + x * W));
+    for (; j < size; j += W) tops[0] = larger<T>(tops[0], load(logits + j));
+    const T peak = most<T>(larger<T>(larger<T>(tops[0], tops[1]), larger<T>(tops[2], tops[3])));
+    Row<T>& row = rows_[r];
+    if (peak == -INF<T>) {
+      if (p_.out) nothing(i, size);
+      return;
+    }
+    if (p_.top_keys) keep_largest(logits, left, size, r, tops, peak);
+    if (p_.mean || p_.variance) moments(logits, size, scale, row);
+    if (peak * scale > row.top) raise(row, r, peak * scale);
+    if (p_.out) {
+      weigh_as_wanted<true>(logits, i, size, scale, row);
+    } else {
+      weigh_as_wanted<false>(logits, i, size, scale, row);
+    }
+  }
+
+  // Weights of a row that sees nothing here.
+  void nothing(int64_t i, int64_t size) {
+    const V zeros[2] = {};
+    for (int64_t j = 0; j < size; j += 2 * W) M::put(weights_.data, i, j, CHUNK, p_parts_, zeros);
+  }
+
+  template <bool OUT>
+  void weigh_as_wanted(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
+    if (p_.entropy && p_.squares) return weigh<OUT, true, true>(logits, i, size, scale, row);
+    if (p_.entropy) return weigh<OUT, true, false>(logits, i, size, scale, row);
+    if (p_.squares) return weigh<OUT, false, true>(logits, i, size, scale, row);
+    weigh<OUT, false, false>(logits, i, size, scale, row);
+  }
+
+  // A larger logit was found: what was summed before shrinks.
+  void raise(Row<T>& row, int64_t r, T top) {
+    const T shrink = row.total > 0 ? std::exp(row.top - top) : T(0);
+    if (row.total > 0) {
+      row.bent = shrink * (row.bent + (row.top - top) * row.total);
+      row.total *= shrink;
+      row.squares *= shrink * shrink;
+      if (p_.out) {
+        T* pooled = pooled_.at(size_t(r) * width_);
+        for (int64_t j = 0; j < width_; j += W) store(pooled + j, load(pooled + j) * shrink);
+      }
+    }
+    row.top = top;
+  }
+
+  template <bool OUT, bool BENT, bool SQUARES>
+  void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
+    V total[2] = {}, bent[2] = {}, squares[2] = {};
+    const V top = all(row.top);
+    for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
+      V e[2];
+      for (int x = 0; x < 2; ++x) {
+        const V below = load(logits + j + x * W) * scale - top;
+        e[x] = exp_below(below);
+        total[x] += e[x];
+        if (BENT) bent[x] += e[x] * larger<T>(below, all(T(-1e4)));  // 0 times infinity must be 0
+        if (SQUARES) squares[x] += e[x] * e[x];
+      }
+      if (OUT) M::put(weights_.data, i, j, CHUNK, p_parts_, e);
+    }
+    row.total += sum<T>(total[0] + total[1]);
+    if (BENT) row.bent += sum<T>(bent[0] + bent[1]);
+    if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
+  }
+
+  void moments(const T* logits, int64_t size, T scale, Row<T>& row) {
+    V count = {}, total = {}, spread = {};
+    const V none = all(-INF<T>);
+    for (int64_t j = 0; j < size; j += W) {
+      const V x = load(logits + j);
+      count += x > none ? all(T(1)) : V{};
+      total += x > none ? x * scale : V{};
+    }
+    const double here = sum<T>(count), mean = sum<T>(total) / here;
+    const V centre = all(T(mean));
+    for (int64_t j = 0; j < size; j += W) {
+      const V x = load(logits + j);
+      const V away = x > none ? x * scale - centre : V{};
+      spread += away * away;
+    }
+    // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
+    const double all_of_them = row.count + here, apart = mean - row.mean;
+    row.spread += double(sum<T>(spread)) + apart * apart * row.count * here / all_of_them;
+    row.mean += apart * here / all_of_them;
+    row.count = all_of_them;
+  }
+
+  void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops, T peak) {
+    const int k = p_.k_largest;
+    Largest<T> best{top_values_.data() + size_t(r) * k, top_keys_.data() + size_t(r) * k, k};
+    T bound = best.values[k - 1];
+    if (!(peak > bound)) return;
+    if (bound == -INF<T> && k <= 4 * W) {
+      // At least k logits reach the k-th largest of these maxima: nothing below it is among the k largest.
+      T peaks[4 * W];
+      for (int x = 0; x < 4; ++x) store(peaks + x * W, tops[x]);
+      std::nth_element(peaks, peaks + k - 1, peaks + 4 * W, std::greater<T>());
+      bound = std::nextafter(peaks[k - 1], -INF<T>);
+    }
+    for (int64_t j = 0; j < size; j += W) {
+      uint32_t found = above<T>(load(logits + j), all(bound));
+      for (; found; found &= found - 1) {
+        const int lane = __builtin_ctz(found);
+        if (!(logits[j + lane] > best.values[k - 1])) continue;
+        best.insert(logits[j + lane], left + j + lane);
+        bound = std::max(bound, best.values[k - 1]);
+      }
+    }
+  }
+
+  void finish(int64_t b, int64_t h, int64_t first, int64_t count) {
+    const int64_t head = b * p_.heads + h;
+    const T* sinks = static_cast<const T*>(p_.sink);
+    for (int64_t r = 0; r < count; ++r) {
+      Row<T>& row = rows_[r];
+      const T largest = row.top;
+      const int64_t at = head * p_.m + first + r;
+      T total = row.total;
+      if (sinks && sinks[h] > -INF<T>) {
+        if (sinks[h] > row.top) raise(row, r, sinks[h]);
+        total = row.total + std::exp(sinks[h] - row.top);
+      }
+      const bool empty = !(total > 0);
+      const T share = empty ? T(0) : T(1) / total;
+      const T lse = empty ? -INF<T> : row.top + std::log(total);
+      if (p_.lse && !p_.lse_known) static_cast<T*>(p_.lse)[at] = lse;
+      if (p_.out) {
+        T* to = static_cast<T*>(p_.out) + at * p_.e;
+        const T* pooled = pooled_.at(size_t(r) * width_);
+        for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
+      }
+      // Not below 0, as rounding may have it where one key has all the weight.
+      const T spread = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
+      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = spread > 0 ? spread : T(0);
+      if (p_.mass) static_cast<T*>(p_.mass)[at] = row.total * share;
+      if (p_.squares) static_cast<T*>(p_.squares)[at] = row.squares * share * share;
+      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = largest;
+      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
+      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      const T scale = factor_of<T>(p_);
+      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
+        const T logit = top_values_[size_t(r) * p_.k_largest + x] * scale;
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<T> ? T(0) : std::exp(logit - lse);
+        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
+      }
+    }
+  }
+
+  const attlas::Dot& p_;
+  const int q_parts_, k_parts_, p_parts_, v_parts_;
+  const int64_t width_;
+  Aligned<Number> queries_;
+  Aligned<T> logits_;
+  Aligned<Number> weights_;
+  Aligned<T> pooled_;
+  std::vector<Row<T>> rows_;
+  std::vector<T> top_values_;
+  std::vector<int64_t> top_keys_;
+};
+
+}  // namespace ATTLAS_ISA

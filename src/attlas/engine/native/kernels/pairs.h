@@ -1,0 +1,506 @@
+// What the scores that are no dot product share: tiles of logits become weights, sums and pooled values.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <new>
+
+#include "abi_pairs.h"
+#include "parallel.h"
+#include "simd.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace ATTLAS_ISA {
+
+using attlas::Pairs;
+
+constexpr int ROWS = 12;  // rows of a tile: whole blocks of the matrix product and of four
+template <class T>
+constexpr int COLS = 2048 / int(sizeof(T));  // columns of a tile: with it, 24 KiB
+constexpr double LOG2E = 1.4426950408889634074, LN2 = 0.69314718055994530942;
+constexpr int FEW_VALUES = 8;  // up to here values are pooled one by one, above by the matrix product
+
+// Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.
+class Flush {
+#if defined(__SSE2__)
+  unsigned before = _mm_getcsr();
+
+ public:
+  Flush() { _mm_setcsr(before | 0x8040u); }
+  ~Flush() { _mm_setcsr(before); }
+#else
+ public:
+  Flush() {}
+#endif
+  Flush(const Flush&) = delete;
+};
+
+// Memory that vectors are read from without crossing a cache line.
+template <class T>
+class Buffer {
+  T* data_ = nullptr;
+
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t count) : data_(static_cast<T*>(::operator new(count * sizeof(T) + 64, std::align_val_t(64)))) {}
+  Buffer(Buffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Buffer() { ::operator delete(data_, std::align_val_t(64)); }
+  T* get() const { return data_; }
+  T& operator[](size_t i) const { return data_[i]; }
+};
+
+// 2^x, exactly 0 where it would be below the normal numbers; x is below 127 (1023) and no NaN.
+ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
+  using V = Vec<float>;
+#if defined(__AVX512F__)
+  const V r = (V)_mm512_reduce_ps((__m512)x, 0x09);  // less the whole number below, without exceptions
+  V p = all(1.8775766831278101e-3f);
+  p = p * r + all(8.9893401417334698e-3f);
+  p = p * r + all(5.5826317934704044e-2f);
+  p = p * r + all(2.4015361712238548e-1f);
+  p = p * r + all(6.931530731823882e-1f);
+  p = p * r + all(9.999999250645499e-1f);
+  return (V)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)x);  // flushed where it is subnormal, see Flush
+#else
+  const V low = all(-126.0f), magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const V y = x < low ? low : x;
+  V n = y + magic;
+  const Ints<float> k = (Ints<float>)n;
+  n -= magic;
+  const V r = y - n;
+  V p = all(1.3276472048775164e-3f);
+  p = p * r + all(9.675541384702224e-3f);
+  p = p * r + all(5.5507132737609446e-2f);
+  p = p * r + all(2.4022119722914145e-1f);
+  p = p * r + all(6.931469670643274e-1f);
+  p = p * r + all(1.0f);
+  const V out = (V)((Ints<float>)p + (k << 23));
+  return x < low ? V{} : out;
+#endif
+}
+
+ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
+  using V = Vec<double>;
+  const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
+  const V y = x < low ? low : x;
+  V n = y + magic;
+  const Ints<double> k = (Ints<double>)n;
+  n -= magic;
+  const V r = y - n;
+  V p = all(5.861660020897115e-10);
+  p = p * r + all(7.0696778431411644e-9);
+  p = p * r + all(1.017008783838913e-7);
+  p = p * r + all(1.321553046069481e-6);
+  p = p * r + all(1.5252751004332699e-5);
+  p = p * r + all(1.540353014215608e-4);
+  p = p * r + all(1.333355812704498e-3);
+  p = p * r + all(9.61812910782334e-3);
+  p = p * r + all(5.550410866491885e-2);
+  p = p * r + all(2.402265069591035e-1);
+  p = p * r + all(6.931471805599457e-1);
+  p = p * r + all(1.0);
+  const V out = (V)((Ints<double>)p + (k << 52));
+  return x < low ? V{} : out;
+}
+
+template <class T>
+ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
+  Vec<T> out;
+  for (int i = 0; i < WIDTH<T>; ++i) out[i] = std::log2(x[i]);
+  return out;
+}
+
+template <class T>
+inline const T* token(const attlas::Tensor4& t, int64_t b, int64_t h, int64_t i) {
+  return static_cast<const T*>(t.data) + b * t.batch + h * t.head + i * t.row;
+}
+
+template <class T>
+inline int64_t padded(int64_t columns) {
+  return (columns + COLS<T> - 1) / COLS<T> * COLS<T>;
+}
+
+// C (MR x NR) = A B, with B packed as [block of NR columns][row][column].
+template <class T>
+struct Product {
+  static constexpr int MR = VECTOR_BYTES == 64 ? 12 : 6;
+  static constexpr int VECTORS = 2, NR = VECTORS * WIDTH<T>;
+  static int64_t round_up(int64_t columns) { return (columns + NR - 1) / NR * NR; }
+  static ATTLAS_INLINE void tile(const T* a, int64_t a_stride, const T* b, int64_t depth, T* c, int64_t c_stride) {
+    Vec<T> sums[MR][VECTORS] = {};
+    for (int64_t t = 0; t < depth; ++t) {
+      Vec<T> right[VECTORS];
+      for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * NR + x * WIDTH<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+        const Vec<T> left = all(a[r * a_stride + t]);
+#pragma GCC unroll 2
+        for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
+      }
+    }
+    for (int r = 0; r < MR; ++r)
+      for (int x = 0; x < VECTORS; ++x) store(c + r * c_stride + x * WIDTH<T>, sums[r][x]);
+  }
+};
+
+// Tokens of one head as [chunk of COLS columns][coordinate][column]: a chunk lies together, whatever their number.
+template <class T, class Map>
+void pack_major(T* to, const attlas::Tensor4& from, int64_t b, int64_t h, int64_t n, int64_t d, Map map) {
+  for (int64_t j0 = 0; j0 < n; j0 += COLS<T>) {
+    T* chunk = to + j0 * d;
+    for (int j = 0; j < COLS<T>; ++j) {
+      const T* x = token<T>(from, b, h, j0 + j < n ? j0 + j : n - 1);
+      for (int64_t c = 0; c < d; ++c) chunk[c * COLS<T> + j] = map(x[c], c);
+    }
+  }
+}
+
+// Values of all heads, packed once: one by one for few of them, else for the matrix product.
+template <class T>
+struct Values {
+  int64_t e = 0, width = 0, size = 0;  // width: numbers of a row of the pooled sums
+  bool few = true;
+  Buffer<T> packed;
+
+  Values(const Pairs& p, bool major) : e(p.out || major ? p.e : 0), few(major || e <= FEW_VALUES) {
+    width = few ? e : Product<T>::round_up(e);
+    size = width * padded<T>(p.n);
+    packed = Buffer<T>(size_t(p.batch * p.value_heads * size));
+    attlas::share(size_t(p.batch * p.value_heads), p.threads, [&](size_t item, int) {
+      const int64_t b = int64_t(item) / p.value_heads, h = int64_t(item) % p.value_heads;
+      T* to = packed.get() + int64_t(item) * size;
+      if (!e) return;
+      if (few) {
+        pack_major<T>(to, p.values, b, h, p.n, e, [](T x, int64_t) { return x; });
+      } else {
+        constexpr int NR = Product<T>::NR;
+        const int64_t whole = padded<T>(p.n);
+        for (int64_t j = 0; j < whole; ++j) {
+          const T* x = token<T>(p.values, b, h, j < p.n ? j : p.n - 1);
+          for (int64_t c = 0; c < width; ++c)
+            to[c / NR * NR * whole + j * NR + c % NR] = c < e ? x[c] : T(0);
+        }
+      }
+    });
+  }
+  const T* head(const Pairs& p, int64_t b, int64_t h) const {
+    return packed.get() + (b * p.value_heads + h / (p.heads / p.value_heads)) * size;
+  }
+};
+
+// Memory of one thread.
+template <class T>
+struct Scratch {
+  Buffer<T> tile, other, pooled, product, rows;
+  Buffer<Vec<T>> lanes;  // of the sums of each row
+
+  Scratch(int64_t width, size_t row_numbers)
+      : tile(size_t(ROWS) * COLS<T>),
+        other(size_t(ROWS) * COLS<T>),
+        pooled(size_t(ROWS) * size_t(width) + 1),
+        product(size_t(ROWS) * size_t(width) + 1),
+        rows(row_numbers),
+        lanes(size_t(ROWS) * FEW_VALUES) {}
+};
+
+// The mask of one head, seen from rows and columns.
+template <class T>
+struct Sight {
+  const int32_t *low, *high;
+  const uint8_t* allowed;
+  int64_t row_step, column_step;  // of the bytes
+  int64_t n;
+  bool by_column;
+
+  Sight(const Pairs& p, int64_t b, int64_t h)
+      : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
+        high(p.low ? p.high + b * p.span_batch + h * p.span_head : nullptr),
+        allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
+        row_step(p.by_column ? 1 : p.allowed_row),
+        column_step(p.by_column ? p.allowed_row : 1),
+        n(p.n),
+        by_column(p.by_column != 0) {}
+
+  // Whether a tile has no cell that may attend (NONE), only such cells (ALL), or both.
+  enum Cover { NONE, SOME, ALL };
+  Cover cover(int64_t i0, int rows, int64_t j0, int columns) const {
+    if (!low) return allowed || columns < COLS<T> ? SOME : ALL;
+    const int64_t first = by_column ? j0 : i0, last = first + (by_column ? columns : rows);
+    const int64_t start = by_column ? i0 : j0, stop = start + (by_column ? rows : columns);
+    bool any = false, every = true;
+    for (int64_t x = first; x < last; ++x) {
+      any |= low[x] < stop && high[x] > start && low[x] < high[x];
+      every &= low[x] <= start && high[x] >= stop;
+    }
+    if (!any) return NONE;
+    return every && !allowed && columns == COLS<T> ? ALL : SOME;
+  }
+
+  // Write `hidden` over the cells that may not attend, and over those beyond the last column.
+  void apply(T* tile, int64_t i0, int rows, int64_t j0, int columns, T hidden) const {
+    for (int r = 0; r < rows; ++r) {
+      T* row = tile + r * COLS<T>;
+      if (low && !by_column) {
+        const int from = int(std::max<int64_t>(0, std::min<int64_t>(columns, low[i0 + r] - j0)));
+        const int to = int(std::max<int64_t>(from, std::min<int64_t>(columns, high[i0 + r] - j0)));
+        for (int j = 0; j < from; ++j) row[j] = hidden;
+        for (int j = to; j < columns; ++j) row[j] = hidden;
+      } else if (low) {
+        const int64_t i = i0 + r;
+        for (int j = 0; j < columns; ++j)
+          if (i < low[j0 + j] || i >= high[j0 + j]) row[j] = hidden;
+      }
+      if (allowed) {
+        const uint8_t* cells = allowed + (i0 + r) * row_step + j0 * column_step;
+        for (int j = 0; j < columns; ++j)
+          if (!cells[j * column_step]) row[j] = hidden;
+      }
+      for (int j = columns; j % WIDTH<T>; ++j) row[j] = hidden;
+    }
+  }
+};
+
+// The rows of one block as they are summed.
+template <class T>
+struct Running {
+  T shift[ROWS];    // what is taken off the logits, in powers of 2
+  double top[ROWS];  // largest logit
+  Vec<T> total[ROWS];
+  Vec<T> moment[ROWS];  // sum of weight times logit
+};
+
+template <class T>
+ATTLAS_INLINE T finite(T x) {
+  return x == -INF<T> ? T(0) : x;
+}
+
+// Weights of a tile times the values: into lanes for few of them, else into rows.
+template <class T>
+void pool(const T* tile, const T* values, int64_t whole, int64_t j0, int vectors, const Values<T>& form, Scratch<T>& s) {
+  constexpr int W = WIDTH<T>;
+  if (form.few) {
+    const T* chunk = values + j0 * form.e;
+    const int e = int(form.e);
+    for (int r = 0; r < ROWS; r += 4) {
+      for (int c = 0; c < e; ++c) {
+        Vec<T> sums[4] = {};
+        const T* v = chunk + c * COLS<T>;
+        const T* w = tile + r * COLS<T>;
+        for (int x = 0; x < vectors; ++x) {
+          const Vec<T> value = load(v + x * W);
+#pragma GCC unroll 4
+          for (int k = 0; k < 4; ++k) sums[k] += load(w + k * COLS<T> + x * W) * value;
+        }
+        for (int k = 0; k < 4; ++k) s.lanes[size_t(r + k) * FEW_VALUES + c] += sums[k];
+      }
+    }
+    return;
+  }
+  constexpr int MR = Product<T>::MR, NR = Product<T>::NR;
+  for (int64_t c = 0; c < form.width; c += NR)
+    for (int r = 0; r < ROWS; r += MR)
+      Product<T>::tile(tile + r * COLS<T>, COLS<T>, values + c * whole + j0 * NR, vectors * W,
+                       s.product.get() + r * form.width + c, form.width);
+  for (int64_t i = 0; i < ROWS * form.width; ++i) s.pooled[i] += s.product[i];
+}
+
+template <class T>
+void scale_row(int r, T by, const Values<T>& form, Scratch<T>& s) {
+  if (form.few) {
+    for (int c = 0; c < int(form.e); ++c) s.lanes[size_t(r) * FEW_VALUES + c] *= all(by);
+  } else {
+    for (int64_t c = 0; c < form.width; ++c) s.pooled[r * form.width + c] *= by;
+  }
+}
+
+// What a score gives: tiles of logits in powers of 2, or of weights before they are normed.
+template <class T>
+struct Score {
+  bool linear = false;          // tiles are weights
+  bool never_positive = false;  // logits are at most 0
+  size_t row_numbers = 1;       // how many numbers `take_rows` keeps
+
+  virtual ~Score() = default;
+  // Prepare a block of rows in s.rows; those beyond the last row repeat it.
+  virtual void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const = 0;
+  virtual void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const = 0;
+  // Add a whole tile of allowed cells to the sums at once; false where that cannot be done.
+  virtual bool fused(int64_t, int64_t, int64_t, const T*, const Values<T>&, Running<T>&, Scratch<T>&) const {
+    return false;
+  }
+};
+
+// A new largest logit of a row: what was summed so far is brought to it.
+template <class T>
+ATTLAS_INLINE void raise(const Score<T>& score, Running<T>& run, int r, T top, const Values<T>& form, Scratch<T>& s) {
+  if (!(top > run.shift[r])) return;
+  if (score.never_positive && top > T(-64)) top = 0;  // near enough: no later key can be too large
+  if (run.shift[r] != -INF<T>) {
+    const T by = std::exp2(run.shift[r] - top);
+    run.total[r] *= all(by);
+    run.moment[r] *= all(by);
+    scale_row(r, by, form, s);
+  }
+  run.shift[r] = top;
+}
+
+// One tile of logits (or of weights), masked, joins the sums of its rows.
+template <class T>
+void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, const T* column_lse, int vectors, const Values<T>& form,
+            Scratch<T>& s) {
+  constexpr int W = WIDTH<T>;
+  for (int r = 0; r < ROWS; ++r) {
+    T* row = tile + r * COLS<T>;
+    if (score.linear) {
+      Vec<T> total{}, moment{}, top{};
+      for (int x = 0; x < vectors; ++x) {
+        Vec<T> w = load(row + x * W);
+        if (column_lse) store(row + x * W, w = w * load(column_lse + x * W));
+        total += w;
+        top = larger<T>(top, w);
+        if (p.entropy) moment += w > Vec<T>{} ? w * log2_<T>(w) : Vec<T>{};
+      }
+      run.total[r] += total;
+      run.moment[r] += moment;
+      run.top[r] = std::max(run.top[r], std::log2(double(most<T>(top))));
+      continue;
+    }
+    if (!p.known || p.max_logit) {
+      Vec<T> top = all(-INF<T>);
+      for (int x = 0; x < vectors; ++x) top = larger<T>(top, load(row + x * W));
+      const T largest = most<T>(top);
+      run.top[r] = std::max(run.top[r], double(largest));
+      if (!p.known) raise(score, run, r, largest, form, s);
+    }
+    const Vec<T> shift = all(finite(run.shift[r]));
+    Vec<T> total{}, moment{};
+    for (int x = 0; x < vectors; ++x) {
+      const Vec<T> logit = load(row + x * W);
+      const Vec<T> w = exp2_(logit - (column_lse ? load(column_lse + x * W) : shift));
+      store(row + x * W, w);
+      total += w;
+      if (p.entropy) moment += w > Vec<T>{} ? w * logit : Vec<T>{};
+    }
+    run.total[r] += total;
+    run.moment[r] += moment;
+  }
+}
+
+// Sums of a block of rows over all columns.
+template <class T>
+void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, const T* column_lse, int64_t b, int64_t h,
+              int64_t i0, Scratch<T>& s) {
+  constexpr int W = WIDTH<T>;
+  const int rows = int(std::min<int64_t>(ROWS, p.m - i0));
+  const Sight<T> sight(p, b, h);
+  const T* values = form.head(p, b, h);
+  const int64_t whole = padded<T>(p.n), row0 = (b * p.heads + h) * p.m + i0;
+  const T* row_lse = p.known && !p.by_column ? static_cast<const T*>(p.known) + row0 : nullptr;
+  Running<T> run;
+  for (int r = 0; r < ROWS; ++r) {
+    run.shift[r] = row_lse ? T(row_lse[std::min(r, rows - 1)] * LOG2E) : -INF<T>;
+    if (row_lse && run.shift[r] == -INF<T>) run.shift[r] = INF<T>;  // a row without keys has weights 0
+    run.top[r] = -INF<double>;
+    run.total[r] = run.moment[r] = Vec<T>{};
+  }
+  for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
+  for (int64_t i = 0; i < (form.few ? 0 : ROWS * form.width); ++i) s.pooled[i] = 0;
+  score.take_rows(b, h, i0, rows, s);
+  const bool simple = !p.entropy && !p.max_logit && !p.known;
+  for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
+    const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
+    const auto cover = sight.cover(i0, rows, j0, columns);
+    if (cover == Sight<T>::NONE) continue;
+    if (simple && cover == Sight<T>::ALL && score.fused(b, h, j0, values + j0 * form.e, form, run, s)) continue;
+    score.tile(b, h, j0, vectors, s.tile.get(), s);
+    if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
+    absorb(p, score, run, s.tile.get(), column_lse ? column_lse + j0 : nullptr, vectors, form, s);
+    if (form.e) pool(s.tile.get(), values, whole, j0, vectors, form, s);
+  }
+  T *out = static_cast<T*>(p.out), *lse = static_cast<T*>(p.lse), *entropy = static_cast<T*>(p.entropy);
+  T* max_logit = static_cast<T*>(p.max_logit);
+  for (int r = 0; r < rows; ++r) {
+    const double total = sum<T>(run.total[r]), shift = score.linear ? 0.0 : double(finite(run.shift[r]));
+    const bool nothing = !p.known && total == 0;
+    const double found = nothing ? -INF<double> : p.known ? shift : shift + std::log2(total);
+    if (lse) lse[row0 + r] = T(found * LN2);
+    if (entropy) {
+      const double part = sum<T>(run.moment[r]), mass = p.known ? 1 : total;
+      entropy[row0 + r] = nothing || total == 0 ? T(0) : T((found * (p.known ? total : 1) - part / mass) * LN2);
+    }
+    if (max_logit) max_logit[row0 + r] = T(run.top[r] * LN2);
+    const T by = nothing ? T(0) : p.known ? T(1) : T(1 / total);
+    T* to = out + (row0 + r) * form.e;
+    for (int64_t c = 0; c < form.e; ++c)
+      to[c] = (form.few ? sum<T>(s.lanes[size_t(r) * FEW_VALUES + c]) : s.pooled[r * form.width + c]) * by;
+  }
+}
+
+// The log-sum-exp of each column in powers of 2, padded; one over the sum where tiles are weights. Columns without any key
+// get weights 0.
+template <class T>
+Buffer<T> column_shifts(const Pairs& p, bool linear) {
+  if (!p.by_column) return {};
+  const int64_t whole = padded<T>(p.n);
+  Buffer<T> out(size_t(p.batch * p.heads * whole));
+  const T* known = static_cast<const T*>(p.known);
+  attlas::share(size_t(p.batch * p.heads), p.threads, [&](size_t item, int) {
+    for (int64_t j = 0; j < whole; ++j) {
+      const double x = j < p.n ? double(known[int64_t(item) * p.n + j]) : -INF<double>;
+      out[item * whole + j] = x == -INF<double> ? (linear ? T(0) : INF<T>) : linear ? T(std::exp(-x)) : T(x * LOG2E);
+    }
+  });
+  return out;
+}
+
+// All rows of all heads, shared by the threads.
+template <class T>
+void sum_all(const Pairs& p, const Score<T>& score) {
+  const Values<T> form(p, false);
+  const Buffer<T> shifts = column_shifts<T>(p, score.linear);
+  const int64_t blocks = (p.m + ROWS - 1) / ROWS, whole = padded<T>(p.n);
+  std::vector<Scratch<T>> scratch;
+  for (int t = 0; t < std::max(1, p.threads); ++t) scratch.emplace_back(form.width, score.row_numbers);
+  attlas::share(size_t(p.batch * p.heads * blocks), p.threads, [&](size_t item, int thread) {
+    const Flush flush;
+    const int64_t head = int64_t(item) / blocks;
+    const T* shift = p.by_column ? shifts.get() + head * whole : nullptr;
+    sum_rows(p, score, form, shift, head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS,
+             scratch[size_t(thread)]);
+  });
+}
+
+// slope_ij = A_ij (left_i . right_j - delta): weights replace the logits in `tile`, slopes go to `other`.
+template <class T>
+void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, const T* row_shift, const T* column_shift,
+               const T* row_delta, const T* column_delta, int vectors) {
+  constexpr int W = WIDTH<T>;
+  for (int r = 0; r < ROWS; r += 4) {
+    for (int x = 0; x < vectors; ++x) {
+      Vec<T> products[4] = {};
+      for (int64_t c = 0; c < e; ++c) {
+        const Vec<T> value = load(right + c * COLS<T> + x * W);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) products[i] += all(left[(r + i) * e + c]) * value;
+      }
+      for (int i = 0; i < 4; ++i) {
+        const int64_t place = (r + i) * COLS<T> + x * W;
+        const Vec<T> shift = column_shift ? load(column_shift + x * W) : all(row_shift[r + i]);
+        const Vec<T> delta = column_delta ? load(column_delta + x * W) : all(row_delta[r + i]);
+        const Vec<T> w = exp2_(load(tile + place) - shift);
+        store(tile + place, w);
+        store(other + place, w * (products[i] - delta));
+      }
+    }
+  }
+}
+
+}  // namespace ATTLAS_ISA

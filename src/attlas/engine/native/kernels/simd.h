@@ -1,0 +1,227 @@
+// Vectors of one instruction set. Every kernel file is compiled once for each set, inside namespace ATTLAS_ISA.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef ATTLAS_ISA
+#define ATTLAS_ISA baseline
+#endif
+
+namespace ATTLAS_ISA {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int VECTOR_BYTES = 32;
+#else
+constexpr int VECTOR_BYTES = 16;
+#endif
+
+#define ATTLAS_INLINE inline __attribute__((always_inline))
+
+template <class T>
+struct Kind;
+template <>
+struct Kind<float> {
+  typedef float vec __attribute__((vector_size(VECTOR_BYTES)));
+  typedef float unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+  typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
+  using whole = int32_t;
+  static constexpr int width = VECTOR_BYTES / 4;
+};
+template <>
+struct Kind<double> {
+  typedef double vec __attribute__((vector_size(VECTOR_BYTES)));
+  typedef double unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+  typedef int64_t ints __attribute__((vector_size(VECTOR_BYTES)));
+  using whole = int64_t;
+  static constexpr int width = VECTOR_BYTES / 8;
+};
+
+template <class T>
+using Vec = typename Kind<T>::vec;
+template <class T>
+using Ints = typename Kind<T>::ints;
+template <class T>
+constexpr int WIDTH = Kind<T>::width;
+template <class T>
+constexpr T INF = std::numeric_limits<T>::infinity();
+
+template <class T>
+ATTLAS_INLINE Vec<T> load(const T* p) {
+  return *reinterpret_cast<const typename Kind<T>::unaligned*>(p);
+}
+template <class T>
+ATTLAS_INLINE void store(T* p, Vec<T> x) {
+  *reinterpret_cast<typename Kind<T>::unaligned*>(p) = x;
+}
+template <class T>
+ATTLAS_INLINE Vec<T> all(T x) {
+  return x - Vec<T>{};  // a broadcast that is exact for every number, -0 and infinity too
+}
+template <class T>
+ATTLAS_INLINE Vec<T> select(Ints<T> where, Vec<T> yes, Vec<T> no) {
+  return where ? yes : no;
+}
+template <class T>
+ATTLAS_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
+  return a > b ? a : b;
+}
+
+template <class T>
+ATTLAS_INLINE T sum(Vec<T> x) {
+  T total = 0;
+  for (int i = 0; i < WIDTH<T>; ++i) total += x[i];
+  return total;
+}
+template <class T>
+ATTLAS_INLINE T most(Vec<T> x) {
+  T top = x[0];
+  for (int i = 1; i < WIDTH<T>; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// One bit for each lane of x that is above y.
+template <class T>
+ATTLAS_INLINE uint32_t above(Vec<T> x, Vec<T> y) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
+  if constexpr (sizeof(T) == 8) return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return uint32_t(_mm256_movemask_ps((__m256)(x > y)));
+  if constexpr (sizeof(T) == 8) return uint32_t(_mm256_movemask_pd((__m256d)(x > y)));
+#endif
+  uint32_t bits = 0;
+  for (int i = 0; i < WIDTH<T>; ++i) bits |= uint32_t(x[i] > y[i]) << i;
+  return bits;
+}
+
+#if defined(__AVX512F__)
+template <>
+ATTLAS_INLINE float sum<float>(Vec<float> x) {
+  return _mm512_reduce_add_ps((__m512)x);
+}
+template <>
+ATTLAS_INLINE float most<float>(Vec<float> x) {
+  return _mm512_reduce_max_ps((__m512)x);
+}
+template <>
+ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_max_ps((__m512)a, (__m512)b);
+}
+#endif
+
+// exp(x): relative error under 2 units in the last place; exactly 0 where it would be below the normal numbers, so
+// that no subnormal number ever slows a loop down; infinity above the largest. NaN stays NaN.
+ATTLAS_INLINE Vec<float> exp_(Vec<float> x) {
+  using V = Vec<float>;
+  const V low = all(-87.3365f), high = all(88.7228f);
+  V y = x < low ? low : x;
+  y = y > high ? high : y;
+  const V magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  V n = y * all(1.44269504088896341f) + magic;
+  Ints<float> k = (Ints<float>)n;
+  n -= magic;
+  V r = y - n * all(0.693359375f);
+  r = r + n * all(2.12194440e-4f);
+  V p = all(1.9875691500e-4f);
+  p = p * r + all(1.3981999507e-3f);
+  p = p * r + all(8.3334519073e-3f);
+  p = p * r + all(4.1665795894e-2f);
+  p = p * r + all(1.6666665459e-1f);
+  p = p * r + all(5.0000001201e-1f);
+  p = p * r * r + r + all(1.0f);
+  Ints<float> bits = (Ints<float>)p + (k << 23);
+  V out = (V)bits;
+  out = x < low ? V{} : out;
+  out = x > high ? all(INF<float>) : out;
+  return x == x ? out : x;
+}
+
+// exp(x) of a number that is not above 0 and not NaN, as in a softmax that takes its maximum off first.
+ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
+#if defined(__AVX512F__)
+  const __m512 v = (__m512)x;
+  const __mmask16 normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.3365f), _CMP_GT_OQ);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504f)), 8);
+  // log2(e) in two parts, so that what is left is exact to the last place.
+  __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(1.44269502f), n);
+  r = _mm512_fmadd_ps(v, _mm512_set1_ps(1.92596303e-8f), r);
+  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return (Vec<float>)_mm512_maskz_scalef_ps(normal, p, n);
+#else
+  return exp_(x);
+#endif
+}
+
+ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
+  using V = Vec<double>;
+  const V low = all(-708.39), high = all(709.78);
+  V y = x < low ? low : x;
+  y = y > high ? high : y;
+  const V magic = all(6755399441055744.0);  // 1.5 * 2^52
+  V n = y * all(1.4426950408889634074) + magic;
+  Ints<double> k = (Ints<double>)n;
+  n -= magic;
+  V r = y - n * all(6.93147180369123816490e-01);
+  r = r - n * all(1.90821492927058770002e-10);
+  // Taylor to the 13th power: |r| <= ln(2) / 2 leaves an error below 1e-17.
+  V p = all(1.0 / 6227020800.0);
+  p = p * r + all(1.0 / 479001600.0);
+  p = p * r + all(1.0 / 39916800.0);
+  p = p * r + all(1.0 / 3628800.0);
+  p = p * r + all(1.0 / 362880.0);
+  p = p * r + all(1.0 / 40320.0);
+  p = p * r + all(1.0 / 5040.0);
+  p = p * r + all(1.0 / 720.0);
+  p = p * r + all(1.0 / 120.0);
+  p = p * r + all(1.0 / 24.0);
+  p = p * r + all(1.0 / 6.0);
+  p = p * r + all(0.5);
+  p = p * r * r + r + all(1.0);
+  Ints<double> bits = (Ints<double>)p + (k << 52);
+  V out = (V)bits;
+  out = x < low ? V{} : out;
+  out = x > high ? all(INF<double>) : out;
+  return x == x ? out : x;
+}
+
+ATTLAS_INLINE Vec<double> exp_below(Vec<double> x) { return exp_(x); }
+
+// tanh(x), a few units in the last place: a quotient of polynomials, 1 from 7.9 on.
+ATTLAS_INLINE Vec<float> tanh_(Vec<float> x) {
+  using V = Vec<float>;
+  const V end = all(7.90531110763549805f);
+  V y = x > end ? end : x;
+  y = y < -end ? -end : y;
+  const V z = y * y;
+  V p = all(-2.76076847742355e-16f);
+  p = p * z + all(2.00018790482477e-13f);
+  p = p * z + all(-8.60467152213735e-11f);
+  p = p * z + all(5.12229709037114e-08f);
+  p = p * z + all(1.48572235717979e-05f);
+  p = p * z + all(6.37261928875436e-04f);
+  p = p * z + all(4.89352455891786e-03f);
+  V q = all(1.19825839466702e-06f);
+  q = q * z + all(1.18534705686654e-04f);
+  q = q * z + all(2.26843463243900e-03f);
+  q = q * z + all(4.89352518554385e-03f);
+  return x == x ? y * p / q : x;
+}
+
+}  // namespace ATTLAS_ISA

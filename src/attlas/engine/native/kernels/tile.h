@@ -1,0 +1,68 @@
+// One rectangle of logits: a product, and then what the mask and the cap say.
+#pragma once
+
+#include "abi.h"
+#include "whole.h"
+
+namespace ATTLAS_ISA {
+
+// Which keys the rows of one head may see.
+struct Seen {
+  const int32_t* low;
+  const int32_t* high;
+  const uint8_t* allowed;
+  int64_t allowed_row;
+  int64_t n;
+
+  Seen(const attlas::Dot& p, int64_t b, int64_t h)
+      : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
+        high(p.high ? p.high + b * p.span_batch + h * p.span_head : nullptr),
+        allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
+        allowed_row(p.allowed_row),
+        n(p.n) {}
+
+  ATTLAS_INLINE int64_t first(int64_t i) const { return low ? (low[i] > 0 ? low[i] : 0) : 0; }
+  ATTLAS_INLINE int64_t last(int64_t i) const { return high ? (high[i] < n ? high[i] : n) : n; }
+
+  // The columns that some row of [from, to) may see.
+  void hull(int64_t from, int64_t to, int64_t& left, int64_t& right) const {
+    left = n;
+    right = 0;
+    for (int64_t i = from; i < to; ++i) {
+      const int64_t a = first(i), b = last(i);
+      if (a >= b) continue;
+      left = a < left ? a : left;
+      right = b > right ? b : right;
+    }
+  }
+};
+
+// What is left to multiply logits by after finish_row: a positive scale is applied where they are used.
+template <class T>
+ATTLAS_INLINE T factor_of(const attlas::Dot& p) {
+  return p.cap > 0 || !(p.scale > 0) ? T(1) : T(p.scale);
+}
+
+// Turn products into logits: `row` holds columns [from, to) of query i, a whole number of vectors.
+template <class T>
+ATTLAS_INLINE void finish_row(T* row, const Seen& seen, int64_t i, int64_t from, int64_t to, T scale, T cap) {
+  if (cap > 0) {
+    if constexpr (std::is_same_v<T, float>) {
+      const T inner = scale / cap;
+      for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, tanh_(load(row + j) * inner) * cap);
+    }
+  } else if (!(scale > 0)) {
+    for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, load(row + j) * scale);
+  }
+  int64_t first = seen.first(i), last = seen.last(i);
+  first = first < from ? from : first > to ? to : first;
+  last = last < first ? first : last > to ? to : last;
+  for (int64_t j = from; j < first; ++j) row[j - from] = -INF<T>;
+  for (int64_t j = last; j < to; ++j) row[j - from] = -INF<T>;
+  if (seen.allowed) {
+    const uint8_t* cells = seen.allowed + i * seen.allowed_row;
+    for (int64_t j = first; j < last; ++j) row[j - from] = cells[j] ? row[j - from] : -INF<T>;
+  }
+}
+
+}  // namespace ATTLAS_ISA

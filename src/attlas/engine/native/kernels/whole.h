@@ -1,0 +1,82 @@
+// Matrix products with the vectors of any instruction set: C (rows x columns) += A (rows x depth) B (depth x columns).
+#pragma once
+
+#include "simd.h"
+
+namespace ATTLAS_ISA {
+
+ATTLAS_INLINE int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// A lies as [row][depth], B as [block of columns][depth][columns of the block].
+template <class T_>
+struct Whole {
+  using T = T_;
+  using Number = T;  // what a packed number is kept in
+#if defined(__AVX512F__)
+  static constexpr int ROWS = 12;  // rows of A that are multiplied together
+#else
+  static constexpr int ROWS = 6;
+#endif
+  static constexpr int VECTORS = 2;
+  static constexpr int COLUMNS = VECTORS * WIDTH<T>;  // columns of B that are multiplied together
+  static constexpr int MOST_PARTS = 1;
+
+  static int64_t depth_of(int64_t depth) { return depth; }
+  static size_t left_size(int64_t rows, int64_t depth, int) { return size_t(round_up(rows, ROWS)) * depth; }
+  static size_t right_size(int64_t depth, int64_t columns, int) { return size_t(depth) * round_up(columns, COLUMNS); }
+  static const Number* left_at(const Number* left, int64_t row, int64_t depth, int) { return left + row * depth; }
+  static const Number* right_at(const Number* right, int64_t column, int64_t at, int64_t depth, int) {
+    return right + column * depth + at * COLUMNS;
+  }
+
+  // Rows of A; those that are missing to a multiple of ROWS are 0.
+  template <class Read>
+  static void pack_left(Number* to, int64_t rows, int64_t depth, int, Read read) {
+    for (int64_t i = 0; i < round_up(rows, ROWS); ++i)
+      for (int64_t t = 0; t < depth; ++t) to[i * depth + t] = i < rows ? T(read(i, t)) : T(0);
+  }
+  // Columns of B from their transpose, one block of COLUMNS; those from `columns` on are 0.
+  template <class Read>
+  static void pack_transposed(Number* to, int64_t first, int64_t columns, int64_t depth, int, Read read) {
+    Number* block = to + first * depth;
+    for (int64_t j = 0; j < COLUMNS; ++j)
+      for (int64_t t = 0; t < depth; ++t) block[t * COLUMNS + j] = first + j < columns ? T(read(first + j, t)) : T(0);
+  }
+  // Rows `first` to `first + some` of B, which has `columns` columns and `depth` rows in all.
+  template <class Read>
+  static void pack_rows(Number* to, int64_t first, int64_t some, int64_t depth, int64_t columns, int, Read read) {
+    for (int64_t i = first; i < first + some; ++i)
+      for (int64_t j = 0; j < round_up(columns, COLUMNS); ++j)
+        to[j / COLUMNS * COLUMNS * depth + i * COLUMNS + j % COLUMNS] = i < depth && j < columns ? T(read(i, j)) : T(0);
+  }
+
+  // Where the weights of one row go, two vectors at a time; `depth` is how many a row has room for.
+  static ATTLAS_INLINE void put(Number* left, int64_t row, int64_t column, int64_t depth, int, const Vec<T>* x) {
+    store(left + row * depth + column, x[0]);
+    store(left + row * depth + column + WIDTH<T>, x[1]);
+  }
+
+  // One tile of ROWS x COLUMNS; `steps` numbers deep, out of `depth` that a row of A holds.
+  template <bool ADD>
+  static void multiply(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c, int64_t stride) {
+    Vec<T> sums[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+      for (int x = 0; x < VECTORS; ++x) sums[r][x] = ADD ? load(c + r * stride + x * WIDTH<T>) : Vec<T>{};
+    for (int64_t t = 0; t < steps; ++t) {
+      Vec<T> right[VECTORS];
+      for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * COLUMNS + x * WIDTH<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        const Vec<T> left = all(a[r * depth + t]);
+#pragma GCC unroll 2
+        for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
+      }
+    }
+    for (int r = 0; r < ROWS; ++r)
+      for (int x = 0; x < VECTORS; ++x) store(c + r * stride + x * WIDTH<T>, sums[r][x]);
+  }
+  static void begin() {}
+  static void end() {}
+};
+
+}  // namespace ATTLAS_ISA

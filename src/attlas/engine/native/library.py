@@ -1,0 +1,367 @@
+"""Loading the library of kernels, and calling it.
+
+The library is plain C to Python: `ctypes` calls it without holding Python's lock. What a call takes is declared once,
+in `kernels/abi.h`; the library carries that text, and the structures here are made from it.
+
+``ATTLAS_NATIVE`` names the instruction set to use (``baseline``, ``avx2``, ``avx512``, ``amx``), or ``none`` for a
+computation without the kernels. It is read at each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attlas.errors import BackendError, TooLargeError, explain
+
+__all__ = [
+    "SETS",
+    "available",
+    "call",
+    "code",
+    "has",
+    "instruction_set",
+    "runnable",
+    "structure",
+    "threads",
+    "why_not",
+]
+
+#: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
+SETS = ("baseline", "avx2", "avx512", "amx")
+
+_FILE = Path(__file__).with_name("_kernels.so")
+_NUMBERS: dict[str, Any] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint8_t": ctypes.c_uint8,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
+
+
+class _Library:
+    """The loaded library: its doors, its structures and the codes of its enumerations."""
+
+    def __init__(self, file: Path) -> None:
+        self._c = ctypes.CDLL(str(file))
+        self._c.attlas_abi.restype = ctypes.c_char_p
+        self.structures, self.codes = _read_declarations(self._c.attlas_abi().decode())
+        self.best = int(self._c.attlas_best())
+        self._doors: dict[str, tuple[Any, type[ctypes.Structure]]] = {}
+
+    def door(self, name: str) -> tuple[Any, type[ctypes.Structure]]:
+        """Return the C function behind a door and the structure that it takes."""
+        if name not in self._doors:
+            function = getattr(self._c, f"attlas_{name}")
+            kind = self.structures["".join(part.capitalize() for part in name.split("_"))]
+            size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
+            if size != ctypes.sizeof(kind):
+                raise BackendError(
+                    explain(
+                        "attlas.engine.native",
+                        f"{kind.__name__} must lie in memory as the compiler laid it out.",
+                        found=f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library",
+                        fix="build the kernels again: make native.",
+                    )
+                )
+            function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
+            function.restype = ctypes.c_int32
+            self._doors[name] = (function, kind)
+        return self._doors[name]
+
+
+def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int]]:
+    """Make the structures and list the codes that abi.h declares."""
+    text = re.sub(r"//.*", "", text)
+    structures: dict[str, type[ctypes.Structure]] = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, flags=re.DOTALL):
+        fields: list[tuple[str, Any]] = []
+        for line in filter(None, (part.strip() for part in body.split(";"))):
+            base, pointer, names = re.fullmatch(r"(?:const )?(\w+)(\*?) (.+)", line, flags=re.DOTALL).groups()  # type: ignore[union-attr]
+            kind = ctypes.c_void_p if pointer else _NUMBERS.get(base) or structures[base]
+            fields += [(field.strip(), kind) for field in names.split(",")]
+        # Without a __dict__, so that a misspelled field raises.
+        structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
+    codes = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)", text)}
+    return structures, codes
+
+
+@functools.cache
+def _loaded(file: Path) -> _Library | str:
+    """Load the library once, or say in one sentence why that cannot be."""
+    if not file.exists():
+        return "the kernels were not compiled when attlas was installed"
+    try:
+        return _Library(file)
+    except (OSError, AttributeError, KeyError) as error:
+        return f"the library of kernels cannot be loaded ({error})"
+
+
+def _library() -> _Library:
+    """Return the loaded library, for callers that need it."""
+    found = _loaded(_FILE)
+    reason = why_not()
+    if isinstance(found, str) or reason:
+        remedy = "install a C++ compiler and attlas again" if isinstance(found, str) else "unset ATTLAS_NATIVE"
+        raise BackendError(
+            explain(
+                "attlas.engine.native",
+                "the native kernels must be there to be called.",
+                found=f"{reason}",
+                fix=f"{remedy}, or use Plan(backend='tiled').",
+            )
+        )
+    return found
+
+
+def why_not() -> str | None:
+    """Say in one sentence why the native kernels cannot be used here; None where they can.
+
+    Returns
+    -------
+    str or None
+        The reason, without a full stop.
+
+    Raises
+    ------
+    BackendError
+        If ``ATTLAS_NATIVE`` names no instruction set that this processor can run.
+
+    Examples
+    --------
+    >>> why_not() is None or isinstance(why_not(), str)
+    True
+    """
+    if os.environ.get("ATTLAS_NATIVE") == "none":
+        return "ATTLAS_NATIVE=none turns the kernels off"
+    found = _loaded(_FILE)
+    if isinstance(found, str):
+        return found
+    instruction_set()
+    return None
+
+
+def available() -> bool:
+    """Tell whether the native kernels can be used here.
+
+    Returns
+    -------
+    bool
+        True where the library is there and ``ATTLAS_NATIVE`` is not ``none``.
+
+    Examples
+    --------
+    >>> available() == (why_not() is None)
+    True
+    """
+    return why_not() is None
+
+
+def runnable() -> tuple[str, ...]:
+    """List the instruction sets that were compiled and that this processor can run, from the plainest.
+
+    Returns
+    -------
+    tuple of str
+        Names of :data:`SETS`; none where the library is not there.
+
+    Examples
+    --------
+    >>> set(runnable()) <= set(SETS)
+    True
+    """
+    found = _loaded(_FILE)
+    return () if isinstance(found, str) else SETS[: found.best + 1]
+
+
+def instruction_set() -> str:
+    """Return the instruction set that a call uses: the widest, or the one that ``ATTLAS_NATIVE`` names.
+
+    Returns
+    -------
+    str
+        One of :data:`SETS`.
+
+    Raises
+    ------
+    BackendError
+        If ``ATTLAS_NATIVE`` names none that this processor can run, or there is no library.
+
+    Examples
+    --------
+    >>> not available() or instruction_set() in runnable()
+    True
+    """
+    able = runnable()
+    wanted = os.environ.get("ATTLAS_NATIVE") or (able[-1] if able else "none")
+    if wanted not in able:
+        raise BackendError(
+            explain(
+                "ATTLAS_NATIVE",
+                "it must name an instruction set that was compiled and that this processor can run.",
+                found=f"ATTLAS_NATIVE={wanted}",
+                fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
+            )
+        )
+    return wanted
+
+
+def threads() -> int:
+    """Return how many threads a call uses: as many as torch.
+
+    Returns
+    -------
+    int
+        ``torch.get_num_threads()``.
+
+    Examples
+    --------
+    >>> threads() >= 1
+    True
+    """
+    return torch.get_num_threads()
+
+
+def has(door: str) -> bool:
+    """Tell whether the library is there and has kernels of a family.
+
+    Parameters
+    ----------
+    door : str
+        Name of the door: ``"dot"`` for ``attlas_dot``.
+
+    Returns
+    -------
+    bool
+        False too where the library is not there.
+
+    Examples
+    --------
+    >>> has("no such family")
+    False
+    """
+    if not available():
+        return False
+    try:
+        _library().door(door)
+    except (AttributeError, KeyError):
+        return False
+    return True
+
+
+def structure(name: str) -> type[ctypes.Structure]:
+    """Return a structure of abi.h as a ctypes class.
+
+    Parameters
+    ----------
+    name : str
+        Its name in C++: ``"Tensor4"``.
+
+    Returns
+    -------
+    type
+        Made from the text that the library carries; fields have the names of abi.h.
+
+    Raises
+    ------
+    BackendError
+        If there is no library.
+
+    Examples
+    --------
+    >>> not available() or hasattr(structure("Tensor4"), "row")
+    True
+    """
+    return _library().structures[name]
+
+
+def code(name: str) -> int:
+    """Return the number of an enumerator of abi.h.
+
+    Parameters
+    ----------
+    name : str
+        Its name in C++: ``"FLOAT32"``, ``"NOT_FINITE"``.
+
+    Returns
+    -------
+    int
+        Its value.
+
+    Raises
+    ------
+    BackendError
+        If there is no library.
+
+    Examples
+    --------
+    >>> not available() or code("DONE")
+    0
+    """
+    return _library().codes[name]
+
+
+def call(door: str, **fields: Any) -> int:
+    """Run a kernel, without Python's lock.
+
+    Parameters
+    ----------
+    door : str
+        Name of the door: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
+    **fields
+        The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
+        ``Tensor.data_ptr()`` gives them.
+
+    Returns
+    -------
+    int
+        The status, one of `code` ``"DONE"``, ``"NOT_FINITE"`` and ``"UNSUPPORTED"``.
+
+    Raises
+    ------
+    BackendError
+        If there is no library, or it was built from other sources and lacks a field.
+    TooLargeError
+        If the kernel got no memory.
+
+    Notes
+    -----
+    The memory behind the addresses must stay alive until the call returns: the caller holds the tensors.
+
+    Examples
+    --------
+    >>> x = torch.zeros(3)
+    >>> y = torch.full((3,), 7.0)
+    >>> if has("elementary"):
+    ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
+    """
+    library = _library()
+    function, kind = library.door(door)
+    unknown = fields.keys() - {name for name, *_ in kind._fields_}
+    if unknown:
+        raise BackendError(
+            explain(
+                "attlas.engine.native",
+                f"{kind.__name__} must have every field that is set.",
+                found=f"no {', '.join(sorted(unknown))}",
+                fix="build the kernels again: make native.",
+            )
+        )
+    status = int(function(ctypes.byref(kind(**fields)), SETS.index(instruction_set())))
+    if status == library.codes["NO_MEMORY"]:
+        raise TooLargeError(
+            explain(
+                "attlas.engine.native",
+                "the scratch memory of the kernels must fit.",
+                found=f"no memory left for {door}",
+                fix="use fewer threads: torch.set_num_threads(1).",
+            )
+        )
+    return status

@@ -1,0 +1,115 @@
+"""Statistics from what the kernels find, several at once in one walk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.fold import Blocks, Statistic
+from attlas.engine.native import dot
+from attlas.engine.problem import Problem
+
+__all__ = ["fold", "fused"]
+
+_PICTURES = ("picture_sum", "picture_max")
+
+
+def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
+    """Return what each statistic wants of the whole matrix; None for one that must see the tiles."""
+    asked: list[Mapping[str, Any] | None] = []
+    levels: object = None
+    for statistic in statistics:
+        wants = statistic.wants(problem)
+        if wants is not None and "coverage" in wants:
+            if levels not in (None, wants["coverage"]):
+                wants = None  # one set of levels in one walk
+            else:
+                levels = wants["coverage"]
+        asked.append(wants)
+    return asked
+
+
+def fold(
+    problem: Problem,
+    form: dot.Form,
+    statistics: Sequence[Statistic],
+    asked: Sequence[Mapping[str, Any] | None],
+    lse: Tensor | None,
+) -> tuple[list[Any], Tensor] | None:
+    """Compute the statistics that want numbers of the whole matrix; None where the tokens are not finite.
+
+    Returns
+    -------
+    results : list
+        One for each statistic, None in the place of those that must see the tiles.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp of each row.
+    """
+    wanted = _together([wants for wants in asked if wants is not None])
+    if lse is None:
+        wanted["lse"] = True
+    known = lse if lse is None or form.row is None else lse - form.row
+    found = dot.find(problem, form, wanted, lse=known)
+    if found is None:
+        return None
+    if form.row is not None:
+        for name in ("lse", "max_logit", "mean"):
+            if name in found:
+                found[name] = found[name] + form.row
+    if lse is None:
+        lse = found["lse"]
+    results = [
+        None if wants is None else statistic.made(_own(found, wants, wanted), problem)
+        for statistic, wants in zip(statistics, asked, strict=True)
+    ]
+    return results, lse
+
+
+def _together(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what several statistics want: the largest k, and pictures of blocks that all can be made of."""
+    wanted: dict[str, Any] = {}
+    for wants in asked:
+        for name, value in wants.items():
+            wanted[name] = max(wanted.get(name, 0), value) if name == "largest" else value
+    blocks = [wants[name] for wants in asked for name in _PICTURES if name in wants]
+    if blocks:
+        rows, columns = (torch.cat(edges).unique() for edges in zip(*blocks, strict=True))
+        wanted |= {name: dot.Picture(rows, columns) for name in _PICTURES if name in wanted}
+    return wanted
+
+
+def _own(found: Mapping[str, Tensor], wants: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what one statistic asked for, in the form that it asked for."""
+    own = dict(found)
+    if "largest" in wants:
+        own["top_values"] = found["top_values"][..., : wants["largest"]]
+        own["top_keys"] = found["top_keys"][..., : wants["largest"]].clone()
+    for name in _PICTURES:
+        if name in wants:
+            own[name] = _pooled(found[name], wanted[name], wants[name], name == "picture_max")
+    return own
+
+
+def _pooled(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tensor:
+    """Pool blocks into larger ones whose edges are among theirs; what lies outside of those is left out."""
+    for axis, have, want in ((-2, fine[0], coarse[0]), (-1, fine[1], coarse[1])):
+        if torch.equal(have, want):
+            continue
+        into = torch.searchsorted(want, have[:-1], right=True) - 1
+        inside = (into >= 0) & (into < len(want) - 1)
+        shape = list(table.shape)
+        shape[axis] = len(want) - 1
+        source, index = table[_at(axis, inside)], into[inside]
+        pooled = table.new_zeros(shape)
+        if largest:
+            table = pooled.index_reduce_(axis, index, source, "amax")
+        else:
+            table = pooled.index_add_(axis, index, source)
+    return table
+
+
+def _at(axis: int, index: Tensor) -> Any:
+    return (..., index) if axis == -1 else (..., index, slice(None))

@@ -1,0 +1,69 @@
+"""How many cells a mask allows in columns, diagonals and blocks, where every row sees one run of keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attlas.engine.fold import Blocks
+from attlas.engine.problem import Problem
+
+__all__ = ["cells_of_blocks", "cells_of_diagonals", "interval_of", "queries_of_keys"]
+
+
+def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """Return the first key of each row and the one after its last, within the matrix.
+
+    Returns
+    -------
+    first, stop : Tensor of int64, shape (batch or 1, heads or 1, m)
+        ``first == stop`` for a row that sees no key. None where the mask is not one run of keys a row.
+    """
+    batch, heads, m, n = problem.shape
+    if problem.mask is None:
+        return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n)
+    found = problem.mask.interval(problem.tile(range(batch), range(heads), range(m), range(n)))
+    if found is None:
+        return None
+    first, stop = torch.broadcast_tensors(*(t.expand(*t.shape[:2], m).clamp(0, n) for t in found))
+    return first, torch.maximum(first, stop)
+
+
+def _interval(problem: Problem) -> tuple[Tensor, Tensor]:
+    found = interval_of(problem)
+    return found if found is not None else (torch.zeros(1, 1, 0), torch.zeros(1, 1, 0))
+
+
+def _counted(first: Tensor, stop: Tensor, size: int) -> Tensor:
+    """Return how many of the runs [first, stop) hold each of `size` places."""
+    one = torch.ones_like(first)
+    steps = first.new_zeros(*first.shape[:2], size + 1)
+    steps.scatter_add_(-1, first, one).scatter_add_(-1, stop, -one)
+    return steps.cumsum(-1)[..., :size]
+
+
+def queries_of_keys(problem: Problem) -> Tensor:
+    """Return how many queries may see each key, broadcastable to (batch, heads, n)."""
+    first, stop = _interval(problem)
+    return _counted(first, stop, problem.shape[3]).to(problem.dtype)
+
+
+def cells_of_diagonals(problem: Problem) -> Tensor:
+    """Return how many cells of each diagonal are allowed, broadcastable to (batch, heads, m + n - 1)."""
+    first, stop = _interval(problem)
+    m, n = problem.shape[2:]
+    shift = m - 1 - torch.arange(m, device=first.device)
+    return _counted(first + shift, stop + shift, m + n - 1).to(problem.dtype)
+
+
+def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
+    """Return how many cells of each block are allowed, broadcastable to (batch, heads, height, width)."""
+    rows, columns = blocks
+    first, stop = _interval(problem)
+    inside = slice(int(rows[0]), int(rows[-1]))
+    first, stop = first[..., inside], stop[..., inside]
+    band = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
+    counts = first.new_zeros(*first.shape[:2], len(rows) - 1, len(columns))
+    for x, edge in enumerate(columns.tolist()):  # cells left of each edge
+        counts[..., x].index_add_(-1, band, (stop.clamp(max=edge) - first).clamp(min=0))
+    return counts.diff(dim=-1).to(problem.dtype)

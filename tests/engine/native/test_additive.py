@@ -1,0 +1,264 @@
+"""The additive score as reciprocals: every instruction set gives what the reference gives, and its guard holds."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+from attlas.engine.native import additive, library
+
+pytestmark = pytest.mark.skipif(not library.has("additive"), reason="the kernels are not compiled here")
+
+MASKS: dict[str, Callable[[int, int], Any]] = {
+    "none": lambda m, n: None,
+    "Causal": lambda m, n: attlas.Causal(),
+    "Window": lambda m, n: attlas.Window(5, 2),
+    "Padding": lambda m, n: attlas.Padding([n, n // 3]),
+    "cells": lambda m, n: attlas.from_function(lambda b, h, i, j: (i + 2 * j + h + b) % 3 == 0),
+}
+SETS = [name for name in library.SETS if name != "amx"]  # its tiles serve dot products alone
+each_set = pytest.mark.parametrize("name", SETS)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Force an instruction set; skip where this processor cannot run it."""
+
+    def force(name: str) -> None:
+        if name not in library.runnable():
+            pytest.skip(f"this processor cannot run {name}")
+        monkeypatch.setenv("ATTLAS_NATIVE", name)
+
+    return force
+
+
+def tokens(m: int, n: int, e: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Two sequences, four heads, two key heads, one value head; queries and keys of two sizes."""
+    return (
+        torch.randn(2, 4, m, 5, dtype=dtype),
+        torch.randn(2, 2, n, 3, dtype=dtype),
+        torch.randn(2, 1, n, e, dtype=dtype),
+    )
+
+
+def make(hidden: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -> attlas.Additive:
+    """A score whose hidden units are as large as `spread`; one of them has weight 0."""
+    score = attlas.Additive(5, 3, hidden, bias=True).to(dtype)
+    with torch.no_grad():
+        for layer in (score.W_q, score.W_k):
+            layer.weight.normal_(std=spread / math.sqrt(layer.weight.shape[1]))
+        score.w_v[hidden // 2] = 0.0
+    return score
+
+
+def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of the kernels."""
+    assert additive.supports(A.problem) is None
+    found = additive.forward(A.problem, A.problem.tokens, v, plan or Plan())
+    assert found is not None
+    return found
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@each_set
+@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
+def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> None:
+    use(name)
+    place = list(MASKS).index(mask)
+    m, n, hidden, e = [(1, 1, 1, 1), (63, 40, 2, 3), (13, 530, 5, 9), (24, 512, 8, 1), (30, 63, 33, 20)][place]
+    sink = torch.randn(4, dtype=torch.float64) if place % 2 else None
+    q, k, v = tokens(m, n, e)
+    x = torch.randn(2, 4, m, 3, dtype=torch.float64)
+    given_ = {"score": make(hidden, spread), "mask": MASKS[mask](m, n), "sink": sink}
+    A, plan = attlas.attend(q, k, **given_), Plan(cells=3000)
+    B = attlas.attend(q, k, **given_, plan=Plan("reference"))
+    with torch.no_grad():
+        found, lse = run(A, v, plan)
+        close(found, B @ v)
+        close(lse, B.lse)
+        rows = additive.rows(A.problem, A.problem.tokens, plan)
+        close(rows.lse, B.lse)
+        close(rows.entropy, attlas.stats.entropy(B))
+        close(rows.max_logit, attlas.stats.max_logit(B))
+        close(additive.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
+
+
+@each_set
+@pytest.mark.parametrize("threads", [1, 3, 9])
+@pytest.mark.parametrize("mask", ["none", "Causal", "cells"])
+def test_gradients_equal_the_references(name: str, threads: int, mask: str, use: Any) -> None:
+    """With nine threads there are more workers than heads, and each takes some rows."""
+    use(name)
+    m, n, hidden, e = {"none": (29, 530, 6, 2), "Causal": (20, 33, 1, 9), "cells": (30, 17, 9, 1)}[mask]
+    for spread in (1.0, 300.0):
+        score, sink = make(hidden, spread), torch.randn(4, dtype=torch.float64)
+        q, k, v = tokens(m, n, e)
+        A = attlas.attend(q, k, score=score, mask=MASKS[mask](m, n), sink=sink, plan=Plan("reference"))
+        projected = [t.detach().requires_grad_() for t in A.problem.project()]
+        B = attlas.attend(
+            *projected, score=Projected(score.w_v), mask=MASKS[mask](m, n), sink=sink, plan=Plan("reference")
+        )
+        v.requires_grad_()
+        out = B @ v
+        slope = torch.randn_like(out)
+        wanted = torch.autograd.grad(out, (*projected, v, score.w_v), slope)
+        delta = (slope * out.detach()).sum(-1)
+        torch.set_num_threads(threads)
+        try:
+            given_ = [*score.parameters()], A.lse, slope, v, delta, Plan(cells=3000)
+            found = additive.backward(A.problem, A.problem.tokens, *given_)
+        finally:
+            torch.set_num_threads(1)
+        d_w = [g for g in found.parameters if g is not None]
+        d_v = found.pooled.sum(dim=1, keepdim=True)
+        for a, b in zip((*found.q, *found.k, d_v, *d_w), wanted, strict=True):
+            close(a, b)
+
+
+class Projected(attlas.Score):
+    """The additive score of tokens that are projected already."""
+
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()
+        self.w = w
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ self.w
+
+
+@each_set
+def test_weights_are_exact_to_four_millionths(name: str, use: Any) -> None:
+    """For projections of spread up to 3, in float32; from there on tiles take tanh, as exact as that is."""
+    use(name)
+    for spread in (0.1, 1.0, 3.0, 6.0, 20.0):
+        q, k, _ = (t.float() for t in tokens(40, 200, 1))
+        score = make(128, spread, torch.float32)
+        exact = attlas.attend(q.double(), k.double(), score=make_double(score), plan=Plan("reference"))
+        A, each = attlas.attend(q, k, score=score), torch.eye(200).expand(2, 1, -1, -1)
+        with torch.no_grad():
+            weights, lse = run(A, each)
+            # Half of it may be the rounding of the projections, which the plain formula has too.
+            assert (weights - exact[:, :, :, :]).abs().max() <= 4e-6 * exact[:, :, :, :].max()
+            torch.testing.assert_close(lse.double(), exact.lse, rtol=0, atol=4e-6 * (1 + spread))
+
+
+def make_double(score: attlas.Additive) -> attlas.Additive:
+    wide = attlas.Additive(5, 3, score.hidden_size, bias=True).double()
+    wide.load_state_dict(score.state_dict())
+    return wide
+
+
+@each_set
+@pytest.mark.parametrize("weights", ["zero", "one of many", "tiny", "huge", "all sizes", "negative"])
+def test_weights_of_any_size(name: str, weights: str, use: Any) -> None:
+    use(name)
+    w = {
+        "zero": torch.zeros(37),
+        "one of many": torch.eye(37)[3],
+        "tiny": torch.randn(37) * 1e-30,
+        "huge": torch.randn(37) * 1e4,
+        "all sizes": torch.logspace(-12, 0, 37) * torch.randn(37).sign(),
+        "negative": -torch.rand(37),
+    }[weights]
+    score = make(37)
+    with torch.no_grad():
+        score.w_v.copy_(w)
+        q, k, v = tokens(20, 60, 2)
+        B = attlas.attend(q, k, score=score, plan=Plan("reference"))
+        tolerance = 1e-8 if weights == "huge" else 1e-10
+        for a, b in zip(run(attlas.attend(q, k, score=score), v), (B @ v, B.lse), strict=True):
+            close(a, b, tolerance)
+        single = attlas.attend(q.float(), k.float(), score=score.float())
+        if weights != "huge":
+            torch.testing.assert_close(run(single, v.float())[0].double(), B @ v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
+    score = make(4)
+    for place in range(4):
+        q, k, v = (t.clone() for t in tokens(6, 7, 3))
+        if place < 3:
+            (q, k, v)[place][0, 0, 3, 1] = bad
+        else:
+            with torch.no_grad():
+                score.w_v[0] = bad
+        A = attlas.attend(q, k, score=score)
+        assert additive.forward(A.problem, A.problem.tokens, v, Plan()) is None
+
+
+@given(
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 20)),
+    st.sampled_from(list(MASKS)),
+    st.sampled_from(["plain", "transposed", "expanded", "every second"]),
+    st.sampled_from([name for name in library.runnable() if name != "amx"] or SETS),
+    st.floats(0.01, 100.0),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_shape_and_stride(
+    sizes: tuple[int, ...], mask: str, stride: str, name: str, spread: float, single: bool
+) -> None:
+    m, n, hidden, e = sizes
+    dtype = torch.float32 if single else torch.float64
+
+    def lay(t: Tensor) -> Tensor:
+        if stride == "transposed":
+            return t.transpose(1, 2).contiguous().transpose(1, 2)
+        if stride == "expanded":
+            return t[:1].expand_as(t)
+        if stride == "every second":
+            return torch.stack([t, t * 9], -1).flatten(-2)[..., ::2]
+        return t
+
+    q, k, v = (lay(t) for t in tokens(m, n, e, dtype))
+    score = make(hidden, spread, dtype)
+    A = attlas.attend(q, k, score=score, mask=MASKS[mask](m, n))
+    # The projections are the same on both sides: their rounding is no matter of the kernels.
+    projected = [t.double() for t in A.problem.tokens]
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setenv("ATTLAS_NATIVE", name)
+        found = additive.forward(A.problem, tuple(map(lay, A.problem.tokens)), v, Plan(cells=500))
+        w = score.w_v.detach().double()
+        exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
+        slack = 1e-5 if single else 1e-11
+        torch.testing.assert_close(found[0].double(), exact @ v.double(), rtol=slack, atol=slack)
+        torch.testing.assert_close(found[1].double(), exact.lse, rtol=slack, atol=slack)
+
+
+def test_threads_change_nothing_forward() -> None:
+    q, k, v = (t.float() for t in tokens(50, 700, 2))
+    A = attlas.attend(q, k, score=make(12, dtype=torch.float32))
+    wanted = run(A, v)
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            found = list(callers.map(lambda _: run(A, v), range(4)))
+    finally:
+        torch.set_num_threads(1)
+    for out, lse in found:
+        assert torch.equal(out, wanted[0])
+        assert torch.equal(lse, wanted[1])
+
+
+def test_reasons() -> None:
+    q, k, _ = tokens(4, 5, 1)
+    assert additive.supports(attlas.attend(q, k, score=make(3)).problem) is None
+    assert additive.supports(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
+    assert additive.supports(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTLAS_NATIVE", "none")
+        reason = additive.supports(attlas.attend(q, k, score=make(3)).problem)
+    assert reason == "ATTLAS_NATIVE=none turns the kernels off"

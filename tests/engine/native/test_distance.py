@@ -1,0 +1,294 @@
+"""Kernels of a distance: every instruction set gives what the reference does, whatever sizes, strides and values."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+from attlas.engine import tiled
+from attlas.engine.native import distance, library
+
+pytestmark = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
+
+KERNELS: dict[str, Callable[[Any], attlas.Score]] = {
+    "Gaussian": attlas.Gaussian,
+    "Laplace": attlas.Laplace,
+    "Boxcar": attlas.Boxcar,
+    "Epanechnikov": attlas.Epanechnikov,
+    "Triangular": attlas.Triangular,
+}
+MASKS: dict[str, Callable[[int, int], Any]] = {
+    "none": lambda m, n: None,
+    "Causal": lambda m, n: attlas.Causal(),
+    "Window": lambda m, n: attlas.Window(5, 2),
+    "Padding": lambda m, n: attlas.Padding([n, n // 3]),
+    "left Padding and Causal": lambda m, n: attlas.Padding([n // 2, n], side="left") & attlas.Causal(),
+    "cells": lambda m, n: attlas.from_function(lambda b, h, i, j: (i + 2 * j + h + b) % 3 == 0),
+    "cells of all heads": lambda m, n: attlas.from_tensor(torch.arange(m * n).view(m, n) % 5 < 2),
+}
+SETS = [name for name in library.SETS if name != "amx"]  # its tiles serve dot products alone
+each_set = pytest.mark.parametrize("name", SETS)
+each_kernel = pytest.mark.parametrize("kernel", list(KERNELS))
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Force an instruction set; skip where this processor cannot run it."""
+
+    def force(name: str) -> None:
+        if name not in library.runnable():
+            pytest.skip(f"this processor cannot run {name}")
+        monkeypatch.setenv("ATTLAS_NATIVE", name)
+
+    return force
+
+
+def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Two sequences, four heads, two key heads, one value head."""
+    return (
+        torch.randn(2, 4, m, d, dtype=dtype),
+        torch.randn(2, 2, n, d, dtype=dtype),
+        torch.randn(2, 1, n, e, dtype=dtype),
+    )
+
+
+def given_tokens(A: attlas.AttentionMatrix) -> tuple[Tensor, Tensor]:
+    """Return the tokens as differences want them: of 8 coordinates and more a Gaussian may keep others."""
+    return A.problem.q, A.problem.k
+
+
+def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of the kernels."""
+    found = distance.forward(A.problem, given_tokens(A), v, plan or Plan())
+    assert found is not None
+    return found
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@each_set
+@each_kernel
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> None:
+    use(name)
+    place = list(MASKS).index(mask) + list(KERNELS).index(kernel)
+    m, n, d, e = [(1, 1, 1, 1), (63, 40, 2, 3), (13, 530, 3, 9), (24, 512, 4, 1), (40, 63, 7, 20), (50, 63, 16, 8)][
+        place % 6
+    ]
+    h = 1.7 if place % 2 else torch.linspace(1.2, 2.5, d)
+    sink = torch.randn(4, dtype=torch.float64) if place % 3 else None
+    q, k, v = tokens(m, n, d, e)
+    x = torch.randn(2, 4, m, 3, dtype=torch.float64)
+    given_ = {"score": KERNELS[kernel](h), "mask": MASKS[mask](m, n), "sink": sink}
+    A, plan = attlas.attend(q, k, **given_), Plan(cells=3000)
+    B = attlas.attend(q, k, **given_, plan=Plan("reference"))
+    found, lse = run(A, v, plan)
+    close(found, B @ v)
+    close(lse, B.lse)
+    rows = distance.rows(A.problem, given_tokens(A), plan)
+    close(rows.lse, B.lse)
+    close(rows.entropy, attlas.stats.entropy(B))
+    close(rows.max_logit, attlas.stats.max_logit(B))
+    close(distance.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
+
+
+@each_set
+@pytest.mark.parametrize("kernel", ["Gaussian", "Laplace"])
+@pytest.mark.parametrize("mask", ["none", "Causal", "cells"])
+def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: Any) -> None:
+    use(name)
+    m, n, d, e = {"none": (13, 530, 3, 2), "Causal": (20, 33, 1, 9), "cells": (30, 17, 5, 1)}[mask]
+    for h, learn in ((0.8, False), (0.8, True), ([1.0 + 0.3 * c for c in range(d)], True)):
+        score = KERNELS[kernel](h, learn=learn).double()
+        sink = torch.randn(4, dtype=torch.float64)
+        q, k, v = (t.requires_grad_() for t in tokens(m, n, d, e))
+        A = attlas.attend(q, k, score=score, mask=MASKS[mask](m, n), sink=sink)
+        out = attlas.attend(q, k, score=score, mask=MASKS[mask](m, n), sink=sink, plan=Plan("reference")) @ v
+        slope, parameters = torch.randn_like(out), list(score.parameters())
+        wanted = torch.autograd.grad(out, (q, k, v, *parameters), slope)
+        delta = (slope * out.detach()).sum(-1)
+        given_ = given_tokens(A), parameters, A.lse, slope, v, delta, Plan(cells=3000)
+        found = distance.backward(A.problem, *given_)
+        d_v = found.pooled.sum(dim=1, keepdim=True)
+        for a, b in zip((*found.q, *found.k, d_v, *found.parameters), wanted, strict=True):
+            close(a, b)
+
+
+def test_bounded_kernels_have_no_backward() -> None:
+    q, k, v = tokens(4, 5, 2, 3)
+    for kernel, make in KERNELS.items():
+        A = attlas.attend(q, k, score=make(1.0))
+        assert distance.differentiates(A.problem) == (kernel in ("Gaussian", "Laplace"))
+    left, delta = torch.randn(2, 4, 4, 3).double(), torch.zeros(2, 4, 4).double()
+    assert distance.backward(A.problem, given_tokens(A), [], A.lse, left, v, delta, Plan()) is None
+
+
+@each_set
+@each_kernel
+def test_float32_keeps_its_budget(name: str, kernel: str, use: Any) -> None:
+    """At most twice the error of the plain formula in float32, and rounding."""
+    use(name)
+    for d, e, h in ((1, 1, 0.5), (2, 5, 1.0), (5, 1, 2.0), (8, 12, 4.0)):
+        q, k, v = (t.float() for t in tokens(40, 1100, d, e))
+        given_ = {"score": KERNELS[kernel](h), "mask": attlas.Causal(1000)}
+        exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
+        plain = attlas.attend(q, k, **given_, plan=Plan("reference"))
+        found, lse = run(attlas.attend(q, k, **given_), v)
+        eps = torch.finfo(torch.float32).eps
+        for a, b, c in ((found, plain @ v, exact @ v.double()), (lse, plain.lse, exact.lse)):
+            seen = exact.lse > -math.inf
+            error, allowed = (((t - c)[seen].abs().max()).item() for t in (a, b))
+            assert error <= 2 * allowed + 2 * eps * c[seen].abs().max().item(), (d, e, error, allowed)
+
+
+@each_set
+def test_far_queries_keep_their_neighbours(name: str, use: Any) -> None:
+    """The weights of a query that is a thousand bandwidths from its nearest key are as exact as any other's."""
+    use(name)
+    k = torch.randn(1, 1, 1500, 2)
+    k[..., 700:, :] += 3.0  # the nearest come late
+    far = torch.tensor([[5.0, 5.0], [30.0, 40.0], [-1000.0, 3.0], [0.0, 0.0]])
+    q, v = far.repeat(9, 1)[None, None], torch.randn(1, 1, 1500, 3)
+    for make in (attlas.Gaussian, attlas.Laplace):
+        A = attlas.attend(q, k, score=make(1.0))
+        B = attlas.attend(q.double(), k.double(), score=make(1.0), plan=Plan("reference"))
+        plain = attlas.attend(q, k, score=make(1.0), plan=Plan("reference"))
+        found, lse = run(A, v)
+        torch.testing.assert_close(lse.double(), B.lse, rtol=1e-6, atol=1e-6)
+        error, allowed = ((t - B @ v.double()).abs().max().item() for t in (found, plain @ v))
+        assert error <= 2 * allowed + 1e-6
+
+
+@each_set
+def test_numbers_at_the_ends(name: str, use: Any) -> None:
+    use(name)
+    q, k, v = (t.float() for t in tokens(30, 600, 2, 2))
+    for scale in (1e-42, 1e-30, 1e15, 1e37):
+        for h in (1e-3, 1.0, 1e3):
+            A = attlas.attend(q * scale, k * scale, score=attlas.Gaussian(h))
+            found = distance.forward(A.problem, given_tokens(A), v, Plan())
+            wanted, lse = tiled.forward(A.problem, given_tokens(A), v, Plan("tiled"))
+            torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found[1], lse, rtol=1e-5, atol=1e-5)
+    # Values too large for a sum are left to the other backend; the smallest are no reason to fail.
+    A = attlas.attend(q, k, score=attlas.Gaussian(2.0))
+    assert distance.forward(A.problem, given_tokens(A), torch.full_like(v, 3e38), Plan()) is None
+    assert float(run(A, v * 1e-42)[0].abs().max()) < 1e-37
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
+    for place in range(3):
+        given_ = [t.clone() for t in tokens(6, 7, 2, 3)]
+        given_[place][0, 0, 3, 1] = bad
+        q, k, v = given_
+        A = attlas.attend(q, k, score=attlas.Gaussian(1.0))
+        assert distance.forward(A.problem, given_tokens(A), v, Plan()) is None
+
+
+@each_kernel
+@pytest.mark.parametrize("name", SETS[1:])
+def test_a_lattice_is_cut_as_in_the_tiled_backend(name: str, kernel: str, use: Any) -> None:
+    """Keys at exactly one bandwidth, where the last digit decides: both backends take the same side."""
+    use(name)
+    side = torch.arange(-6.0, 7.0) * 0.1
+    grid = torch.cartesian_prod(side, side)[None, None]
+    v = torch.ones(1, 1, 169, 1)
+    for h in (0.1, 0.3, 0.5, 0.7):
+        A = attlas.attend(grid, grid, score=KERNELS[kernel](h))
+        _, lse = tiled.forward(A.problem, given_tokens(A), v, Plan("tiled"))
+        close(run(A, v)[1], lse, 2e-6)
+
+
+@given(
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 16), st.integers(1, 20)),
+    st.sampled_from(list(KERNELS)),
+    st.sampled_from(list(MASKS)),
+    st.sampled_from(["plain", "transposed", "expanded", "every second", "shifted"]),
+    st.sampled_from([name for name in library.runnable() if name != "amx"] or SETS),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_shape_and_stride(
+    sizes: tuple[int, ...], kernel: str, mask: str, stride: str, name: str, single: bool
+) -> None:
+    m, n, d, e = sizes
+    dtype = torch.float32 if single else torch.float64
+
+    def lay(t: Tensor) -> Tensor:
+        if stride == "transposed":
+            return t.transpose(1, 2).contiguous().transpose(1, 2)
+        if stride == "expanded":
+            return t[:1].expand_as(t)
+        if stride == "every second":
+            return torch.stack([t, t * 9], -1).flatten(-2)[..., ::2]
+        if stride == "shifted":
+            return torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t)
+        return t
+
+    q, k, v = (lay(t) for t in tokens(m, n, d, e, dtype))
+    given_ = {"score": KERNELS[kernel](2.0 * math.sqrt(d)), "mask": MASKS[mask](m, n)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTLAS_NATIVE", name)
+        found, lse = run(attlas.attend(q, k, **given_), v, Plan(cells=500))
+    exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
+    # In float32 a key at the edge of a bounded kernel has few right digits, and may be all that a query sees.
+    slack = 2e-3 if single else 1e-9
+    torch.testing.assert_close(lse.double(), exact.lse, rtol=slack, atol=slack)
+    torch.testing.assert_close(found.double(), exact @ v.double(), rtol=slack, atol=slack)
+
+
+@each_kernel
+def test_threads_change_nothing(kernel: str) -> None:
+    q, k, v = (t.float() for t in tokens(50, 700, 3, 2))
+    A = attlas.attend(q, k, score=KERNELS[kernel](1.5))
+    wanted = run(A, v)
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            found = list(callers.map(lambda _: run(A, v), range(4)))
+    finally:
+        torch.set_num_threads(1)
+    for out, lse in found:
+        assert torch.equal(out, wanted[0])
+        assert torch.equal(lse, wanted[1])
+
+
+def test_reasons() -> None:
+    def reason(score: attlas.Score, d: int = 3, n: int = 4) -> str | None:
+        return distance.supports(attlas.attend(torch.randn(1, 1, 5, d), torch.randn(1, 1, n, d), score=score).problem)
+
+    assert reason(attlas.Gaussian(1.0)) is None
+    assert reason(attlas.ScaledDot()) == "the score is no kernel of a distance"
+    assert reason(2 * attlas.Gaussian(1.0)) == "the score is no kernel of a distance"
+    assert reason(attlas.Laplace(1.0), d=17) == "the tokens have more than 16 coordinates"
+    assert reason(attlas.Gaussian(4.0), d=8) is None
+    assert reason(attlas.Gaussian(4.0), d=9) == "this Gaussian is computed as a dot product"
+    assert reason(attlas.Gaussian(1e-6), d=9) is None
+    assert reason(attlas.Laplace(1.0), n=0) == "there is nothing to compute"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTLAS_NATIVE", "none")
+        assert reason(attlas.Laplace(1.0)) == "ATTLAS_NATIVE=none turns the kernels off"
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    q, k, v = tokens(20, 30, 3, 2)
+    for dtype in (torch.float16, torch.bfloat16):
+        low = [t.to(dtype) for t in (q, k, v)]
+        A = attlas.attend(low[0], low[1], score=attlas.Laplace(1.0))
+        B = attlas.attend(low[0].double(), low[1].double(), score=attlas.Laplace(1.0), plan=Plan("reference"))
+        found, lse = run(A, low[2])
+        assert found.dtype is dtype
+        assert lse.dtype is torch.float32
+        torch.testing.assert_close(lse.double(), B.lse, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found, (B @ low[2].double()).to(dtype))

@@ -1,0 +1,259 @@
+"""The library of kernels: how it is found, which instruction set it uses, and what each set computes."""
+
+import ctypes
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attlas.engine.native import library
+from attlas.errors import BackendError
+
+FOLDER = Path(library.__file__).parent
+needs_kernels = pytest.mark.skipif(
+    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
+)
+each_set = pytest.mark.parametrize("name", library.SETS)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch):
+    """Force an instruction set; skip where this processor cannot run it."""
+
+    def force(name: str) -> None:
+        if name not in library.runnable():
+            pytest.skip(f"this processor cannot run {name}")
+        monkeypatch.setenv("ATTLAS_NATIVE", name)
+
+    return force
+
+
+def elementary(function: str, x: np.ndarray) -> np.ndarray:
+    """Map exp or tanh over an array with the kernels."""
+    out = np.full_like(x, 7)
+    kind = {"float32": "FLOAT32", "float64": "FLOAT64"}[str(x.dtype)]
+    fields = {"in": x.ctypes.data, "out": out.ctypes.data, "count": x.size}
+    status = library.call("elementary", **fields, function=library.code(function), type=library.code(kind))
+    assert status == library.code("DONE")
+    return out
+
+
+def all_floats(step: int) -> np.ndarray:
+    """Every step-th float32 there is: both signs, subnormal numbers, infinities and NaN among them."""
+    x = np.arange(0, 2**32, step, dtype=np.uint32).view(np.float32)
+    return np.where(np.isnan(x), np.float32(np.nan), x)  # numpy warns at signalling NaNs
+
+
+def errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Distance to the exact result, in units in the last place of the result's dtype."""
+    return np.abs(found - exact) / np.spacing(np.abs(exact).astype(found.dtype)).astype(exact.dtype)
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+
+
+@needs_kernels
+@each_set
+def test_exp_float32_over_all_numbers(name: str, use) -> None:
+    use(name)
+    x = np.concatenate([all_floats(4801), np.linspace(-104, 104, 200_001, dtype=np.float32)])
+    x = np.append(x, np.float32([np.inf, -np.inf, np.nan, 0.0, -0.0, 88.7228, 88.72284, -87.3366, -87.3365]))
+    found = elementary("EXP", x)
+    with np.errstate(over="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    normal = (x >= np.float32(-87.3365)) & (x <= np.float32(88.7228))
+    assert errors(found[normal], exact[normal]).max() <= 2.0
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
+    assert np.all(found[x < np.float32(-87.3365)] == 0)  # never a subnormal number
+    assert np.all(found[x > np.float32(88.72284)] == np.inf)
+
+
+@needs_kernels
+@each_set
+def test_exp_float64_over_all_numbers(name: str, use) -> None:
+    use(name)
+    x = np.concatenate([all_floats(9973).astype(np.float64), np.linspace(-709, 710, 100_003), [5e-324, 1e-310]])
+    x = np.append(x, [np.inf, -np.inf, np.nan, 0.0, -0.0, 709.78, -708.39])
+    found = elementary("EXP", x)
+    with np.errstate(over="ignore"):
+        exact = np.exp(x.astype(np.longdouble))
+    normal = (x >= -708.39) & (x <= 709.78)
+    assert errors(found[normal], exact[normal]).max() <= 2.0
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
+    assert np.all(found[x < -708.39] == 0)
+    assert np.all(found[x > 709.79] == np.inf)
+
+
+@needs_kernels
+@each_set
+def test_tanh_over_all_numbers(name: str, use) -> None:
+    use(name)
+    x = np.concatenate([all_floats(4801), np.linspace(-10, 10, 200_001, dtype=np.float32)])
+    x = np.append(x, np.float32([np.inf, -np.inf, np.nan, 0.0, -0.0]))
+    found = elementary("TANH", x)
+    exact = np.tanh(x.astype(np.float64))
+    assert np.nanmax(np.abs(found - exact)) <= 4e-7
+    ordinary = np.abs(x) > 1e-30
+    assert np.max(np.abs(found[ordinary] / exact[ordinary] - 1)) <= 5e-7
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
+    assert np.nanmax(np.abs(found)) <= 1.0
+
+
+@needs_kernels
+@each_set
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_length_and_alignment(name: str, dtype: type, use) -> None:
+    use(name)
+    rng = np.random.default_rng(0)
+    for count in [*range(36), 100]:
+        for start in range(3):
+            x = rng.normal(size=count + start + 4).astype(dtype)
+            out = np.full_like(x, 7)
+            fields = {"in": x[start:].ctypes.data, "out": out[start:].ctypes.data, "count": count}
+            kind = library.code("FLOAT32" if dtype is np.float32 else "FLOAT64")
+            library.call("elementary", **fields, function=library.code("EXP"), type=kind)
+            np.testing.assert_allclose(out[start : start + count], np.exp(x[start : start + count]), rtol=3e-7)
+            assert np.all(out[:start] == 7)
+            assert np.all(out[start + count :] == 7)
+
+
+@needs_kernels
+def test_several_python_threads_may_call() -> None:
+    arrays = [np.random.default_rng(i).normal(size=50_000).astype(np.float32) for i in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: elementary("EXP", x), arrays))
+    for x, y in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(y, elementary("EXP", x))
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+
+
+@needs_kernels
+def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
+    assert library.runnable() == library.SETS[: len(library.runnable())]
+    assert library.instruction_set() == library.runnable()[-1]
+    assert library.why_not() is None
+    assert library.threads() == torch.get_num_threads()
+
+
+@needs_kernels
+def test_no_set_runs_that_the_processor_lacks() -> None:
+    door, kind = library._loaded(library._FILE).door("elementary")
+    for number in (-1, len(library.runnable()), 99):
+        assert door(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
+
+
+def test_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTLAS_NATIVE", "none")
+    assert not library.available()
+    assert not library.has("elementary")
+    assert library.why_not() == "ATTLAS_NATIVE=none turns the kernels off"
+    with pytest.raises(BackendError) as caught:
+        library.call("elementary", count=0)
+    assert str(caught.value) == (
+        "attlas.engine.native: the native kernels must be there to be called.\n"
+        "  found: ATTLAS_NATIVE=none turns the kernels off\n"
+        "  fix: unset ATTLAS_NATIVE, or use Plan(backend='tiled')."
+    )
+
+
+@needs_kernels
+def test_environment_names_a_set_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTLAS_NATIVE", "avx1024")
+    with pytest.raises(BackendError) as caught:
+        library.available()
+    assert str(caught.value) == (
+        "ATTLAS_NATIVE: it must name an instruction set that was compiled and that this processor can run.\n"
+        "  found: ATTLAS_NATIVE=avx1024\n"
+        f"  fix: set it to {', '.join(('none', *library.runnable()))}, or leave it unset."
+    )
+
+
+def test_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
+    monkeypatch.setattr(library, "_FILE", tmp_path / "_kernels.so")
+    assert library.why_not() == "the kernels were not compiled when attlas was installed"
+    assert library.runnable() == ()
+    with pytest.raises(BackendError) as caught:
+        library.structure("Dot")
+    assert str(caught.value) == (
+        "attlas.engine.native: the native kernels must be there to be called.\n"
+        "  found: the kernels were not compiled when attlas was installed\n"
+        "  fix: install a C++ compiler and attlas again, or use Plan(backend='tiled')."
+    )
+
+
+def test_broken_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
+    broken = tmp_path / "_kernels.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(library, "_FILE", broken)
+    assert re.match(r"the library of kernels cannot be loaded \(.*_kernels\.so: ", library.why_not())
+    assert not library.available()
+
+
+def test_attlas_imports_without_a_library() -> None:
+    # Nothing of the kernels is loaded before something asks for them.
+    code = "import sys, attlas; sys.exit('_kernels.so' in open('/proc/self/maps').read())"
+    if sys.platform != "linux":
+        pytest.skip("/proc says on Linux what a process has loaded")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -------------------------------------------------------------------------------------------------------- structures
+
+
+@needs_kernels
+def test_structures_are_those_of_the_header() -> None:
+    text = (FOLDER / "kernels" / "abi.h").read_text(encoding="utf-8")
+    declared = re.findall(r"^struct (\w+)", text, flags=re.M)
+    assert {"Tensor4", "Dot", "Elementary"} <= set(declared)
+    for name in declared:
+        fields = [field for field, *_ in library.structure(name)._fields_]
+        body = re.sub(r"//.*", "", re.search(rf"^struct {name} {{(.*?)^}};", text, flags=re.M | re.S)[1])
+        assert fields == re.findall(r"(\w+)(?=[,;])", body)
+    assert library.structure("Tensor4").row.offset == 24
+    assert [library.code(name) for name in ("DONE", "NOT_FINITE", "NO_MEMORY", "UNSUPPORTED")] == [0, 1, 2, 3]
+
+
+@needs_kernels
+def test_declarations_of_every_form() -> None:
+    text = """
+    enum Colour : int32_t { RED = 0, BLUE = 12 };
+    struct Point { double x, y;  // x = 3
+      float z; };
+    struct Line {
+      Point from, to;
+      const void* data; int64_t* places;
+      uint8_t flag;
+    };
+    """
+    structures, codes = library._read_declarations(text)
+    assert codes == {"RED": 0, "BLUE": 12}
+    assert structures["Point"]._fields_ == [("x", ctypes.c_double), ("y", ctypes.c_double), ("z", ctypes.c_float)]
+    assert [kind for _, kind in structures["Line"]._fields_][:2] == [structures["Point"]] * 2
+    assert ctypes.sizeof(structures["Line"]) == 24 + 24 + 8 + 8 + 8
+    with pytest.raises(KeyError):
+        library._read_declarations("struct Wrong { short x; };")
+
+
+@needs_kernels
+def test_unknown_names_raise() -> None:
+    with pytest.raises(BackendError) as caught:
+        library.call("elementary", count=0, cuont=3)
+    assert str(caught.value) == (
+        "attlas.engine.native: Elementary must have every field that is set.\n"
+        "  found: no cuont\n"
+        "  fix: build the kernels again: make native."
+    )
+    with pytest.raises(AttributeError):
+        library.structure("Tensor4")(rwo=3)
+    assert not library.has("nothing")
+    assert library.has("elementary")
