@@ -56,26 +56,34 @@ class Forward {
   static constexpr int W = WIDTH<T>;
 
  public:
-  static constexpr int64_t BLOCK = M::ROWS * (256 / M::ROWS);  // rows that share what of K and V is in the cache
   static constexpr int64_t CHUNK = 512;                        // keys taken together; a multiple of COLUMNS
   static constexpr int64_t STRIDE = CHUNK + 16;                // rows of logits that fall into different sets of the cache
 
-  Forward(const attlas::Dot& problem, int q_parts, int k_parts, int p_parts, int v_parts)
+  // Rows of one task: many share what of K and V is in the cache, but their own numbers must fit there too, and there
+  // must be work for all threads.
+  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+    const int64_t bytes = p.d * q_parts * int64_t(sizeof(Number)) + p.e * int64_t(sizeof(T)) + 1;
+    int64_t rows = std::clamp<int64_t>((720 << 10) / bytes, 64, 1024);
+    while (rows > 64 && p.batch * p.heads * ((p.m + rows - 1) / rows) < 4 * p.threads) rows /= 2;
+    return round_up(rows, M::ROWS);
+  }
+
+  Forward(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
       : p_(problem),
         q_parts_(q_parts),
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
         width_(round_up(problem.e, M::COLUMNS)),
-        queries_(M::left_size(BLOCK, problem.d, q_parts)),
+        queries_(M::left_size(block, problem.d, q_parts)),
         logits_(M::ROWS * STRIDE),
         weights_(M::left_size(M::ROWS, CHUNK, p_parts)),
-        pooled_(size_t(BLOCK) * width_),
-        rows_(BLOCK),
-        top_values_(size_t(BLOCK) * problem.k_largest),
-        top_keys_(size_t(BLOCK) * problem.k_largest) {}
+        pooled_(size_t(block) * width_),
+        rows_(block),
+        top_values_(size_t(block) * problem.k_largest),
+        top_keys_(size_t(block) * problem.k_largest) {}
 
-  // Queries [first, first + count) of one head, count <= BLOCK; `right` and `values` are its packed keys and values.
+  // Queries [first, first + count) of one head, count at most the block; `right` and `values` are its packed keys and values.
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, const Number* values) {
     M::pack_left(queries_.data, count, p_.d, q_parts_, read);
