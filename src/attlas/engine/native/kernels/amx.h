@@ -123,22 +123,20 @@ struct Amx {
       _tile_zero(2);
       _tile_zero(3);
     }
-    constexpr int LAST = A_PARTS == 3 && B_PARTS == 3 ? 2 : 4;  // i + j of the products of parts that count
     const Number* below = a + 16 * depth_of(depth) * A_PARTS;
     for (int64_t step = 0; step < steps; step += DEPTH) {
-#pragma GCC unroll 3
-      for (int j = 0; j < B_PARTS; ++j) {
-        _tile_loadd(6, b + j * 2 * TILE, 64);
-        _tile_loadd(7, b + (j * 2 + 1) * TILE, 64);
-#pragma GCC unroll 3
-        for (int i = 0; i < A_PARTS; ++i) {
-          if (i + j > LAST) break;
-          _tile_loadd(4, a + i * TILE, 64);
-          _tile_loadd(5, below + i * TILE, 64);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
+      // Small products first; each part is loaded as seldom as eight tiles allow.
+      if constexpr (A_PARTS == 3 && B_PARTS == 3) {
+        take_a(a, below, 2), take_b(b, 0), products();
+        take_a(a, below, 1), products();
+        take_b(b, 1), products();
+        take_a(a, below, 0), products();
+        take_b(b, 2), products();
+        take_b(b, 0), products();
+      } else {
+        for (int j = B_PARTS - 1; j >= 0; --j) {
+          take_b(b, j);
+          for (int i = A_PARTS - 1; i >= 0; --i) take_a(a, below, i), products();
         }
       }
       a += TILE * A_PARTS;
@@ -173,6 +171,21 @@ struct Amx {
   static void end() { _tile_release(); }
 
  private:
+  static ATTLAS_INLINE void take_a(const Number* a, const Number* below, int part) {
+    _tile_loadd(4, a + part * TILE, 64);
+    _tile_loadd(5, below + part * TILE, 64);
+  }
+  static ATTLAS_INLINE void take_b(const Number* b, int part) {
+    _tile_loadd(6, b + part * 2 * TILE, 64);
+    _tile_loadd(7, b + (part * 2 + 1) * TILE, 64);
+  }
+  static ATTLAS_INLINE void products() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+
   template <class Read>
   static ATTLAS_INLINE __m512 gather(Read read, int64_t i, int64_t first, int64_t count) {
     return first < count ? read.vector(i, first, count - first) : _mm512_setzero_ps();

@@ -16,18 +16,21 @@ class Columns {
 
  public:
   static constexpr int64_t SPAN = M::COLUMNS * (1024 / M::COLUMNS);  // columns of a task
-  static constexpr int64_t STRIDE = SPAN + 16;
+  static constexpr int64_t CHUNK = M::COLUMNS * (256 / M::COLUMNS);  // of them, those whose logits are in the cache
+  static constexpr int64_t STRIDE = CHUNK + 16;
 
   explicit Columns(const attlas::Dot& problem, int q_parts, int k_parts)
       : p_(problem),
         q_parts_(q_parts),
         k_parts_(k_parts),
         logits_(M::ROWS * STRIDE),
-        diagonal_(SPAN + M::ROWS + 2 * W),
+        diagonal_(CHUNK + M::ROWS + 2 * W),
         mass_(SPAN),
         peaks_(SPAN),
         block_mass_(SPAN),
-        block_peaks_(SPAN) {}
+        block_peaks_(SPAN),
+        part_mass_(SPAN),
+        part_peaks_(SPAN) {}
 
   // What one task leaves behind, to be joined with the other tasks of its head in their order.
   struct Found {
@@ -45,7 +48,7 @@ class Columns {
     std::fill(mass_.begin(), mass_.end(), 0.0);
     std::fill(peaks_.begin(), peaks_.end(), T(0));
     clear_block();
-    int64_t block_row = 0;
+    block_row_ = 0;
     const Seen seen(p_, b, h);
     const bool picture = p_.picture_sum || p_.picture_max;
     if (p_.offsets) found.diagonals.assign(size_t(p_.m + SPAN), 0.0);
@@ -63,30 +66,12 @@ class Columns {
       seen.hull(first, first + some, left, end);
       left = std::max(left / M::COLUMNS * M::COLUMNS, start);
       end = std::min(round_up(end, M::COLUMNS), round_up(stop, M::COLUMNS));
-      if (left < end) {
-        for (int64_t j = left; j < end; j += M::COLUMNS)
-          M::template multiply<false>(M::left_at(queries, first, p_.d, q_parts_), q_parts_, p_.d,
-                                      M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
-                                      logits_.at(j - left), STRIDE);
-        for (int64_t i = 0; i < some; ++i)
-          finish_row<T>(logits_.at(size_t(i) * STRIDE), seen, first + i, left, end, T(p_.scale), T(p_.cap));
-      }
-      // Rows of one row of the picture at a time.
-      for (int64_t from = 0; from < some;) {
-        int64_t to = some;
-        if (picture) {
-          while (block_row < p_.picture_rows && first + from >= p_.row_edges[block_row + 1]) {
-            give_block(found, block_row);
-            ++block_row;
-          }
-          to = std::min(some, p_.row_edges[block_row + 1] - first);
-        }
-        if (left < end) gather(first, from, to, left, end, picture);
-        from = to;
-      }
-      if (left < end && p_.offsets) give_diagonals(found.diagonals.data(), first, left, end);
+      if (picture) divide_rows(first, some);
+      for (; left < end; left += CHUNK)
+        chunk(seen, first, some, left, std::min(left + CHUNK, end), queries, right, found);
+      if (picture) take_parts(found);
     }
-    if (picture) give_block(found, block_row);
+    if (picture) give_block(found, block_row_);
     for (int64_t j = start; j < stop; ++j) {
       if (p_.column_mass) static_cast<T*>(p_.column_mass)[head_ * p_.n + j] = T(mass_[j - start]);
       if (p_.column_max) static_cast<T*>(p_.column_max)[head_ * p_.n + j] = peaks_[j - start];
@@ -124,41 +109,97 @@ class Columns {
   }
 
  private:
-  // Rows [from, to) of the strip, columns [left, end): weights, and what they add up to.
-  void gather(int64_t first, int64_t from, int64_t to, int64_t left, int64_t end, bool picture) {
+  // Columns [left, end) of some rows: their logits, and what becomes of them.
+  void chunk(const Seen& seen, int64_t first, int64_t some, int64_t left, int64_t end, const Number* queries,
+             const Number* right, Found& found) {
+    for (int64_t j = left; j < end; j += M::COLUMNS)
+      M::template multiply<false>(M::left_at(queries, first, p_.d, q_parts_), q_parts_, p_.d,
+                                  M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
+                                  logits_.at(j - left), STRIDE);
+    for (int64_t i = 0; i < some; ++i)
+      finish_row<T>(logits_.at(size_t(i) * STRIDE), seen, first + i, left, end, T(p_.scale), T(p_.cap));
+    if (p_.picture_sum || p_.picture_max) {
+      for (size_t x = 0; x < parts_.size(); ++x) gather(first, parts_[x].from, parts_[x].to, left, end, x);
+    } else {
+      gather(first, 0, some, left, end, 0);
+    }
+    if (p_.offsets) give_diagonals(found.diagonals.data(), first, some, left, end);
+  }
+
+  // Rows of a strip that lie in one row of the picture.
+  struct Part {
+    int64_t from, to, block_row;
+  };
+
+  void divide_rows(int64_t first, int64_t some) {
+    parts_.clear();
+    int64_t row = block_row_;
+    for (int64_t from = 0; from < some;) {
+      while (first + from >= p_.row_edges[row + 1]) ++row;
+      const int64_t to = std::min(some, p_.row_edges[row + 1] - first);
+      parts_.push_back({from, to, row});
+      from = to;
+    }
+    part_mass_.assign(parts_.size() * SPAN, T(0));
+    part_peaks_.assign(parts_.size() * SPAN, T(0));
+  }
+
+  void take_parts(Found& found) {
+    for (size_t x = 0; x < parts_.size(); ++x) {
+      for (; block_row_ < parts_[x].block_row; ++block_row_) give_block(found, block_row_);
+      for (int64_t j = 0; j < SPAN; ++j) {
+        block_mass_[j] += part_mass_[x * SPAN + j];
+        block_peaks_[j] = std::max(block_peaks_[j], part_peaks_[x * SPAN + j]);
+      }
+    }
+  }
+
+  void gather(int64_t first, int64_t from, int64_t to, int64_t left, int64_t end, size_t part) {
+    const bool largest = p_.column_max || p_.picture_max;
+    if (largest) return gather_with<true>(first, from, to, left, end, part);
+    gather_with<false>(first, from, to, left, end, part);
+  }
+
+  // Rows [from, to) of the strip, columns [left, end): weights, and what they add up to. Weights stay in the place of
+  // the logits.
+  template <bool LARGEST>
+  void gather_with(int64_t first, int64_t from, int64_t to, int64_t left, int64_t end, size_t part) {
     const T scale = factor_of<T>(p_);
     const bool diagonals = p_.offsets;
-    const bool largest = p_.column_max || p_.picture_max;
     const T* lse = static_cast<const T*>(p_.lse) + head_ * p_.m + first;
     T shift[M::ROWS];
     for (int64_t i = from; i < to; ++i) shift[i] = lse[i] == -INF<T> ? std::numeric_limits<T>::max() : lse[i];
-    if (diagonals && from == 0) std::memset(diagonal_.data, 0, sizeof(T) * (SPAN + M::ROWS + 2 * W));
     for (int64_t j = 0; j < end - left; j += W) {
       V total = {}, top = {};
+      T* at = logits_.at(j);
       for (int64_t i = from; i < to; ++i) {
-        const V e = exp_below(load(logits_.at(size_t(i) * STRIDE + j)) * scale - shift[i]);
+        const V e = exp_below(load(at + i * STRIDE) * scale - shift[i]);
         total += e;
-        if (largest) top = larger<T>(top, e);
-        if (diagonals) {
-          T* at = diagonal_.at(j + M::ROWS - 1 - i);
-          store(at, load(at) + e);
-        }
+        if (LARGEST) top = larger<T>(top, e);
+        if (diagonals) store(at + i * STRIDE, e);
       }
       const int64_t column = left - start_ + j;
       for (int lane = 0; lane < W; ++lane) mass_[column + lane] += total[lane];
       if (p_.column_max) store(&peaks_[column], larger<T>(load(&peaks_[column]), top));
-      if (picture) {
-        store(&block_mass_[column], load(&block_mass_[column]) + total);
-        store(&block_peaks_[column], larger<T>(load(&block_peaks_[column]), top));
+      if (p_.picture_sum || p_.picture_max) {
+        T* mass = &part_mass_[part * SPAN + column];
+        T* peaks = &part_peaks_[part * SPAN + column];
+        store(mass, load(mass) + total);
+        if (LARGEST) store(peaks, larger<T>(load(peaks), top));
       }
     }
   }
 
   // diagonal_[x] holds the cells with j - i = left - first - (ROWS - 1) + x; in `to`, x counts from start - (m - 1).
-  void give_diagonals(double* to, int64_t first, int64_t left, int64_t end) {
+  void give_diagonals(double* to, int64_t first, int64_t some, int64_t left, int64_t end) {
+    std::memset(diagonal_.data, 0, sizeof(T) * (CHUNK + M::ROWS + 2 * W));
+    for (int64_t i = 0; i < some; ++i) {
+      const T* row = logits_.at(size_t(i) * STRIDE);
+      T* at = diagonal_.at(M::ROWS - 1 - i);
+      for (int64_t j = 0; j < end - left; j += W) store(at + j, load(at + j) + load(row + j));
+    }
     const int64_t shift = left - first - (M::ROWS - 1) - (start_ - (p_.m - 1));
-    for (int64_t x = 0; x < end - left + M::ROWS - 1; ++x)
-      if (shift + x >= 0) to[shift + x] += diagonal_.data[x];
+    for (int64_t x = std::max<int64_t>(0, -shift); x < end - left + M::ROWS - 1; ++x) to[shift + x] += diagonal_.data[x];
   }
 
   void clear_block() {
@@ -189,7 +230,9 @@ class Columns {
   int64_t head_ = 0, start_ = 0, stop_ = 0;
   Aligned<T> logits_, diagonal_;
   std::vector<double> mass_;
-  std::vector<T> peaks_, block_mass_, block_peaks_;
+  std::vector<T> peaks_, block_mass_, block_peaks_, part_mass_, part_peaks_;
+  std::vector<Part> parts_;
+  int64_t block_row_ = 0;
 };
 
 }  // namespace ATTLAS_ISA

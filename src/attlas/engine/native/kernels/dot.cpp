@@ -111,11 +111,11 @@ template <class M, class Source>
 void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
   std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
-  const int64_t block = Forward<M>::BLOCK, blocks = (p.m + block - 1) / block;
+  const int64_t block = Forward<M>::block_for(p, parts.q), blocks = (p.m + block - 1) / block;
   attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
     // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
     const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
-    if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, parts.q, parts.k, parts.p, parts.v);
+    if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, block, parts.q, parts.k, parts.p, parts.v);
     auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
     read.data += row * read.stride;
     const int64_t slot = wave.slot(which);

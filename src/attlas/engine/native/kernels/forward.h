@@ -56,26 +56,34 @@ class Forward {
   static constexpr int W = WIDTH<T>;
 
  public:
-  static constexpr int64_t BLOCK = M::ROWS * (256 / M::ROWS);  // rows that share what of K and V is in the cache
   static constexpr int64_t CHUNK = 512;                        // keys taken together; a multiple of COLUMNS
   static constexpr int64_t STRIDE = CHUNK + 16;                // rows of logits that fall into different sets of the cache
 
-  Forward(const attlas::Dot& problem, int q_parts, int k_parts, int p_parts, int v_parts)
+  // Rows of one task: many share what of K and V is in the cache, but their own numbers must fit there too, and there
+  // must be work for all threads.
+  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+    const int64_t bytes = p.d * q_parts * int64_t(sizeof(Number)) + p.e * int64_t(sizeof(T)) + 1;
+    int64_t rows = std::clamp<int64_t>((720 << 10) / bytes, 64, 1024);
+    while (rows > 64 && p.batch * p.heads * ((p.m + rows - 1) / rows) < 4 * p.threads) rows /= 2;
+    return round_up(rows, M::ROWS);
+  }
+
+  Forward(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
       : p_(problem),
         q_parts_(q_parts),
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
         width_(round_up(problem.e, M::COLUMNS)),
-        queries_(M::left_size(BLOCK, problem.d, q_parts)),
+        queries_(M::left_size(block, problem.d, q_parts)),
         logits_(M::ROWS * STRIDE),
         weights_(M::left_size(M::ROWS, CHUNK, p_parts)),
-        pooled_(size_t(BLOCK) * width_),
-        rows_(BLOCK),
-        top_values_(size_t(BLOCK) * problem.k_largest),
-        top_keys_(size_t(BLOCK) * problem.k_largest) {}
+        pooled_(size_t(block) * width_),
+        rows_(block),
+        top_values_(size_t(block) * problem.k_largest),
+        top_keys_(size_t(block) * problem.k_largest) {}
 
-  // Queries [first, first + count) of one head, count <= BLOCK; `right` and `values` are its packed keys and values.
+  // Queries [first, first + count) of one head, count at most the block; `right` and `values` are its packed keys and values.
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, const Number* values) {
     M::pack_left(queries_.data, count, p_.d, q_parts_, read);
@@ -139,7 +147,6 @@ class Forward {
       return;
     }
     if (p_.top_keys) keep_largest(logits, left, size, r, tops, peak);
-    if (p_.mean || p_.variance) moments(logits, size, scale, row);
     if (peak * scale > row.top) raise(row, r, peak * scale);
     if (p_.out) {
       weigh_as_wanted<true>(logits, i, size, scale, row);
@@ -156,10 +163,11 @@ class Forward {
 
   template <bool OUT>
   void weigh_as_wanted(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    if (p_.entropy && p_.squares) return weigh<OUT, true, true>(logits, i, size, scale, row);
-    if (p_.entropy) return weigh<OUT, true, false>(logits, i, size, scale, row);
-    if (p_.squares) return weigh<OUT, false, true>(logits, i, size, scale, row);
-    weigh<OUT, false, false>(logits, i, size, scale, row);
+    if (p_.mean || p_.variance) return weigh<OUT, true, true, true>(logits, i, size, scale, row);
+    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false>(logits, i, size, scale, row);
+    if (p_.entropy) return weigh<OUT, true, false, false>(logits, i, size, scale, row);
+    if (p_.squares) return weigh<OUT, false, true, false>(logits, i, size, scale, row);
+    weigh<OUT, false, false, false>(logits, i, size, scale, row);
   }
 
   // A larger logit was found: what was summed before shrinks.
@@ -177,46 +185,55 @@ class Forward {
     row.top = top;
   }
 
-  template <bool OUT, bool BENT, bool SQUARES>
+  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    V total[2] = {}, bent[2] = {}, squares[2] = {};
-    const V top = all(row.top);
+    V total[2] = {}, bent[2] = {}, squares[2] = {}, count[2] = {}, away[2] = {}, spread[2] = {};
+    const V top = all(row.top), none = all(-INF<T>), one = all(T(1));
+    // Moments are taken about a number near the mean, so that their difference loses nothing.
+    const T centre = MOMENTS ? centre_of(logits, size, scale, row) : T(0);
     for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
       V e[2];
       for (int x = 0; x < 2; ++x) {
-        const V below = load(logits + j + x * W) * scale - top;
+        const V logit = load(logits + j + x * W) * scale;
+        const V below = logit - top;
         e[x] = exp_below(below);
         total[x] += e[x];
         if (BENT) bent[x] += e[x] * larger<T>(below, all(T(-1e4)));  // 0 times infinity must be 0
         if (SQUARES) squares[x] += e[x] * e[x];
+        if (MOMENTS) {
+          const V from = logit > none ? logit - centre : V{};
+          count[x] += logit > none ? one : V{};
+          away[x] += from;
+          spread[x] += from * from;
+        }
       }
       if (OUT) M::put(weights_.data, i, j, CHUNK, p_parts_, e);
     }
     row.total += sum<T>(total[0] + total[1]);
     if (BENT) row.bent += sum<T>(bent[0] + bent[1]);
     if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
+    if (MOMENTS) {
+      // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
+      const double here = sum<T>(count[0] + count[1]), shift = double(sum<T>(away[0] + away[1])) / here;
+      const double together = row.count + here, apart = double(centre) + shift - row.mean;
+      const double about = std::max(double(sum<T>(spread[0] + spread[1])) - shift * shift * here, 0.0);
+      row.spread += about + apart * apart * row.count * here / together;
+      row.mean += apart * here / together;
+      row.count = together;
+    }
   }
 
-  void moments(const T* logits, int64_t size, T scale, Row<T>& row) {
-    V count = {}, total = {}, spread = {};
-    const V none = all(-INF<T>);
-    for (int64_t j = 0; j < size; j += W) {
-      const V x = load(logits + j);
-      count += x > none ? all(T(1)) : V{};
-      total += x > none ? x * scale : V{};
-    }
-    const double here = sum<T>(count), mean = sum<T>(total) / here;
-    const V centre = all(T(mean));
-    for (int64_t j = 0; j < size; j += W) {
-      const V x = load(logits + j);
-      const V away = x > none ? x * scale - centre : V{};
-      spread += away * away;
-    }
-    // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-    const double all_of_them = row.count + here, apart = mean - row.mean;
-    row.spread += double(sum<T>(spread)) + apart * apart * row.count * here / all_of_them;
-    row.mean += apart * here / all_of_them;
-    row.count = all_of_them;
+  // A number near the mean of a row's logits: that of what was seen before, or of a few in the middle.
+  T centre_of(const T* logits, int64_t size, T scale, const Row<T>& row) const {
+    if (row.count > 0) return T(row.mean);
+    T total = 0;
+    int count = 0;
+    for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
+      if (logits[j] > -INF<T>) {
+        total += logits[j] * scale;
+        ++count;
+      }
+    return count ? total / T(count) : row.top;
   }
 
   void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops, T peak) {
