@@ -104,18 +104,8 @@ def _pooled(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tenso
     for axis, have, want in ((-2, fine[0], coarse[0]), (-1, fine[1], coarse[1])):
         if torch.equal(have, want):
             continue
-        into = torch.searchsorted(want, have[:-1], right=True) - 1
-        inside = (into >= 0) & (into < len(want) - 1)
-        shape = list(table.shape)
-        shape[axis] = len(want) - 1
-        source, index = table[_at(axis, inside)], into[inside]
-        pooled = table.new_zeros(shape)
-        if largest:
-            table = pooled.index_reduce_(axis, index, source, "amax")
-        else:
-            table = pooled.index_add_(axis, index, source)
+        places = torch.searchsorted(have, want)
+        inside = table.narrow(axis, int(places[0]), int(places[-1] - places[0]))
+        parts = inside.split(places.diff().tolist(), dim=axis)
+        table = torch.stack([part.amax(axis) if largest else part.sum(axis) for part in parts], dim=axis)
     return table
-
-
-def _at(axis: int, index: Tensor) -> Any:
-    return (..., index) if axis == -1 else (..., index, slice(None))
