@@ -159,8 +159,8 @@ def check_everything(case: Case) -> None:
     pictures = [picture(m, n) for picture in PICTURES.values()]
     rows, columns = [(0, m // 2 + 1), (m // 3, m), (m // 3, m // 3)], [(n // 4, n // 2 + 1), (0, n)]
     asked = (
-        stats.Entropy(), stats.EffectiveKeys(), stats.RowMass(), stats.MaxWeight(), stats.MaxLogit(), stats.LogitMoments(),
-        stats.TopK(k), stats.TopK(few), stats.ArgMax(), stats.TailMass(few), stats.Coverage((0.5, 0.9, 1.0)),
+        stats.Entropy(), stats.EffectiveKeys(), stats.RowMass(), stats.MaxWeight(), stats.MaxLogit(),
+        stats.LogitMoments(), stats.TopK(k), stats.TopK(few), stats.ArgMax(), stats.TailMass(few), stats.Coverage((0.5, 0.9, 1.0)),
         stats.ColumnMass(), stats.ColumnMass(mean=True), stats.ColumnMax(), stats.Offsets(), stats.Offsets(mean=True),
         stats.Spans(rows, columns), *pictures,
     )  # fmt: skip
