@@ -10,6 +10,7 @@ import torch
 import attlas
 from attlas import BackendError, Plan
 from attlas.engine.choose import Choice
+from attlas.engine.native import library
 
 q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 11, 16), torch.randn(2, 2, 11, 3)
 FAR = 1e4 * torch.ones(16)
@@ -27,7 +28,6 @@ SDPA: dict[str, Callable[[], attlas.AttentionMatrix]] = {
     "gaussian": lambda: attlas.attend(q, k, score=attlas.Gaussian(3.0)),
 }
 TILED: dict[str, Callable[[], attlas.AttentionMatrix]] = {
-    "softcap": lambda: attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 5.0)),
     "additive score": lambda: attlas.attend(q, k, score=attlas.Additive(16, 16, 8)),
     "laplace": lambda: attlas.attend(q, k, score=attlas.Laplace()),
     "gaussian of few coordinates": lambda: attlas.attend(q[..., :3], k[..., :3], score=attlas.Gaussian()),
@@ -42,7 +42,7 @@ TILED: dict[str, Callable[[], attlas.AttentionMatrix]] = {
 def test_sdpa_is_chosen(name: str) -> None:
     choice = attlas.explain(SDPA[name]())
     assert choice.backend == "sdpa"
-    assert set(choice.others) == {"reference", "tiled"}
+    assert set(choice.others) == {"native", "reference", "tiled"}
 
 
 @pytest.mark.parametrize("name", list(TILED))
@@ -54,6 +54,69 @@ def test_tiled_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     A = TILED[name]()
     with pytest.raises(BackendError, match="sdpa does not run: " + choice.others["sdpa"].split("'")[0]):
         attlas.AttentionMatrix(A.problem, Plan("sdpa"), A._axes) @ torch.randn(A.shape[-1], 2)
+
+
+LONG = torch.randn(2, 4, 40, 16)
+needs_kernels = pytest.mark.skipif(
+    not library.runnable() or not library.available(), reason="the kernels are not compiled here, or turned off"
+)
+
+
+def wide() -> bool:
+    """Tell whether the kernels are the fastest here: they need wide vectors."""
+    return library.available() and library.instruction_set() in ("avx512", "amx")
+
+
+def test_the_kernels_are_chosen_where_they_are_fastest() -> None:
+    choice = attlas.explain(attlas.attend(LONG, k))
+    assert choice.backend == ("native" if wide() else "sdpa")
+    assert set(choice.others) == {"native", "reference", "sdpa", "tiled"} - {choice.backend}
+    assert attlas.explain(attlas.attend(q, k)).backend == "sdpa"  # few queries
+
+
+def test_a_score_that_torch_does_not_know_goes_to_the_kernels_or_to_tiles() -> None:
+    choice = attlas.explain(attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 5.0)))
+    assert choice.backend == ("native" if library.available() else "tiled")
+    assert set(choice.others) == {"native", "reference", "sdpa", "tiled"} - {choice.backend}
+
+
+@pytest.mark.parametrize("setting", ["none", "baseline", "avx2"])
+def test_narrow_vectors_leave_outputs_to_torch(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if setting != "none" and setting not in library.runnable():
+        pytest.skip(f"this processor cannot run {setting}, or the kernels are not compiled here")
+    monkeypatch.setenv("ATTLAS_NATIVE", setting)
+    choice = attlas.explain(attlas.attend(LONG, k))
+    assert choice.backend == "sdpa"
+    why = {"none": "ATTLAS_NATIVE=none turns the kernels off"}
+    assert choice.others["native"] == why.get(setting, "it is slower for so few queries, or on this processor")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", list(TILED))
+def test_the_kernels_refuse_what_they_do_not_compute(name: str) -> None:
+    A = TILED[name]()
+    refused = attlas.explain(A).others["native"]
+    with pytest.raises(BackendError) as caught:
+        attlas.AttentionMatrix(A.problem, Plan("native"), A._axes) @ torch.randn(A.shape[-1], 2)
+    assert f"found: native does not run: {refused}" in str(caught.value)
+
+
+@needs_kernels
+def test_reads_of_a_large_matrix_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attlas.engine.native import dot
+
+    calls = []
+    monkeypatch.setattr(dot, "find", lambda *args, _find=dot.find, **kwargs: calls.append(1) or _find(*args, **kwargs))
+    small, large = attlas.attend(q, k), attlas.attend(torch.randn(200, 8), torch.randn(200, 8))
+    for A, plan, wanted in (
+        (small, Plan(), 0),
+        (large, Plan(), 1),
+        (small, Plan("native"), 1),
+        (large, Plan("tiled"), 0),
+    ):
+        calls.clear()
+        attlas.AttentionMatrix(A.problem, plan, A._axes).sum(-2)
+        assert len(calls) == wanted
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "tiled", "reference"])
@@ -73,6 +136,14 @@ def test_a_named_backend_is_kept(backend: str, monkeypatch: pytest.MonkeyPatch) 
     assert attlas.explain(attlas.attend(q, k, plan=plan)).backend == backend
     attlas.attend(q, k, plan=plan) @ v
     assert calls == [backend]
+
+
+@needs_kernels
+def test_the_kernels_are_kept_where_they_are_named() -> None:
+    choice = attlas.explain(attlas.attend(q, k, plan=Plan("native")))
+    assert choice.backend == "native"
+    assert choice.because == "the plan asks for it"
+    assert set(choice.others) == {"reference", "sdpa", "tiled"}
 
 
 def test_the_choice_is_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:

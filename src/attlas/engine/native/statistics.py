@@ -48,7 +48,7 @@ def fold(
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
-    wanted = _together([wants for wants in asked if wants is not None])
+    wanted = _together([wants for wants in asked if wants is not None], problem.shape[2:])
     if lse is None:
         wanted["lse"] = True
     known = lse if lse is None or form.row is None else lse - form.row
@@ -68,15 +68,21 @@ def fold(
     return results, lse
 
 
-def _together(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join what several statistics want: the largest k, and pictures of blocks that all can be made of."""
+def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Join what several statistics want: the largest k, and pictures of blocks that all can be made of.
+
+    Blocks cover the whole matrix, as the kernels take it, also where every statistic looks at a window of it.
+    """
     wanted: dict[str, Any] = {}
     for wants in asked:
         for name, value in wants.items():
             wanted[name] = max(wanted.get(name, 0), value) if name == "largest" else value
     blocks = [wants[name] for wants in asked for name in _PICTURES if name in wants]
     if blocks:
-        rows, columns = (torch.cat(edges).unique() for edges in zip(*blocks, strict=True))
+        rows, columns = (
+            torch.cat([*edges, torch.tensor([0, size])]).unique()
+            for edges, size in zip(zip(*blocks, strict=True), sizes, strict=True)
+        )
         wanted |= {name: dot.Picture(rows, columns) for name in _PICTURES if name in wanted}
     return wanted
 
@@ -98,18 +104,8 @@ def _pooled(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tenso
     for axis, have, want in ((-2, fine[0], coarse[0]), (-1, fine[1], coarse[1])):
         if torch.equal(have, want):
             continue
-        into = torch.searchsorted(want, have[:-1], right=True) - 1
-        inside = (into >= 0) & (into < len(want) - 1)
-        shape = list(table.shape)
-        shape[axis] = len(want) - 1
-        source, index = table[_at(axis, inside)], into[inside]
-        pooled = table.new_zeros(shape)
-        if largest:
-            table = pooled.index_reduce_(axis, index, source, "amax")
-        else:
-            table = pooled.index_add_(axis, index, source)
+        places = torch.searchsorted(have, want)
+        inside = table.narrow(axis, int(places[0]), int(places[-1] - places[0]))
+        parts = inside.split(places.diff().tolist(), dim=axis)
+        table = torch.stack([part.amax(axis) if largest else part.sum(axis) for part in parts], dim=axis)
     return table
-
-
-def _at(axis: int, index: Tensor) -> Any:
-    return (..., index) if axis == -1 else (..., index, slice(None))

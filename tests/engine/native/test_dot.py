@@ -1,0 +1,299 @@
+"""The output of the kernels against its definition in float64: dtypes, memory layouts, values, masks, threads."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attlas
+from attlas import BackendError, Plan, stats
+from attlas.engine import reference
+from attlas.engine.native import library
+
+NATIVE = Plan("native")
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+each_set = pytest.mark.parametrize("name", library.SETS)
+SIZES = [
+    (1, 1, 1, 1),
+    (63, 1, 1, 5),
+    (1, 63, 7, 1),
+    (130, 63, 33, 32),
+    (63, 130, 64, 31),
+    (12, 31, 512, 3),
+    (13, 70, 3, 512),
+]
+WIDE = [(1000, 1000, 64, 64), (1000, 130, 80, 17), (130, 1000, 128, 64)]
+needs_kernels = pytest.mark.skipif(
+    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def definition(A: attlas.AttentionMatrix, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp in float64."""
+    exact = reference.dense(reference.in_float64(A.problem))
+    weights = exact.weights.reshape(*A.shape).detach()
+    spread = v.double() if v.ndim == 2 else v.double().repeat_interleave(A.shape[-3] // v.shape[-3], dim=-3)
+    return weights @ spread, exact.lse.reshape(A.shape[:-1])
+
+
+def check(A: attlas.AttentionMatrix, v: Tensor, tolerance: float | None = None) -> None:
+    out, lse = definition(A, v)
+    tolerance = tolerance or TOLERANCE[v.dtype]
+    found = A @ v
+    assert found.dtype == v.dtype
+    torch.testing.assert_close(found.double(), out, rtol=tolerance, atol=tolerance)
+    within = 1e-10 if A.dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(A.lse.double(), lse, rtol=within, atol=within)
+
+
+def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype, heads: tuple[int, int, int] = (4, 2, 1)) -> list[Tensor]:
+    sizes = zip(heads, (m, n, n), (d, d, e), strict=True)
+    return [torch.randn(2, *size, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+@each_set
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_output_of_every_dtype(name: str, dtype: torch.dtype, use: Callable[[str], None]) -> None:
+    use(name)
+    for m, n, d, e in SIZES:
+        q, k, v = tokens(m, n, d, e, dtype)
+        check(attlas.attend(q, k, plan=NATIVE), v)
+        check(attlas.attend(q, k, mask=attlas.Causal(), sink=torch.randn(4).to(dtype), plan=NATIVE), v)
+        if dtype is not torch.float64:
+            check(attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 2.0), plan=NATIVE), v)
+
+
+@pytest.mark.parametrize("name", ["avx512", "amx"])
+@pytest.mark.parametrize("size", WIDE, ids=str)
+def test_output_of_large_matrices(name: str, size: tuple[int, ...], use: Callable[[str], None]) -> None:
+    use(name)
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = tokens(*size, dtype, (1, 1, 1))
+        check(attlas.attend(q, k, plan=NATIVE), v)
+        check(attlas.attend(q, k, mask=attlas.Causal(), plan=NATIVE), v)
+
+
+@each_set
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-30, 30.0, 1e4])
+def test_any_scale(name: str, scale: float, use: Callable[[str], None]) -> None:
+    use(name)
+    q, k, v = tokens(20, 63, 16, 8, torch.float64)
+    check(attlas.attend(q, k, score=attlas.ScaledDot(scale), plan=NATIVE), v, 1e-8 if scale == 1e4 else None)
+    q, k, v = (t.float() for t in (q, k, v))
+    if abs(scale) < 100:  # beyond, float32 itself is too coarse for a comparison
+        check(attlas.attend(q, k, score=attlas.ScaledDot(scale), plan=NATIVE), v, 1e-4)
+
+
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "zero": torch.zeros_like,
+    "equal": lambda t: torch.full_like(t, 0.3),
+    "subnormal": lambda t: t * 1e-40,
+    "tiny": lambda t: t * 1e-20,
+    "large": lambda t: t * 1e8,
+    "huge": lambda t: t * 1e30,
+    "infinite": lambda t: t.clone().index_fill_(-1, torch.tensor([0]), math.inf),
+    "-infinite": lambda t: t.clone().index_fill_(-1, torch.tensor([0]), -math.inf),
+    "NaN": lambda t: t.clone().index_fill_(-2, torch.tensor([1]), math.nan),
+}
+
+
+@each_set
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]) -> None:
+    """What is not finite, or too large for the kernels, gives what the tiles give."""
+    use(name)
+    given = [torch.randn(1, 2, size, 4) for size in (18, 70, 70)]
+    given[which] = VALUES[value](given[which])
+    q, k, v = given
+    mask = attlas.Causal()
+    found, tiles = (attlas.attend(q, k, mask=mask, plan=Plan(backend)) for backend in ("native", "tiled"))
+    torch.testing.assert_close(found @ v, tiles @ v, rtol=1e-4, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(found.lse, tiles.lse, rtol=1e-5, atol=1e-5, equal_nan=True)
+    mass = [A.collect(stats.ColumnMass())[0] for A in (found, tiles)]
+    torch.testing.assert_close(*mass, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def laid_out(draw: Any, *shape: int) -> Tensor:
+    """Return numbers of a shape in some layout: dense, strided, transposed, expanded, off the alignment."""
+    kind = draw(st.sampled_from(["dense", "last", "rows", "heads", "expanded", "offset"]))
+    batch, heads, rows, size = shape
+    if kind == "last":
+        return torch.randn(batch, heads, rows, 2 * size)[..., ::2]
+    if kind == "rows":
+        return torch.randn(batch, heads, size, rows).mT
+    if kind == "heads":
+        return torch.randn(batch, rows, heads, size).transpose(1, 2)
+    if kind == "expanded":
+        return torch.randn(1, 1, rows, size).expand(shape)
+    if kind == "offset":
+        return torch.randn(math.prod(shape) + 3)[3:].view(shape)
+    return torch.randn(shape)
+
+
+@needs_kernels
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_layout(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = data.draw
+    monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
+    monkeypatch.setenv("ATTLAS_NATIVE", draw(st.sampled_from(library.runnable())))
+    m, n, d, e = (draw(st.integers(1, top)) for top in (40, 80, 40, 40))
+    batch, group, key_heads = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    value_heads = draw(st.sampled_from([1, key_heads, group * key_heads]))
+    q, k = laid_out(draw, batch, group * key_heads, m, d), laid_out(draw, batch, key_heads, n, d)
+    v = laid_out(draw, batch, value_heads, n, e)
+    kind = draw(st.sampled_from(["none", "causal", "window", "cells", "cells of heads", "empty"]))
+    mask: Any = {"none": None, "causal": attlas.Causal(), "window": attlas.Window(3, 2, 0)}.get(kind)
+    if kind.startswith("cells"):
+        mask = torch.rand(*((batch, group * key_heads) if "heads" in kind else ()), m, n) < 0.5
+        mask[..., n // 2 :] = False  # empty tiles
+    if kind == "empty":
+        mask = torch.zeros(m, n, dtype=torch.bool)
+    sink = torch.randn(group * key_heads) if draw(st.booleans()) else None
+    score = draw(st.sampled_from([None, attlas.ScaledDot(-0.5), attlas.SoftCap(attlas.ScaledDot(), 3.0)]))
+    A = attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=NATIVE)
+    check(A, v)
+    weights = reference.dense(reference.in_float64(A.problem)).weights
+    mass, largest, columns = A.collect(stats.RowMass(), stats.MaxWeight(), stats.ColumnMass())
+    for found, wanted in ((mass, weights.sum(-1)), (largest, weights.amax(-1)), (columns, weights.sum(-2))):
+        torch.testing.assert_close(found.double(), wanted, rtol=5e-5, atol=5e-5)
+
+
+@each_set
+def test_gradients_are_those_of_the_definition(name: str, use: Callable[[str], None]) -> None:
+    use(name)
+    for score in (None, attlas.SoftCap(attlas.ScaledDot(), 1.5), attlas.Gaussian(2.0)):
+        for mask in (None, attlas.Causal(), torch.rand(40, 63) < 0.5):
+            leaves = [t.requires_grad_() for t in (*tokens(40, 63, 9, 5, torch.float32), torch.randn(4))]
+            q, k, v, sink = leaves
+            found, exact = (
+                attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=Plan(plan)) @ v
+                for plan in ("native" if not isinstance(score, attlas.Gaussian) else "auto", "reference")
+            )
+            torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+            slope = torch.randn_like(found)
+            pairs = (torch.autograd.grad(out, leaves, slope) for out in (found, exact))
+            for one, other in zip(*pairs, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@needs_kernels
+def test_any_number_of_threads_gives_the_same(threads: None, use: Callable[[str], None]) -> None:
+    for name in library.runnable():
+        use(name)
+        q, k, v = tokens(300, 700, 64, 33, torch.float32)
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            A = attlas.attend(q, k, mask=attlas.Causal(), plan=NATIVE)
+            asked = stats.Entropy(), stats.ColumnMass(), stats.Offsets(), stats.Picture(5, 6), stats.Coverage()
+            results.append([torch.nan_to_num(t) for t in (A @ v, A.lse, *A.collect(*asked))])
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@needs_kernels
+def test_several_callers_at_once_change_nothing() -> None:
+    given = [tokens(100, 300, 32, 16, torch.float32) for _ in range(6)]
+
+    def compute(t: list[Tensor]) -> tuple[Tensor, Tensor]:
+        A = attlas.attend(t[0], t[1], plan=NATIVE)
+        return A @ t[2], A.collect(stats.ColumnMass())[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(compute, given))
+    for mine, alone in zip(found, map(compute, given), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, alone, strict=True))
+
+
+@needs_kernels
+def test_other_python_threads_run_meanwhile() -> None:
+    """With the GIL held the other thread could not look while a call is under way."""
+    q, k, v = tokens(2500, 2500, 64, 64, torch.float32, (2, 2, 2))
+    under_way, seen, inside = [False], [False], threading.Event()
+
+    def look() -> None:
+        inside.wait()
+        seen[0] = under_way[0]
+
+    original = library.call
+
+    def watched(*args: Any, **fields: Any) -> int:
+        under_way[0] = True
+        inside.set()
+        status = original(*args, **fields)
+        under_way[0] = False
+        return status
+
+    interval = sys.getswitchinterval()
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        sys.setswitchinterval(1000)  # nobody is made to give the lock away
+        library.call = watched
+        attlas.attend(q, k, plan=NATIVE) @ v
+    finally:
+        library.call = original
+        sys.setswitchinterval(interval)
+        inside.set()
+        looker.join()
+    assert seen[0]
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says on Linux how much memory a process has held")
+def test_memory_is_linear() -> None:
+    code = """
+import torch, attlas
+from attlas import stats
+def peak():
+    return int(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1]) >> 10
+def look(m):
+    A = attlas.attend(torch.randn(m, 16), torch.randn(m, 16), mask=attlas.Causal(), plan=attlas.Plan('native'))
+    A @ torch.randn(m, 16)
+    A.collect(stats.Entropy(), stats.TopK(8), stats.EffectiveKeys(), stats.MaxLogit(), stats.LogitMoments(),
+              stats.Coverage(), stats.ColumnMass(), stats.ColumnMax(), stats.Offsets(), stats.Picture(64, 64))
+look(200)
+before = peak()
+look(20_000)
+print(peak() - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 150  # MiB; a matrix of these sizes takes 1,526
+
+
+@needs_kernels
+def test_autocast_and_vmap() -> None:
+    q, k, v = tokens(40, 63, 16, 8, torch.float32)
+    want = definition(attlas.attend(q, k), v)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close((attlas.attend(q, k, plan=NATIVE) @ v).double(), want, rtol=2e-5, atol=2e-5)
+    found = torch.func.vmap(attlas.attention)(q, *(t.repeat_interleave(4 // t.shape[1], 1) for t in (k, v)))
+    torch.testing.assert_close(found.double(), want, rtol=2e-5, atol=2e-5)
+
+
+def test_a_plan_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTLAS_NATIVE", "none")
+    A = attlas.attend(torch.randn(3, 4), torch.randn(5, 4), plan=NATIVE)
+    with pytest.raises(BackendError) as caught:
+        A @ torch.randn(5, 2)
+    assert "found: native does not run: ATTLAS_NATIVE=none turns the kernels off" in str(caught.value)

@@ -1,0 +1,319 @@
+"""Every statistic from the kernels against its definition in float64, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import Plan, stats
+from attlas.engine import reference
+from attlas.engine.native import dot, library
+
+NATIVE = Plan("native")
+ROWS, COLUMNS = (slice(10, 20), slice(15, 33)), (slice(5, 11), slice(40, 80))
+PICTURES: dict[str, Callable[[int, int], stats.Picture]] = {
+    "mean": lambda m, n: stats.Picture(min(m, 7), min(n, 9)),
+    "max": lambda m, n: stats.Picture(min(m, 5), min(n, 6), pool="max"),
+    "one block": lambda m, n: stats.Picture(1, 1),
+    "one block, max": lambda m, n: stats.Picture(1, 1, pool="max"),
+    "cells": lambda m, n: stats.Picture(min(m, 60), min(n, 60), rows=(0, min(m, 60)), columns=(0, min(n, 60))),
+    "window": lambda m, n: stats.Picture(1, 1, rows=(m // 3, m // 2 + 1), columns=(n // 3, n // 2 + 1)),
+    "window, max": lambda m, n: stats.Picture(1, 1, "max", rows=(m // 2, m), columns=(n // 2, n)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A matrix in the form that the kernels take, and its definition in float64, (batch, heads, m, n)."""
+
+    A: attlas.AttentionMatrix
+    weights: np.ndarray
+    logits: np.ndarray
+    tolerance: float
+
+    @property
+    def allowed(self) -> np.ndarray:
+        return self.logits > -math.inf
+
+    def close(self, found: Tensor, expected: Any, scale: float = 1.0) -> None:
+        assert found.dtype == self.A.dtype
+        assert tuple(found.shape) == expected.shape
+        tolerance = self.tolerance
+        np.testing.assert_allclose(
+            found.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        )
+
+
+def make(
+    m: int,
+    n: int,
+    *,
+    d: int = 8,
+    heads: tuple[int, int] = (2, 1),
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    score: attlas.Score | None = None,
+    mask: Any = None,
+    sink: Tensor | None = None,
+    plan: Plan = NATIVE,
+) -> Case:
+    generator = torch.Generator().manual_seed(m * 1009 + n)
+    q = torch.randn(batch, heads[0], m, d, generator=generator, dtype=torch.float64).to(dtype)
+    k = torch.randn(batch, heads[1], n, d, generator=generator, dtype=torch.float64).to(dtype)
+    A = attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=plan)
+    exact = reference.dense(reference.in_float64(A.problem))
+    tolerance = 1e-10 if dtype is torch.float64 else 3e-5
+    return Case(A, exact.weights.numpy(), exact.logits.numpy(), tolerance)
+
+
+def holes(m: int, n: int, *lead: int, seed: int = 0) -> Tensor:
+    """Return a mask with empty rows and columns, and an empty tile."""
+    found = torch.rand(*lead, m, n, generator=torch.Generator().manual_seed(seed)) < 0.4
+    found[..., 1 % m, :] = False
+    found[..., :, 2 % n] = False
+    found[..., : m // 2, n // 3 :] = False
+    return found
+
+
+SMALL: dict[str, Callable[[], Case]] = {
+    "one": lambda: make(1, 1, d=1),
+    "one query": lambda: make(1, 63),
+    "one key": lambda: make(63, 1, d=1),
+    "more keys": lambda: make(63, 130, d=5, heads=(4, 2), batch=2),
+    "more queries": lambda: make(130, 63, d=33, mask=attlas.Causal()),
+    "window": lambda: make(63, 63, mask=attlas.Window(9, 2)),
+    "float64": lambda: make(37, 70, dtype=torch.float64, mask=attlas.Causal(), heads=(2, 2)),
+    "bfloat16": lambda: make(40, 63, dtype=torch.bfloat16),
+    "float16": lambda: make(40, 63, dtype=torch.float16, mask=attlas.Causal()),
+    "softcap": lambda: make(40, 63, score=attlas.SoftCap(attlas.ScaledDot(), 1.5), mask=attlas.Causal()),
+    "negative scale": lambda: make(40, 63, score=attlas.ScaledDot(-0.7)),
+    "zero scale": lambda: make(40, 63, score=attlas.ScaledDot(0.0), mask=attlas.Causal()),
+    "gaussian": lambda: make(40, 63, d=9, score=attlas.Gaussian(2.0)),
+    "sink": lambda: make(40, 63, sink=torch.tensor([0.5, -math.inf]), mask=attlas.Causal()),
+    "sink above all": lambda: make(40, 63, sink=torch.tensor([30.0, 3.0], dtype=torch.bfloat16).float()),
+    "bytes": lambda: make(40, 63, mask=holes(40, 63)),
+    "bytes of each head": lambda: make(40, 63, batch=2, mask=holes(40, 63, 2, 2)),
+    "bytes of each sequence": lambda: make(40, 63, batch=2, mask=holes(40, 63, 2, 1)),
+    "padding": lambda: make(40, 63, batch=2, mask=attlas.Padding([0, 50])),
+    "nothing": lambda: make(20, 30, mask=attlas.Padding([0])),
+}  # fmt: skip
+
+LARGE: dict[str, Callable[[], Case]] = {
+    "thousand": lambda: make(1000, 1000, d=64, heads=(2, 1)),
+    "thousand, causal": lambda: make(1000, 1001, d=16, heads=(1, 1), mask=attlas.Causal()),
+    "more keys": lambda: make(130, 2500, d=40, heads=(1, 1), mask=attlas.Window(1200, 60)),
+    "more queries": lambda: make(1100, 333, heads=(1, 1), mask=attlas.Causal()),
+    "bytes": lambda: make(300, 1100, heads=(1, 1), mask=holes(300, 1100)),
+    "steep": lambda: make(300, 1100, heads=(1, 1), score=attlas.ScaledDot(3.0), mask=attlas.Causal()),
+    "float64": lambda: make(300, 1100, heads=(1, 1), dtype=torch.float64),
+}
+
+EACH = [(name, case) for name in library.SETS for case in SMALL]
+WIDE = [(name, case) for name in ("avx512", "amx") for case in LARGE]
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    return -np.where(weights > 0, weights * np.log(np.where(weights > 0, weights, 1)), 0).sum(-1)
+
+
+def offsets(weights: np.ndarray) -> np.ndarray:
+    m, n = weights.shape[2:]
+    return np.stack([np.trace(weights, o, 2, 3) for o in range(-(m - 1), n)], axis=-1)
+
+
+def pooled(case: Case, picture: stats.Picture) -> np.ndarray:
+    m, n = case.weights.shape[2:]
+    rows, columns = (
+        range(*slice(*(span or (None,))).indices(size)) for span, size in ((picture.rows, m), (picture.columns, n))
+    )
+    out = np.full((*case.weights.shape[:2], picture.height, picture.width), np.nan)
+    edges = [[span.start + edge(x, len(span), count) for x in range(count + 1)]
+             for span, count in ((rows, picture.height), (columns, picture.width))]  # fmt: skip
+    for y in range(picture.height):
+        for x in range(picture.width):
+            place = (..., slice(*edges[0][y : y + 2]), slice(*edges[1][x : x + 2]))
+            cells = case.allowed[place].sum((-1, -2))
+            block = case.weights[place]
+            value = block.max((-1, -2)) if picture.pool == "max" else block.sum((-1, -2)) / np.maximum(cells, 1)
+            out[..., y, x] = np.where(cells > 0, value, np.nan)
+    return out
+
+
+def edge(x: int, size: int, count: int) -> int:
+    return x * (size // count) + min(x, size % count)  # the larger blocks first
+
+
+def check_everything(case: Case) -> None:
+    """Ask for all statistics at once, and compare each with its definition."""
+    weights, logits, allowed = case.weights, case.logits, case.allowed
+    m, n = weights.shape[2:]
+    k, few = min(n, 8), min(n, 3)
+    pictures = [picture(m, n) for picture in PICTURES.values()]
+    rows, columns = [(0, m // 2 + 1), (m // 3, m), (m // 3, m // 3)], [(n // 4, n // 2 + 1), (0, n)]
+    asked = (
+        stats.Entropy(), stats.EffectiveKeys(), stats.RowMass(), stats.MaxWeight(), stats.MaxLogit(),
+        stats.LogitMoments(), stats.TopK(k), stats.TopK(few), stats.ArgMax(), stats.TailMass(few), stats.Coverage((0.5, 0.9, 1.0)),
+        stats.ColumnMass(), stats.ColumnMass(mean=True), stats.ColumnMax(), stats.Offsets(), stats.Offsets(mean=True),
+        stats.Spans(rows, columns), *pictures,
+    )  # fmt: skip
+    found = case.A.collect(*asked)
+    named = dict(zip([*range(17), *PICTURES], found, strict=True))
+    case.close(named[0], entropy(weights), 10)
+    mass, squares = weights.sum(-1), np.square(weights).sum(-1)
+    case.close(named[1], np.where(squares > 0, mass**2 / np.where(squares > 0, squares, 1), 0), n)
+    case.close(named[2], mass)
+    case.close(named[3], weights.max(-1))
+    case.close(named[4], logits.max(-1), 10)
+    count = np.maximum(allowed.sum(-1), 1)
+    mean = np.where(allowed, logits, 0).sum(-1) / count
+    case.close(named[5].mean, mean, 10)
+    apart = np.where(allowed, np.where(allowed, logits, 0) - mean[..., None], 0)
+    case.close(named[5].variance, np.square(apart).sum(-1) / count, 30)
+    for place, size in ((6, k), (7, few)):
+        top = -np.sort(-weights, axis=-1)[..., :size]
+        case.close(named[place].values, top)
+        check_keys(case, named[place].indices.numpy(), named[place].values.double().numpy())
+    check_keys(case, named[8].numpy()[..., None], weights.max(-1)[..., None])
+    case.close(named[9], np.maximum(mass - -np.sort(-weights, axis=-1)[..., :few].sum(-1), 0))
+    check_coverage(case, named[10].numpy(), (0.5, 0.9, 1.0))
+    case.close(named[11], weights.sum(-2), 10)
+    case.close(named[12], weights.sum(-2) / np.maximum(allowed.sum(-2), 1))
+    case.close(named[13], weights.max(-2))
+    case.close(named[14], offsets(weights), 10)
+    case.close(named[15], offsets(weights) / np.maximum(offsets(allowed.astype(float)), 1))
+    spans = [[weights[..., slice(*r), slice(*c)].sum((-1, -2)) for c in columns] for r in rows]
+    case.close(named[16], np.moveaxis(np.array(spans), (0, 1), (-2, -1)), m)
+    for name, picture in zip(PICTURES, pictures, strict=True):
+        case.close(named[name], pooled(case, picture))
+    case.close(case.A.lse, np.where(mass > 0, case_lse(case), case_lse(case)), 10)
+
+
+def case_lse(case: Case) -> np.ndarray:
+    found: Tensor = reference.dense(reference.in_float64(case.A.problem)).lse
+    return found.numpy()
+
+
+def check_keys(case: Case, keys: np.ndarray, values: np.ndarray) -> None:
+    """Hold keys to the weights that stand beside them: each once, and seen by its query."""
+    there = values > 0  # a row without so many keys is filled up with keys of weight 0
+    of_keys = np.take_along_axis(case.weights, keys, -1)
+    np.testing.assert_allclose(np.where(there, of_keys, 0), values, rtol=case.tolerance, atol=case.tolerance)
+    assert np.take_along_axis(case.allowed, keys, -1)[there].all()
+    for row, known in zip(keys.reshape(-1, keys.shape[-1]), there.reshape(-1, keys.shape[-1]), strict=True):
+        assert len(set(row[known])) == known.sum()
+
+
+def check_coverage(case: Case, counts: np.ndarray, levels: tuple[float, ...]) -> None:
+    """Hold the share with so many of the largest weights, and not with one less, rounding aside."""
+    ordered = -np.sort(-case.weights, axis=-1)
+    sums = np.concatenate([np.zeros_like(ordered[..., :1]), ordered.cumsum(-1)], axis=-1)
+    slack = 1e-9 if case.A.dtype is torch.float64 else 3e-5
+    for x, level in enumerate(levels):
+        count = counts[..., x][..., None]
+        held, before = (np.take_along_axis(sums, np.maximum(count - less, 0), -1)[..., 0] for less in (0, 1))
+        total = sums[..., -1]
+        assert np.all(held >= (level - slack) * total)
+        assert np.all((before <= (level + slack) * total) | (count[..., 0] == 0))
+
+
+@pytest.mark.parametrize(("name", "case"), EACH, ids=["-".join(row) for row in EACH])
+def test_all_statistics(name: str, case: str, use: Callable[[str], None]) -> None:
+    use(name)
+    check_everything(SMALL[case]())
+
+
+@pytest.mark.parametrize(("name", "case"), WIDE, ids=["-".join(row) for row in WIDE])
+def test_all_statistics_of_large_matrices(name: str, case: str, use: Callable[[str], None]) -> None:
+    use(name)
+    check_everything(LARGE[case]())
+
+
+@pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("picture", PICTURES)
+def test_one_picture_alone(name: str, picture: str, use: Callable[[str], None]) -> None:
+    # Alone, nothing but its own window gives the kernels edges.
+    use(name)
+    for mask in (None, attlas.Causal()):
+        case = make(70, 1100 if name == "amx" else 90, mask=mask)
+        (found,) = case.A.collect(asked := PICTURES[picture](70, case.weights.shape[-1]))
+        case.close(found, pooled(case, asked))
+
+
+@pytest.mark.parametrize("name", library.SETS)
+def test_spans_alone(name: str, use: Callable[[str], None]) -> None:
+    use(name)
+    case = make(70, 90, mask=attlas.Causal())
+    (found,) = case.A.collect(stats.Spans(ROWS, COLUMNS))
+    spans = [case.weights[0, :, r, c].sum((-1, -2)) for r in ROWS for c in COLUMNS]
+    case.close(found, np.stack(spans, axis=-1).reshape(1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("name", library.SETS)
+def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
+    use(name)
+    for k in (1, 5, 64, 65, 128):
+        case = make(20, 300)
+        (found,) = case.A.collect(stats.TopK(k))
+        case.close(found.values, -np.sort(-case.weights, axis=-1)[..., :k])
+        check_keys(case, found.indices.numpy(), found.values.double().numpy())
+    q, k = torch.ones(5, 4), torch.ones(700, 4)
+    k[350] = 0.0
+    found = attlas.attend(q, k, plan=NATIVE).topk(128)
+    assert torch.equal(found.indices, torch.arange(128).expand(5, 128))  # of equal ones the first
+    few = attlas.attend(q, k, mask=attlas.Causal(0), plan=NATIVE).topk(4)
+    tiles = attlas.attend(q, k, mask=attlas.Causal(0), plan=Plan("tiled")).topk(4)
+    torch.testing.assert_close(few.values, tiles.values)
+
+
+@pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("panel", [1, 4000])
+def test_panels_of_a_mask_change_nothing(name: str, panel: int, use: Callable[[str], None], monkeypatch: Any) -> None:
+    use(name)
+    case = make(37, 63, batch=2, mask=holes(37, 63, 2, 2))
+    monkeypatch.setattr(dot, "_PANEL", panel)
+    v = torch.randn(2, 1, 63, 3)
+    torch.testing.assert_close((case.A @ v).double(), torch.from_numpy(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
+    check_everything(case)
+
+
+def test_levels_of_their_own_are_found_tile_by_tile(use: Callable[[str], None]) -> None:
+    use("baseline")
+    case = make(40, 63)
+    first, other = case.A.collect(stats.Coverage((0.5, 0.9)), stats.Coverage((0.25,)))
+    check_coverage(case, first.numpy(), (0.5, 0.9))
+    check_coverage(case, other.numpy(), (0.25,))
+
+
+def test_a_log_sum_exp_that_is_known_is_used(use: Callable[[str], None]) -> None:
+    use("baseline")
+    case = make(40, 63, score=attlas.Gaussian(2.0), d=9, mask=attlas.Causal())
+    lse = case.A.lse.clone()
+    check_everything(case)
+    assert torch.equal(case.A.lse, lse)
+
+
+def test_parts_of_a_matrix(use: Callable[[str], None]) -> None:
+    use("baseline")
+    case = make(40, 63, batch=2, heads=(4, 2), sink=torch.randn(4), mask=attlas.Padding([30, 63]))
+    for key in (0, (slice(None), 3), (1, 2), (slice(None), slice(1, 4))):
+        part = case.A[key]
+        torch.testing.assert_close(
+            part.sum(-2).double(), torch.from_numpy(case.weights)[key].sum(-2), rtol=1e-4, atol=1e-4
+        )
+        assert torch.equal(part.lse, case.A.lse[key])
+
+
+def test_no_sequence() -> None:
+    batch, heads = 0, 2
+    A = attlas.attend(torch.randn(batch, heads, 200, 8), torch.randn(batch, heads, 200, 8))
+    assert (A @ torch.randn(batch, heads, 200, 3)).shape == (batch, heads, 200, 3)
+    assert A.lse.shape == (batch, heads, 200)
+    assert A.collect(stats.Entropy(), stats.ColumnMass())[1].shape == (batch, heads, 200)
