@@ -148,3 +148,13 @@ def test_the_alarm_reads_the_rows_it_says_and_no_others() -> None:
     A = attlas.attend(q, q, Counting())
     heads.EntropyAlarm(rows=8).check(A)
     assert sum(seen) == 3 * 8 * 400
+
+
+def test_qk_clip_wants_a_matrix_or_a_tensor() -> None:
+    with pytest.raises(attlas.DtypeError) as caught:
+        heads.qk_clip(attlas.Atlas())
+    assert str(caught.value) == (
+        "qk_clip(): A must be an AttentionMatrix, or a tensor of largest logits.\n"
+        "  found: an Atlas\n"
+        "  fix: qk_clip(atlas[3]) takes the matrix of layer 3."
+    )

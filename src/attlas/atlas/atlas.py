@@ -326,7 +326,8 @@ class Atlas:
         heads = _between([len(entry.heads) for entry in main])
         size = _bytes(sum(entry.nbytes for entry in self.entries))
         tokens = "" if self.tokens is None else f", {len(self.tokens):,} tokens"
-        lines = [f"{title}: {len(self)} layer{'s' if len(self) != 1 else ''} × {heads} heads{tokens}, {size}"]
+        layers = _many(str(len(self)), "layer")
+        lines = [f"{title}: {layers} × {_many(heads, 'head')}{tokens}, {size}"]
         for name in self.kinds:
             lines.append("  " + self._line(name))
         numbers = list(dict.fromkeys(key for entry in self.entries for key in entry.statistics))
@@ -343,7 +344,11 @@ class Atlas:
         keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
         again = f", {passes} passes" if passes > 1 else ""
         layers = _numbers("layer", self.layers(name))
-        return f"{name}: {layers}, {heads} heads, {m} queries × {n} keys{again}, {keeps}"
+        return f"{name}: {layers}, {_many(heads, 'head')}, {m} queries × {n} keys{again}, {keeps}"
+
+
+def _many(count: str, name: str) -> str:
+    return f"{count} {name}" if count == "1" else f"{count} {name}s"
 
 
 def _numbers(word: str, numbers: list[int]) -> str:

@@ -47,6 +47,8 @@ class Writer:
         Where the atlas goes.
     overwrite : bool, default False
         Whether an atlas that is there already is replaced, once the new one is complete.
+    asked_by : str
+        What errors about the folder name as their place.
 
     Raises
     ------
@@ -76,9 +78,10 @@ class Writer:
     True
     """
 
-    def __init__(self, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
+    def __init__(self, folder: str | os.PathLike[str], overwrite: bool = False, asked_by: str = "save()") -> None:
         self.folder = Path(folder).absolute()
         self.overwrite = overwrite
+        self.asked_by = asked_by
         self.files: dict[str, Written] = {}
         self._records: dict[int, tuple[Entry, Spec, dict[str, Any]]] = {}
         self._shared: dict[str, Spec] = {}
@@ -279,10 +282,12 @@ class Writer:
             found = "no folder" if names is None else (", ".join(foreign[:4]) or f"no {MANIFEST}")
         elif not self.overwrite:
             rule, found = "the folder must not be there yet.", "an atlas"
-            fix = "give another folder, or overwrite=True to replace it."
+            fix = "give another folder, or remove this one."
+            if self.asked_by == "save()":
+                fix = "give another folder, or overwrite=True to replace it."
         else:
             return
-        raise RecordingError(explain("save()", rule, {"folder": str(folder)}, found=found, fix=fix))
+        raise RecordingError(explain(self.asked_by, rule, {"folder": str(folder)}, found=found, fix=fix))
 
     def _writing(self) -> _Writing:
         return _Writing(self.folder)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.heads.retrieval import few_rows
 from attlas.heads.targets import mean_of_rows, rows_of
 from attlas.matrix import AttentionMatrix
@@ -92,6 +92,8 @@ def qk_clip(
 
     Raises
     ------
+    DtypeError
+        If `A` is neither a matrix nor a tensor.
     ShapeError
         If `threshold` is not above 0, if `alpha` is not between 0 and 1, if there is no head axis, or if
         `key_heads` does not divide the heads.
@@ -129,6 +131,15 @@ def qk_clip(
         )
     if not 0.0 <= alpha <= 1.0:
         raise ShapeError(explain("qk_clip()", "alpha must lie from 0 to 1.", found=f"alpha = {alpha}", fix="alpha=0.5"))
+    if not isinstance(A, AttentionMatrix | torch.Tensor):
+        raise DtypeError(
+            explain(
+                "qk_clip()",
+                "A must be an AttentionMatrix, or a tensor of largest logits.",
+                found=kind(A),
+                fix="qk_clip(atlas[3]) takes the matrix of layer 3.",
+            )
+        )
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
         key_heads = A.shape[-3] // A.problem.group if key_heads is None and A.ndim > 2 else key_heads

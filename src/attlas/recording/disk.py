@@ -29,7 +29,7 @@ class Disk:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._writer = Writer(folder)
+        self._writer = Writer(folder, asked_by="record()")
         # The system removes it, however this process ends.
         self._file = tempfile.TemporaryFile(dir=self._writer.folder.parent)  # noqa: SIM115 - closed in __exit__
 

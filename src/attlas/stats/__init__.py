@@ -23,6 +23,7 @@ from attlas.stats.rows import (
     row_mass,
 )
 from attlas.stats.spans import Spans, spans
+from attlas.stats.values import Pooled
 
 __all__ = [
     "ArgMax",
@@ -40,6 +41,7 @@ __all__ = [
     "Offsets",
     "Part",
     "Picture",
+    "Pooled",
     "RowMass",
     "Spans",
     "Statistic",

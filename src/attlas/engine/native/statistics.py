@@ -21,6 +21,7 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
     """Return what each statistic wants of the whole matrix; None for one that must see the tiles."""
     asked: list[Mapping[str, Any] | None] = []
     levels: object = None
+    pooled = False
     for statistic in statistics:
         wants = statistic.wants(problem)
         if wants is not None and "coverage" in wants:
@@ -28,6 +29,8 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
                 wants = None  # one set of levels in one walk
             else:
                 levels = wants["coverage"]
+        if wants is not None and "out" in wants:
+            wants, pooled = (None if pooled else wants), True  # one set of values in one walk
         asked.append(wants)
     return asked
 
@@ -49,10 +52,11 @@ def fold(
         Log-sum-exp of each row.
     """
     wanted = _together([wants for wants in asked if wants is not None], problem.shape[2:])
+    v = wanted.pop("out", None)
     if lse is None:
         wanted["lse"] = True
     known = lse if lse is None or form.row is None else lse - form.row
-    found = dot.find(problem, form, wanted, lse=known)
+    found = dot.find(problem, form, wanted, v=v, lse=known)
     if found is None:
         return None
     if form.row is not None:
