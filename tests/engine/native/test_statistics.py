@@ -161,8 +161,8 @@ def check_everything(case: Case) -> None:
     asked = (
         stats.Entropy(), stats.EffectiveKeys(), stats.RowMass(), stats.MaxWeight(), stats.MaxLogit(),
         stats.LogitMoments(), stats.TopK(k), stats.TopK(few), stats.ArgMax(), stats.TailMass(few),
-        stats.Coverage((0.5, 0.9, 1.0)), stats.ColumnMass(), stats.ColumnMass(mean=True), stats.ColumnMax(), stats.Offsets(), stats.Offsets(mean=True),
-        stats.Spans(rows, columns), *pictures,
+        stats.Coverage((0.5, 0.9, 1.0)), stats.ColumnMass(), stats.ColumnMass(mean=True), stats.ColumnMax(),
+        stats.Offsets(), stats.Offsets(mean=True), stats.Spans(rows, columns), *pictures,
     )  # fmt: skip
     found = case.A.collect(*asked)
     named = dict(zip([*range(17), *PICTURES], found, strict=True))
