@@ -19,6 +19,8 @@ class Plan:
     ----------
     backend : {"auto", "native", "sdpa", "tiled", "reference"}, default "auto"
         ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
+        ``"native"``, the compiled kernels of attlas for dot products on a CPU, counts for reads too: those
+        that the kernels do not compute are done tile by tile, exact as well.
     rows, columns : int, optional
         Size of a tile in queries and keys. The default fits tile and scratch memory to `cells`.
     cells : int, optional
@@ -36,7 +38,9 @@ class Plan:
 
     Notes
     -----
-    Tiles as wide as a row are fastest on a CPU: one product gives log-sum-exp and weights at once.
+    Tiles as wide as a row are fastest on a CPU: one product gives log-sum-exp and weights at once. The
+    kernels of attlas choose their own tiles. The environment variable ``ATTLAS_NATIVE`` names the
+    instruction set that they use: ``baseline``, ``avx2``, ``avx512``, ``amx``, or ``none`` to do without.
 
     Examples
     --------

@@ -300,8 +300,9 @@ class Coverage(Statistic):
     -----
     ``min |S|`` over the sets S of keys with ``Σ_{j ∈ S} A_ij >= level Σ_j A_ij``. Exact up to rounding: a
     share that is met but for the rounding of its sum counts as met. A row with no allowed key needs 0 keys.
-    The level 1 counts the keys whose weight is not 0. Cost: sorts each row, about as long as the rest of
-    the pass; memory of a second tile.
+    The level 1 counts the keys whose weight is not 0. Cost: the kernels of attlas look for
+    a threshold in each row, a few passes over it in the cache; elsewhere each row is sorted, about as
+    long as the rest of the pass, with memory of a second tile.
 
     Examples
     --------
