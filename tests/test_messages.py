@@ -434,7 +434,7 @@ CASES = [
         "plan backend",
         ShapeError,
         lambda: Plan("flash"),
-        """Plan(): backend must be one of 'auto', 'reference', 'sdpa', 'tiled'.
+        """Plan(): backend must be one of 'auto', 'native', 'reference', 'sdpa', 'tiled'.
   found: backend = 'flash'
   fix: leave backend out; attlas.explain(A) tells what runs.""",
     ),

@@ -92,7 +92,7 @@ def test_narrow_vectors_leave_outputs_to_torch(setting: str, monkeypatch: pytest
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", list(TILED))
+@pytest.mark.parametrize("name", ["gaussian of a small bandwidth", "no queries", "no keys", "positional"])
 def test_the_kernels_refuse_what_they_do_not_compute(name: str) -> None:
     A = TILED[name]()
     refused = attlas.explain(A).others["native"]
@@ -171,3 +171,19 @@ def test_a_plan_does_not_change_with_the_default() -> None:
     assert Plan(rows=3).budget("cpu") == 16 << 20
     assert Plan(cells=7).budget("cuda") == 7
     assert len({Plan(), Plan("auto"), Plan("tiled")}) == 2
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["additive score", "laplace", "gaussian of few coordinates"])
+def test_other_families_of_kernels_are_chosen(name: str) -> None:
+    assert attlas.explain(TILED[name]()).backend == "native"
+
+
+@needs_kernels
+def test_a_statistic_that_changes_another_sees_the_tiles() -> None:
+    class Doubled(attlas.stats.Entropy):
+        def finish(self, carry: torch.Tensor) -> torch.Tensor:
+            return 2 * carry
+
+    A = attlas.attend(LONG, LONG, plan=Plan("native"))
+    torch.testing.assert_close(A.collect(Doubled())[0], 2 * attlas.stats.entropy(A))

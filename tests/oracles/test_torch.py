@@ -76,10 +76,10 @@ def test_sdpa_with_grouped_heads(plan: Plan, key_heads: int) -> None:
 
 def test_sdpa_in_float32_is_the_same_kernel() -> None:
     q, k, v = (torch.randn(2, 4, 60, 32) for _ in range(3))
-    assert torch.equal(attlas.attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
-    assert torch.equal(
-        attlas.attention(q, k, v, mask=attlas.Causal()), F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    )
+    plan = attlas.Plan("sdpa")
+    assert torch.equal(attlas.attention(q, k, v, plan=plan), F.scaled_dot_product_attention(q, k, v))
+    causal = attlas.attention(q, k, v, mask=attlas.Causal(), plan=plan)
+    assert torch.equal(causal, F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 MASK_MODS = {

@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.engine.cover import strips
 from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError, explain
+from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score, Tokens
 from attlas.scores.dot import SoftCap
-from attlas.tiles import cut
+from attlas.tiles import Tile, cut
 
 __all__ = ["Form", "Picture", "find", "form_of", "forward", "pays", "refusal"]
 
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
+_ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 _SMALL = 1 << 23  # products below which threads cost more than they save
 _FEW = 16  # queries below which torch's kernel, which packs nothing, is faster
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
@@ -169,10 +172,22 @@ def _panels(problem: Problem) -> Iterator[_Panel]:
     if interval is not None:
         yield _Panel(range(m), interval, None)
         return
-    # Cells are asked for as many rows as stay small even if each batch and head has its own.
-    for rows in cut(m, max(_PANEL // (batch * heads * n), 1)):
-        cells = problem.mask.allows(replace(at, rows=rows))
-        yield _Panel(rows, None, cells[(None,) * (4 - cells.ndim)])
+    # Cells are asked for as many rows as stay small even if each batch and head has its own, and only where the
+    # mask does not say of a whole stretch of keys that all or none of them may be seen.
+    for rows in cut(m, max(min(_PANEL // (batch * heads * n), _ROWS), 1)):
+        yield _Panel(rows, None, _cells(problem.mask, replace(at, rows=rows)))
+
+
+def _cells(mask: Mask, at: Tile) -> Tensor:
+    """Return True where the mask lets rows see keys, shape (batches or 1, heads or 1, rows, n)."""
+    segments = strips(at, mask, len(at.columns), whole_rows=True)[0].segments
+    asked = {columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is Coverage.SOME}
+    shape = torch.broadcast_shapes((1, 1), *(cells.shape[:-2] for cells in asked.values()))
+    cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool)
+    for columns, coverage in segments:
+        if coverage is not Coverage.NONE:
+            cells[..., columns.start : columns.stop] = asked.get(columns, True)
+    return cells
 
 
 def _aligned(form: Form, v: Tensor | None) -> tuple[Form, Tensor | None]:

@@ -23,7 +23,7 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
     levels: object = None
     pooled = False
     for statistic in statistics:
-        wants = statistic.wants(problem)
+        wants = statistic.wants(problem) if _speaks_for_itself(statistic) else None
         if wants is not None and "coverage" in wants:
             if levels not in (None, wants["coverage"]):
                 wants = None  # one set of levels in one walk
@@ -70,6 +70,16 @@ def fold(
         for statistic, wants in zip(statistics, asked, strict=True)
     ]
     return results, lse
+
+
+def _speaks_for_itself(statistic: Statistic) -> bool:
+    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes."""
+    for kind in type(statistic).__mro__:
+        if "wants" in vars(kind):
+            return True
+        if vars(kind).keys() & {"start", "step", "finish", "of", "join"}:
+            return False
+    return False
 
 
 def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
