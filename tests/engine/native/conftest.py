@@ -9,6 +9,12 @@ import pytest
 from attlas.engine.native import library
 
 
+@pytest.fixture(autouse=True)
+def whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these tests see the kernels also in a run that turns them off for all others."""
+    monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
+
+
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Force an instruction set; skip where this processor cannot run it, or nothing was compiled."""
