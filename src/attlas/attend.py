@@ -239,6 +239,7 @@ def explain_choice(matrix: AttentionMatrix) -> choose.Choice:
     >>> import torch, attlas
     >>> attlas.explain(attlas.attend(torch.randn(5, 8), torch.randn(7, 8)))
     backend: sdpa, since the score is a dot product
+      not native: ...
       not reference: it stores the whole matrix; ask for it with Plan(backend='reference')
       not tiled: torch's fused kernel computes the same, faster
     """

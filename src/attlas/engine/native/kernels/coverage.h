@@ -30,6 +30,8 @@ class Shares {
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t some, Read read, const Number* right) {
     const int64_t head = b * p_.heads + h;
+    // What is known from other rows must not depend on which thread had them.
+    for (Level& level : levels_) level.guess = T(0), level.density = 0;
     const Seen seen(p_, b, h);
     int64_t left, end;
     seen.hull(first, first + some, left, end);
