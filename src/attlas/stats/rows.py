@@ -395,8 +395,6 @@ class LogitMoments(Statistic):
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        if problem.mask is None and problem.plain_dot is not None:
-            return None  # known from the tokens, without a walk over the matrix
         return {"mean": True, "variance": True}
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Moments:

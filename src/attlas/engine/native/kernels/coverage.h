@@ -15,7 +15,7 @@ class Shares {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr int FEW = 96;  // weights that are sorted
+  static constexpr int FEW = 32;  // weights that are sorted
 
  public:
   Shares(const attlas::Dot& problem, int q_parts, int k_parts)
@@ -97,37 +97,44 @@ class Shares {
       }
     }
     for (int look = 0;; ++look) {
-      bool all_done = true;
+      Level* active[4];
+      int count = 0;
+      bool any = false;
       for (Level& level : levels_) {
         if (level.done) continue;
-        all_done = false;
-        look_at(row, size, level);
-        const bool few = level.count_low >= 0 && level.count_high - level.count_low <= FEW;
-        // Neighbours in the order of the floating point numbers: all weights between are equal.
-        const bool narrow = !(std::nextafter(level.low, level.high) < level.high);
-        if (few || (narrow && level.count_low >= 0)) {
-          level.done = true;
-        } else {
-          level.at = next(level, look);
+        any = true;
+        active[count++] = &level;
+        if (count == 4) {
+          look_at<4>(row, size, active, look);
+          count = 0;
         }
       }
-      if (all_done) break;
+      if (!any) break;
+      if (count == 3) look_at<3>(row, size, active, look);
+      if (count == 2) look_at<2>(row, size, active, look);
+      if (count == 1) look_at<1>(row, size, active, look);
     }
     for (int64_t x = 0; x < p_.level_count; ++x) out[x] = size - left_out(row, size, levels_[x]);
   }
 
-  // One pass over the row: how many weights are up to the threshold, and their sum.
-  void look_at(const T* row, int64_t size, Level& level) {
-    V mass[2] = {}, count[2] = {};
-    const V at = all(level.at), one = all(T(1));
-    for (int64_t j = 0; j < size; j += 2 * W)
-      for (int x = 0; x < 2; ++x) {
-        const V e = load(row + j + x * W);
-        mass[x] += e <= at ? e : V{};
-        count[x] += e <= at ? one : V{};
+  // One pass over the row: how many weights are up to each threshold, and their sum.
+  template <int N>
+  void look_at(const T* row, int64_t size, Level* const* levels, int look) {
+    V mass[N] = {}, count[N] = {}, at[N];
+    for (int x = 0; x < N; ++x) at[x] = all(levels[x]->at);
+    const V one = all(T(1));
+    for (int64_t j = 0; j < size; j += W) {
+      const V e = load(row + j);
+      for (int x = 0; x < N; ++x) {
+        mass[x] += e <= at[x] ? e : V{};
+        count[x] += e <= at[x] ? one : V{};
       }
-    const double below = double(sum<T>(mass[0] + mass[1]));
-    const int64_t number = int64_t(sum<T>(count[0])) + int64_t(sum<T>(count[1]));
+    }
+    for (int x = 0; x < N; ++x) learn(*levels[x], double(sum<T>(mass[x])), int64_t(sum<T>(count[x])), size, look);
+  }
+
+  // What a look at a threshold tells: which side it is on, and where to look next.
+  void learn(Level& level, double below, int64_t number, int64_t size, int look) const {
     if (below <= level.spare) {
       level.low = level.at;
       level.mass_low = below;
@@ -142,6 +149,14 @@ class Shares {
       level.density = double(level.count_high - level.count_low) / std::log(double(level.high) / double(level.low));
     } else if (!(level.density > 0)) {
       level.density = double(number);
+    }
+    const bool few = level.count_low >= 0 && level.count_high - level.count_low <= FEW;
+    // Neighbours in the order of the floating point numbers: all weights between are equal.
+    const bool narrow = !(std::nextafter(level.low, level.high) < level.high);
+    if (few || (narrow && level.count_low >= 0)) {
+      level.done = true;
+    } else {
+      level.at = next(level, look);
     }
   }
 
