@@ -93,7 +93,7 @@ def choose(
     if "native" not in others and native.pays(problem):
         others |= dict.fromkeys(("sdpa", "tiled"), "the kernels of attlas compute the same, faster")
         return Choice("native", "the score is a dot product", others)
-    others.setdefault("native", "it is slower for so few queries, or on this processor")
+    others.setdefault("native", "it is slower at this size, or on this processor")
     if "sdpa" not in others:
         others["tiled"] = "torch's fused kernel computes the same, faster"
         return Choice("sdpa", "the score is a dot product", others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ __all__ = ["Form", "Picture", "find", "form_of", "forward", "pays", "refusal"]
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 _SMALL = 1 << 23  # products below which threads cost more than they save
+_LARGE = 1 << 30  # multiplications for logits from which the threads of a call are worth their start
 _FEW = 16  # queries below which torch's kernel, which packs nothing, is faster
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 _TYPES = {
@@ -98,8 +100,10 @@ def refusal(problem: Problem, form: Form | None, *, dropout: bool = False) -> st
 
 
 def pays(problem: Problem) -> bool:
-    """Return whether the kernels are the faster way for an output of this size."""
-    return problem.shape[2] >= _FEW and library.instruction_set() in ("avx512", "amx")
+    """Return whether the kernels are the faster way for an output of this size, by measurement."""
+    if library.instruction_set() not in ("avx512", "amx") or problem.shape[2] < _FEW:
+        return False
+    return math.prod(problem.shape) * problem.q.shape[-1] >= _LARGE
 
 
 def forward(problem: Problem, form: Form, v: Tensor) -> tuple[Tensor, Tensor] | None:
