@@ -52,7 +52,7 @@ def test_which_can_be_joined() -> None:
     classes = {
         n for n in stats.__all__ if isinstance(getattr(stats, n), type) and issubclass(getattr(stats, n), Statistic)
     }
-    assert known == classes - {"Statistic"}
+    assert known == classes - {"Statistic", "Pooled"}  # the output is not recorded
 
 
 @pytest.mark.parametrize("statistic", JOINABLE, ids=name_of)

@@ -154,7 +154,7 @@ def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) ->
 
 def _by_differences(problem: Problem, plan: Plan, dropout: Dropout | None) -> bool:
     """Tell whether a Gaussian that could be a dot product is computed by differences, which are faster here."""
-    return plan.backend == "auto" and dropout is None and family.prefers(problem)
+    return plan.backend == "auto" and dropout is None and not _small(problem) and family.prefers(problem)
 
 
 def _kernels(problem: Problem, plan: Plan, dropout: Dropout | None) -> tuple[family.Kernels | None, str]:
@@ -163,7 +163,14 @@ def _kernels(problem: Problem, plan: Plan, dropout: Dropout | None) -> tuple[fam
         return None, f"the plan asks for {plan.backend}"
     if dropout is not None:
         return None, "dropout has to be the same when it is recomputed"
+    if plan.backend == "auto" and _small(problem):
+        return None, "it is slower at this size, or on this processor"
     return family.find(problem)
+
+
+def _small(problem: Problem) -> bool:
+    """Tell whether each matrix is so small that one tile is as fast as a walk of the kernels."""
+    return problem.shape[2] * problem.shape[3] < _WORTH
 
 
 @torch.no_grad()
@@ -206,7 +213,7 @@ def _fold_by_family(
 ) -> tuple[list[Any], Tensor | None]:
     """Compute statistics of a score that is no dot product, as `fold` does."""
     kernels = _kernels_of_reads(problem, plan)
-    asked = [None if kernels is None else statistic.wants(problem) for statistic in statistics]
+    asked = native_statistics.fused(problem, statistics) if kernels is not None else [None] * len(statistics)
     names = {name for wants in asked if wants is not None and family.provides(wants) for name in wants}
     found = family.numbers(problem, kernels, names, plan, lse) if kernels is not None and names else None
     if found is None:
@@ -219,8 +226,7 @@ def _fold_by_family(
 
 def _kernels_of_reads(problem: Problem, plan: Plan) -> family.Kernels | None:
     """Return the native kernels of a score that is no dot product where those are to be asked for reads."""
-    small = problem.shape[2] * problem.shape[3] < _WORTH
-    if tracing() or (plan.backend == "auto" and small):
+    if tracing():
         return None
     return _kernels(problem, plan, None)[0]
 
@@ -229,7 +235,7 @@ def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
     """Return the logits for the kernels where those are to be asked for reads."""
     if plan.backend not in ("auto", "native") or tracing() or problem.device.type != "cpu":
         return None
-    if plan.backend == "auto" and problem.shape[2] * problem.shape[3] < _WORTH:
+    if plan.backend == "auto" and _small(problem):
         return None
     if _by_differences(problem, plan, None):
         return None
