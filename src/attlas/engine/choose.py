@@ -63,7 +63,8 @@ def choose(
         return Choice("native", family.find(problem)[1], others)
     if dot is None and form is None:
         with torch.no_grad():
-            dot, form = _dot(problem, problem.tokens), native.form_of(problem, problem.tokens)
+            dot = _dot(problem, problem.tokens)
+            form = native.form_of(problem, problem.tokens, dot)
     kernels, reason = (None, "") if form is not None else _kernels(problem, plan, dropout)
     by_dot = native.refusal(problem, form, dropout=dropout is not None)
     refused = {
@@ -117,7 +118,8 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     tokens = problem.project() if graph else problem.tokens
     dot = form = None
     if plan.backend not in ("tiled", "reference") and not _by_differences(problem, plan, dropout):
-        dot, form = _dot(problem, tokens), native.form_of(problem, tokens)
+        dot = _dot(problem, tokens)
+        form = native.form_of(problem, tokens, dot)
     choice = choose(problem, plan, dropout, dot, form)
     if choice.backend == "reference":
         return _multiply_reference(problem, v, dropout)

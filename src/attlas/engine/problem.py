@@ -132,6 +132,21 @@ class Problem:
         return all(bool(torch.isfinite(t).all()) for part in self.tokens for t in flatten(part))
 
     @cached_property
+    def interval(self) -> tuple[Tensor, Tensor] | None:
+        """The first key that each query may see and the one after its last, (batch or 1, heads or 1, m), int64.
+
+        Both lie within the matrix, and are equal for a query that sees no key. None where a query may see
+        more than one run of keys, or where there is no mask.
+        """
+        m, n = self.shape[2:]
+        found = None if self.mask is None else self.mask.interval(self.tile(*map(range, self.shape)))
+        if found is None:
+            return None
+        first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))
+        first, stop = (t.expand(-1, -1, m).clamp(0, n) for t in (first, stop))
+        return first, torch.maximum(first, stop)
+
+    @cached_property
     def held(self) -> frozenset[int]:
         """Where the tensors lie that must not be written to: those of the score, and the tokens."""
         tensors = [t for part in self.tokens for t in flatten(part)]

@@ -19,14 +19,10 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     first, stop : Tensor of int64, shape (batch or 1, heads or 1, m)
         ``first == stop`` for a row that sees no key. None where the mask is not one run of keys a row.
     """
-    batch, heads, m, n = problem.shape
+    m, n = problem.shape[2:]
     if problem.mask is None:
         return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n)
-    found = problem.mask.interval(problem.tile(range(batch), range(heads), range(m), range(n)))
-    if found is None:
-        return None
-    first, stop = torch.broadcast_tensors(*(t.expand(*t.shape[:2], m).clamp(0, n) for t in found))
-    return first, torch.maximum(first, stop)
+    return problem.interval
 
 
 def _interval(problem: Problem) -> tuple[Tensor, Tensor]:

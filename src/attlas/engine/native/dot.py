@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import strips
-from attlas.engine.native import library
+from attlas.engine.native import library, seen
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError, explain
 from attlas.masks.base import Coverage, Mask
-from attlas.scores.base import Score, Tokens
+from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import SoftCap
 from attlas.tiles import Tile, cut
 
@@ -65,13 +65,17 @@ class Picture(NamedTuple):
     columns: Tensor
 
 
-def form_of(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Form | None:
-    """Return the logits of a problem as the kernels compute them; None where they do not."""
+def form_of(problem: Problem, tokens: tuple[Tokens, Tokens], dot: Dot | None = None) -> Form | None:
+    """Return the logits of a problem as the kernels compute them; None where they do not.
+
+    `dot` is the score as a dot product, for callers that have it already.
+    """
     score: Score = problem.score
     cap = 0.0
     if isinstance(score, SoftCap):
         cap, score = float(score.cap), score.score
-    dot = score.as_dot(*tokens)  # type: ignore[arg-type]  # in the score's own form
+    if dot is None:
+        dot = score.as_dot(*tokens)  # type: ignore[arg-type]  # in the score's own form
     if dot is None or dot.bias is not None or (cap and dot.row is not None):
         return None
     return Form(dot.q, dot.k, dot.scale, cap, dot.row)
@@ -172,9 +176,8 @@ def _panels(problem: Problem) -> Iterator[_Panel]:
     if problem.mask is None:
         yield _Panel(range(m), None, None)
         return
-    interval = problem.mask.interval(at)
-    if interval is not None:
-        yield _Panel(range(m), interval, None)
+    if problem.interval is not None:
+        yield _Panel(range(m), problem.interval, None)
         return
     # Cells are asked for as many rows as stay small even if each batch and head has its own, and only where the
     # mask does not say of a whole stretch of keys that all or none of them may be seen.
@@ -265,7 +268,12 @@ def _call(
     n = problem.shape[3]
     fields: dict[str, Any] = {name: t.data_ptr() for name, t in results.items() if t.numel()}
     held: list[Tensor] = []
-    fields |= _mask_fields(panel, m, n, held)
+    if panel.interval is not None:
+        mask, tensors = seen.of_interval(*panel.interval)
+        fields, held = fields | mask, [*held, *tensors]
+    if panel.cells is not None:
+        mask, tensors = seen.of_cells(panel.cells, m, n)
+        fields, held = fields | mask, [*held, *tensors]
     if lse is not None:
         fields |= {"lse": lse.data_ptr(), "lse_known": 1}
     if problem.sink is not None:
@@ -311,24 +319,6 @@ def _call(
             )
         )
     return status == library.code("DONE")
-
-
-def _mask_fields(panel: _Panel, m: int, n: int, held: list[Tensor]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if panel.interval is not None:
-        low, high = (t.expand(*t.shape[:2], m).clamp(0, n).to(torch.int32) for t in panel.interval)
-        low, high = (t.contiguous() for t in torch.broadcast_tensors(low, high))
-        held += [low, high]
-        strides = [0 if low.shape[axis] == 1 else low.stride(axis) for axis in (0, 1)]
-        fields |= {"low": low.data_ptr(), "high": high.data_ptr()}
-        fields |= dict(zip(("span_batch", "span_head"), strides, strict=True))
-    if panel.cells is not None:
-        cells = panel.cells.expand(*panel.cells.shape[:2], m, n).contiguous()
-        held.append(cells)
-        strides = [0 if cells.shape[axis] == 1 else cells.stride(axis) for axis in (0, 1)]
-        fields |= {"allowed": cells.data_ptr(), "allowed_row": cells.stride(2)}
-        fields |= dict(zip(("allowed_batch", "allowed_head"), strides, strict=True))
-    return fields
 
 
 def _tensor4(t: Tensor) -> Any:

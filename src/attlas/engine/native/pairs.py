@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library
+from attlas.engine.native import library, seen
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
 from attlas.tiles import cut
 
-__all__ = ["Gradients", "Rows", "View", "fields", "finite", "refusal", "spans", "views", "with_sink"]
+__all__ = ["Gradients", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
 
 
 class Gradients(NamedTuple):
@@ -75,25 +75,6 @@ def finite(*tensors: Tensor) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-def spans(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """Return the first key that each query may see and the one behind the last, or None where a mask is no interval.
-
-    Returns
-    -------
-    tuple of Tensor, shape (batch or 1, heads or 1, m), int32
-        The interval is empty where the first is not below the second.
-    """
-    if problem.mask is None:
-        return None
-    m, n = problem.shape[2:]
-    found = problem.mask.interval(problem.tile(*map(range, problem.shape)))
-    if found is None:
-        return None
-    first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))
-    first, stop = (t.expand(-1, -1, m).clamp(0, n).int().contiguous() for t in (first, stop))
-    return first, stop
-
-
 def views(problem: Problem, plan: Plan) -> Iterator[View]:
     """Yield the queries in parts, each with its mask; those that see no key are left out.
 
@@ -103,13 +84,8 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
     if problem.mask is None:
         yield View(range(m), {})
         return
-    interval = spans(problem)
-    if interval is not None:
-        low, high = interval
-        mask = {"low": low.data_ptr(), "high": high.data_ptr()}
-        mask["span_batch"] = 0 if low.shape[0] == 1 else low.stride(0)
-        mask["span_head"] = 0 if low.shape[1] == 1 else low.stride(1)
-        yield View(range(m), mask, interval)
+    if problem.interval is not None:
+        yield View(range(m), *seen.of_interval(*problem.interval))
         return
     rows = max(plan.budget("cpu") // (batch * heads * n), 16)
     for some in cut(m, rows):
@@ -120,12 +96,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         if coverage is Coverage.ALL:
             yield View(some, {})
             continue
-        cells = problem.mask.allows(at)
-        cells = cells[(None,) * (4 - cells.ndim)].expand(-1, -1, len(some), n).contiguous()
-        mask = {"allowed": cells.data_ptr(), "allowed_row": n}
-        mask["allowed_batch"] = 0 if cells.shape[0] == 1 else cells.stride(0)
-        mask["allowed_head"] = 0 if cells.shape[1] == 1 else cells.stride(1)
-        yield View(some, mask, (cells,))
+        yield View(some, *seen.of_cells(problem.mask.allows(at), len(some), n))
 
 
 def fields(
