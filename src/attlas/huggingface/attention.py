@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.attend import attend, attention
-from attlas.huggingface.masks import LazyMask, mask_of
+from attlas.huggingface.compiled import pooled_and_weights
+from attlas.huggingface.masks import LazyMask, mask_of, writes
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.tap import offer
@@ -33,7 +34,7 @@ def attention_forward(
     sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
     **kwargs: object,
-) -> tuple[Tensor, AttentionMatrix]:
+) -> tuple[Tensor, AttentionMatrix | Tensor]:
     """Attend as ``eager`` does, and return the weights as a lazy matrix.
 
     Parameters
@@ -68,7 +69,8 @@ def attention_forward(
     output : Tensor, shape (batch, m, heads, e)
         Pooled values.
     weights : AttentionMatrix, shape (batch, heads, m, n)
-        The weights. They cost nothing until they are read.
+        The weights. They cost nothing until they are read. Inside torch.compile and torch.export a dense tensor,
+        which the compiler drops where nobody reads it.
 
     Notes
     -----
@@ -85,9 +87,23 @@ def attention_forward(
     >>> output.shape, A.shape
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
-    score = _scores(scaling, softcap)
     query, key, value = _of_one_dtype(query, key, value)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    if writes() and not isinstance(attention_mask, LazyMask):
+        pooled, weights = pooled_and_weights(
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling,
+            causal=bool(causal),
+            dropout=dropout if module.training else 0.0,
+            softcap=softcap,
+            sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
+            bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
+        )
+        return pooled.transpose(1, 2).contiguous(), weights
+    score = _scores(scaling, softcap)
     mask = _mask(attention_mask, query, key, bool(causal))
     if position_bias is not None:
         bias = from_tensor(position_bias[..., : key.shape[-2]])

@@ -15,10 +15,12 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
+from attlas.huggingface.compiled import written_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
+from attlas.recording.tap import heard
 from attlas.tiles import Tile
 
-__all__ = ["LazyMask", "attention_mask", "mask_of"]
+__all__ = ["LazyMask", "attention_mask", "mask_of", "writes"]
 
 # What the parts of transformers that are known here close over.
 _HELD = {
@@ -218,7 +220,7 @@ def attention_mask(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: object,
-) -> LazyMask:
+) -> Tensor:
     """Return the mask of one forward pass, never as numbers.
 
     Parameters
@@ -241,7 +243,8 @@ def attention_mask(
     Returns
     -------
     LazyMask, shape (batch, 1, m, n)
-        Never None: a model without `is_causal` takes None for "causal".
+        Never None: a model without `is_causal` takes None for "causal". Inside torch.compile and torch.export,
+        where nobody records, a tensor of booleans.
 
     Examples
     --------
@@ -251,6 +254,20 @@ def attention_mask(
     >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
     LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
+    if writes():
+        return written_mask(
+            {
+                "batch_size": batch_size,
+                "q_length": q_length,
+                "kv_length": kv_length,
+                "q_offset": q_offset,
+                "kv_offset": kv_offset,
+                "mask_function": mask_function,
+                "attention_mask": attention_mask,
+                "use_vmap": use_vmap,
+                "device": device,
+            }
+        )
     first_query = int(q_offset)  # a static cache passes a tensor
     place = _Place(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
     mask = _translated(mask_function, place)
@@ -260,6 +277,11 @@ def attention_mask(
     if padding is not None:
         mask = padding if mask is None else mask & padding
     return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
+
+
+def writes() -> bool:
+    """Tell whether masks are written out: torch records the program, and nobody records the attention."""
+    return torch.compiler.is_compiling() and not heard()
 
 
 class _Place(NamedTuple):

@@ -13,7 +13,7 @@ from torch import nn
 
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["Listener", "listening", "offer", "subscribed"]
+__all__ = ["Listener", "heard", "listening", "offer", "subscribed"]
 
 
 class Listener(Protocol):
@@ -73,6 +73,11 @@ def offer(
 def _deliver(module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
     for listener in _listeners.get():
         listener.receive(module, matrix, first_query, first_key)
+
+
+def heard() -> bool:
+    """Return whether anyone records in any thread; torch.compile guards it without a graph break."""
+    return _open > 0
 
 
 def listening(listener: Listener | None = None) -> bool:
