@@ -90,7 +90,7 @@ def attention_forward(
     query, key, value = _of_one_dtype(query, key, value)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if writes() and not isinstance(attention_mask, LazyMask):
-        pooled, weights = pooled_and_weights(
+        output, weights = pooled_and_weights(
             query,
             key,
             value,
@@ -102,7 +102,7 @@ def attention_forward(
             sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
             bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
         )
-        return pooled.transpose(1, 2).contiguous(), weights
+        return output.transpose(1, 2).contiguous(), weights
     score = _scores(scaling, softcap)
     mask = _mask(attention_mask, query, key, bool(causal))
     if position_bias is not None:
