@@ -104,7 +104,9 @@ CASES: dict[str, Callable[[], Case]] = {
         mask=attlas.Documents(_BLOCKS) & attlas.Causal(),
         allowed=lambda b, h, i, j: (j <= i) & (_BLOCKS.numpy()[i] == _BLOCKS.numpy()[j]),
     ),
-    "table of heads": lambda: make(mask=attlas.from_tensor(_TABLE), allowed=lambda b, h, i, j: _TABLE.numpy()[h, i, j]),
+    "table of heads": lambda: make(
+        mask=attlas.from_tensor(_TABLE[None]), allowed=lambda b, h, i, j: _TABLE.numpy()[h, i, j]
+    ),
     "function": lambda: make(
         mask=attlas.from_function(lambda b, h, i, j: (j + i) % 3 != 0), allowed=lambda b, h, i, j: (j + i) % 3 != 0
     ),

@@ -139,7 +139,8 @@ def test_cells(case: Case, service: Service, head: Any, variant: str) -> None:
         else:
             assert found["row_entropy"] is None
         assert found["column_mass"] == pytest.approx(weights[:, j].sum(), rel=1e-4, abs=1e-7)
-        clear = np.abs(weights[i] - weights[i, j]) > 1e-6 * weights[i, j]
+        # Weights that float32 cannot tell apart may have either rank; below 1e-37 they are all 0.
+        clear = np.abs(weights[i] - weights[i, j]) > 2 * tolerance(case) * weights[i, j] + 1e-37
         above = (weights[i] > weights[i, j]) & clear
         if allowed[i, j]:
             assert above.sum() + 1 <= found["rank"] <= n - ((weights[i] < weights[i, j]) & clear).sum()
@@ -247,7 +248,7 @@ def test_nosink_says_what_is_left_of_a_row() -> None:
         lambda: attlas.SoftCap(attlas.ScaledDot(), 3.0),
         lambda: attlas.Additive(8, 8, hidden_size=4),
         lambda: attlas.ScaledDot() + attlas.TensorBias(torch.randn(2, 300, 300)),
-        lambda: attlas.ScaledDot() + attlas.ALiBi(2),
+        lambda: attlas.ScaledDot() + attlas.Alibi(2),
     ],
     ids=["gaussian", "soft cap", "additive", "bias", "alibi"],
 )

@@ -314,6 +314,10 @@ class Head:
 
     def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
         """Do the same from the mean weights of several heads, some rows at a time."""
+        if not self.n:
+            nothing = np.zeros((len(edges_of(len(rows), size)) - 1, 0))
+            unknown, none = np.full(len(rows), np.nan, dtype=np.float32), np.zeros(0, dtype=np.float32)
+            return Band(Table(nothing, nothing, nothing), unknown, unknown, unknown, none, none)
         numbers: list[Array] = []
         tables: list[Table] = []
         mass, most = np.zeros(self.n), np.zeros(self.n)
