@@ -1,0 +1,361 @@
+"""Exact weights of one head, or of the mean of heads: any window, any row, any column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.indexing import Axes
+from attlas.masks import And, Coverage, Mask
+from attlas.masks.base import edges
+from attlas.matrix import AttentionMatrix
+from attlas.recording.places import is_placeless, window_of
+from attlas.tiles import Tile, cut
+from attlas.view.blocks import Blocks, edges_of
+from attlas.view.codes import Array
+
+__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
+
+Wanted: TypeAlias = Callable[[], bool] | None
+
+_CELLS = 1 << 22  # cells of weights that are held at once
+_ROWS = 1024  # rows whose log-sum-exp is found together
+
+
+class UnwantedError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def go_on(wanted: Wanted) -> None:
+    """Raise an UnwantedError if nobody waits any more."""
+    if wanted is not None and not wanted():
+        raise UnwantedError
+
+
+class ButFirst(Mask):
+    """Every pair but those with key 0.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.view.exact import ButFirst
+    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(3, 4), mask=ButFirst())
+    >>> A[:, :].tolist()
+    [[0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]
+    """
+
+    def allows(self, at: Tile) -> Tensor:
+        return at.j >= 1
+
+    def coverage(self, at: Tile) -> Coverage:
+        found = edges(at)
+        if found is None:
+            return Coverage.SOME
+        first, last = found[2:]
+        return Coverage.ALL if first >= 1 else Coverage.NONE if last < 1 else Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        first = torch.ones_like(at.i).view(1, 1, -1)
+        return first, torch.full_like(first, at.n)
+
+
+class Listed(Mask):
+    """Pairs whose key lies in one run of keys for each row, as two tables say."""
+
+    def __init__(self, first: Tensor, stop: Tensor) -> None:
+        self.first, self.stop = first, stop
+
+    def allows(self, at: Tile) -> Tensor:
+        first, stop = (t.to(at.device)[..., at.i.flatten()].unsqueeze(-1) for t in (self.first, self.stop))
+        return (at.j >= first) & (at.j < stop)
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        rows = at.i.flatten()
+        return self.first.to(at.device)[..., rows], self.stop.to(at.device)[..., rows]
+
+
+def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
+    """Return some rows of a matrix by their numbers; its score must look at tokens alone, its mask be runs of keys."""
+    problem = A.problem
+    runs = problem.interval
+    mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
+    problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
+    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)))
+
+
+def without_first(A: AttentionMatrix) -> AttentionMatrix:
+    """Return the matrix in which no query may see key 0: its rows are softmax over the keys that are left.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (batch, heads, m, n)
+        The matrix. A sink of its own stays in the denominator.
+    """
+    mask: Mask = ButFirst() if A.problem.mask is None else And(A.problem.mask, ButFirst())
+    axes = Axes((A.shape[0], A.shape[1]), (True, True))
+    return AttentionMatrix(replace(A.problem, mask=mask), A.plan, axes)
+
+
+class Table(NamedTuple):
+    """Blocks of a window: sum and largest weight of each, and how many of its cells are allowed."""
+
+    sum: Array
+    max: Array
+    cells: Array
+
+    def pooled(self, pool: str) -> Array:
+        """Return the mean over the allowed cells of each block, or the largest of them; 0 where there are none."""
+        return self.max if pool == "max" else self.sum / np.maximum(self.cells, 1)
+
+
+class Band(NamedTuple):
+    """What one pass finds of some rows: their blocks, numbers of each row, and their part of each column."""
+
+    blocks: Table
+    entropy: Array
+    effective_keys: Array
+    max_weight: Array
+    column_mass: Array
+    column_max: Array
+
+
+class Head:
+    """One head of a batch, or the mean of several, as an exact matrix of weights.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (1, heads, m, n)
+        The head; of several heads the mean weight is meant, masked cells counted as 0.
+    skip_first : bool
+        Whether key 0 is left out and the rows are softmax over the keys that remain.
+
+    Notes
+    -----
+    A window of r rows and c keys costs r c scores a head, given the log-sum-exp of its rows; where that is
+    not known yet it is found for 1,024 rows at a time, once, and kept: m numbers a head.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.view.exact import Head
+    >>> head = Head(attlas.attend(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), mask=attlas.Causal()))
+    >>> head.cells(range(1, 3), range(2)).round(3).tolist()
+    [[0.5, 0.5], [0.3330000042915344, 0.3330000042915344]]
+    """
+
+    def __init__(self, A: AttentionMatrix, *, skip_first: bool = False) -> None:
+        self.A = without_first(A) if skip_first else A
+        _, self.heads, self.m, self.n = A.shape
+        self._lse = torch.zeros(1, self.heads, self.m, dtype=A.dtype)
+        self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
+        self._uniform = self.heads == 1 or _is_uniform(self.A)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps."""
+        return self._lse.numel() * self._lse.element_size() + self._known.nbytes
+
+    @property
+    def knows_lse(self) -> bool:
+        """Whether the log-sum-exp of every row is known already."""
+        return bool(self._known.all())
+
+    def lse(self, rows: range, wanted: Wanted = None) -> Tensor:
+        """Return the log-sum-exp of some rows, shape (1, heads, rows).
+
+        Raises
+        ------
+        UnwantedError
+            If `wanted` says so between two steps.
+        """
+        for block in range(rows.start // _ROWS, -(-rows.stop // _ROWS)):
+            if self._known[block]:
+                continue
+            go_on(wanted)
+            some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
+            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n)).lse.cpu()
+            self._known[block] = True  # after the numbers: other threads may read them from now on
+        return self._lse[..., rows.start : rows.stop]
+
+    def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
+        """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
+        return window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
+
+    def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
+        """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""
+        return self.pooled(rows, columns, (edges_of(len(rows), size), edges_of(len(columns), size)), pool, wanted)
+
+    def pooled(
+        self,
+        rows: range,
+        columns: range,
+        edges: tuple[Sequence[int], Sequence[int]],
+        pool: str = "mean",
+        wanted: Wanted = None,
+    ) -> Table:
+        """Return blocks of a window.
+
+        Parameters
+        ----------
+        rows, columns : range
+            The window.
+        edges : pair of sequence of int
+            First row and column of each block, counted from the window's, then the end of the last.
+        pool : {"mean", "max"}
+            Which number is needed: the maximum of a mean over heads costs more than its sum, and is not
+            given where it is not asked for.
+        wanted : callable, optional
+            Whether somebody still waits.
+        """
+        if 0 in (len(rows), len(columns)):
+            empty = np.zeros((len(edges[0]) - 1, len(edges[1]) - 1))
+            return Table(empty, empty, empty.astype(np.int64))
+        go_on(wanted)
+        if self.heads > 1 and not (pool == "mean" and self._uniform):
+            return self._dense_pooled(rows, columns, edges, wanted)
+        found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
+        total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
+        return Table(total, largest, _array(found.cells[0, 0]))
+
+    def _dense_pooled(
+        self, rows: range, columns: range, edges: tuple[Sequence[int], Sequence[int]], wanted: Wanted
+    ) -> Table:
+        """Pool the mean weights of several heads, which must be written out for their maxima."""
+        tables = []
+        high, wide = (np.asarray(ends) for ends in edges)
+        heights = np.diff(high)
+        # Whole blocks of rows at a time, as many as fit.
+        most = max(_CELLS // max(len(columns) * self.heads, 1), 1)
+        first = 0
+        while first < len(heights):
+            last = max(int(np.searchsorted(high, high[first] + most, side="right")) - 1, first + 1)
+            go_on(wanted)
+            some = range(rows.start + int(high[first]), rows.start + int(high[last]))
+            weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
+            tables.append(_reduced(weights, allowed, high[first:last] - high[first], wide[:-1]))
+            first = last
+        return Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
+
+    def parts(
+        self, rows: range, columns: range, step: int = 1, wanted: Wanted = None
+    ) -> Iterator[tuple[range, Array, Array]]:
+        """Yield some rows of a window at a time, a multiple of `step`: rows, mean weights, and which are allowed."""
+        most = max(_CELLS // max(len(columns) * self.heads, 1) // step, 1) * step
+        for span in cut(len(rows), most):
+            go_on(wanted)
+            some = range(rows.start + span.start, rows.start + span.stop)
+            yield some, self.cells(some, columns, wanted), self.allowed(some, columns)
+
+    def cells(self, rows: range, columns: range, wanted: Wanted = None) -> Array:
+        """Return the weights of a window, float32 of shape (rows, columns)."""
+        if 0 in (len(rows), len(columns)):
+            return np.zeros((len(rows), len(columns)), dtype=np.float32)
+        weights = self.window(rows, columns, wanted).to_dense(limit=None)[0]
+        return _array((weights[0] if self.heads == 1 else weights.double().mean(0)).float())
+
+    def allowed(self, rows: range, columns: range) -> Array:
+        """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
+        return self._allowed(self.A.problem.tile(range(1), range(self.heads), rows, columns))
+
+    def _allowed(self, at: Tile) -> Array:
+        mask = self.A.problem.mask
+        if mask is None:
+            return np.ones(at.shape[2:], dtype=bool)
+        return _array(mask.allows(at).expand(at.shape).any(dim=1)[0])
+
+    def sampled(self, rows: Tensor, columns: Sequence[int], pool: str = "mean") -> Table:
+        """Return blocks of one row each: rows by their numbers, the first key of each block, and the end.
+
+        As in `pooled`, `pool` says which number is needed.
+        """
+        problem, edges = self.A.problem, (range(len(rows) + 1), columns)
+        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self._uniform))
+        if fused and (problem.mask is None or problem.interval is not None):
+            found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
+            total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
+            return Table(total, largest, _array(found.cells[0, 0]))
+        at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
+        weights = _array(self.A[..., rows, :][0].double().mean(0))
+        return _reduced(weights, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
+
+    def logit(self, i: int, j: int) -> float:
+        """Return the log-weight of one cell before softmax, -inf where it is masked; NaN for a mean of heads."""
+        if self.heads > 1:
+            return float("nan")
+        return float(self.window(range(i, i + 1), range(j, j + 1)).logits[0, 0, 0, 0])
+
+    def band(self, rows: range, size: int, wanted: Wanted = None) -> Band:
+        """Return everything that a pass wants of some rows, with blocks of ``size × size`` cells.
+
+        Numbers of a row that sees no key are NaN.
+        """
+        if self.heads > 1:
+            return self._dense_band(rows, size, wanted)
+        window = self.window(rows, range(self.n), wanted)
+        found, *numbers = window.collect(
+            Blocks(edges_of(len(rows), size), edges_of(self.n, size)),
+            stats.Entropy(),
+            stats.EffectiveKeys(),
+            stats.MaxWeight(),
+            stats.ColumnMass(),
+            stats.ColumnMax(),
+        )
+        arrays = [_array(t[0, 0].float()) for t in numbers]
+        empty = _array(found.keys[0, 0]) == 0
+        for numbers_of_rows in arrays[:3]:
+            numbers_of_rows[empty] = np.nan
+        return Band(Table(*(_array(t[0, 0]) for t in found[:3])), *arrays)
+
+    def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
+        """Do the same from the mean weights of several heads, some rows at a time."""
+        if not self.n:
+            nothing = np.zeros((len(edges_of(len(rows), size)) - 1, 0))
+            unknown, none = np.full(len(rows), np.nan, dtype=np.float32), np.zeros(0, dtype=np.float32)
+            return Band(Table(nothing, nothing, nothing), unknown, unknown, unknown, none, none)
+        numbers: list[Array] = []
+        tables: list[Table] = []
+        mass, most = np.zeros(self.n), np.zeros(self.n)
+        wide = edges_of(self.n, size)[:-1]
+        for part, weights, allowed in self.parts(rows, range(self.n), size, wanted):
+            numbers.append(_of_rows(weights, allowed))
+            mass += weights.sum(axis=0, dtype=np.float64)
+            np.maximum(most, weights.max(axis=0), out=most)
+            tables.append(_reduced(weights, allowed, edges_of(len(part), size)[:-1], wide))
+        joined = Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
+        entropy, effective, largest = np.concatenate(numbers, axis=1)
+        return Band(joined, entropy, effective, largest, mass.astype(np.float32), most.astype(np.float32))
+
+
+def _of_rows(weights: Array, allowed: Array) -> Array:
+    """Return entropy, effective keys and largest weight of rows, NaN where a row sees nothing, shape (3, rows)."""
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    mass = weights.sum(axis=1, dtype=np.float64)
+    squares = np.einsum("ij,ij->i", weights, weights, dtype=np.float64)
+    effective = np.divide(mass**2, squares, out=np.zeros_like(mass), where=squares > 0)
+    entropy = -np.einsum("ij,ij->i", weights, logs, dtype=np.float64)
+    found = np.stack([entropy.clip(min=0.0), effective, weights.max(axis=1)])
+    return np.where(allowed.any(axis=1), found, np.nan).astype(np.float32)
+
+
+def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
+    """Pool weights that are written out; `high` and `wide` are the first row and column of each block."""
+    total = np.add.reduceat(np.add.reduceat(weights, wide, axis=1, dtype=np.float64), high, axis=0)
+    largest = np.maximum.reduceat(np.maximum.reduceat(weights, wide, axis=1), high, axis=0)
+    cells = np.add.reduceat(np.add.reduceat(allowed, wide, axis=1, dtype=np.int64), high, axis=0)
+    return Table(total, largest, cells)
+
+
+def _is_uniform(A: AttentionMatrix) -> bool:
+    """Return whether all heads may see the same keys, as far as that is known without asking for every cell."""
+    problem = A.problem
+    return problem.mask is None or (problem.interval is not None and problem.interval[0].shape[1] == 1)
+
+
+def _array(t: Tensor) -> Array:
+    return t.cpu().numpy()
