@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountColourbar(element, context) {
+  return { destroy() {} };
+}

@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountCompare(element, context) {
+  return { destroy() {} };
+}

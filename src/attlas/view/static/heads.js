@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountHeads(element, context) {
+  return { destroy() {} };
+}

@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountHelp(element, context) {
+  return { destroy() {} };
+}

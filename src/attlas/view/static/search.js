@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountSearch(element, context) {
+  return { destroy() {} };
+}
