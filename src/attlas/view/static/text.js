@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountText(element, context) {
+  return { destroy() {} };
+}
