@@ -18,7 +18,18 @@ from attlas.scores import Bilinear, Cosine, Gaussian, Laplace, ScaledDot, Score,
 from attlas.scores.base import Dot, Scaled, Sum, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["Block", "Moved", "MovedScore", "Stacked", "alike", "first_query_of", "is_placeless", "rows_of", "stacked"]
+__all__ = [
+    "Block",
+    "Moved",
+    "MovedScore",
+    "Stacked",
+    "alike",
+    "first_query_of",
+    "is_placeless",
+    "rows_of",
+    "stacked",
+    "window_of",
+]
 
 _PLACELESS = (ScaledDot, Cosine, Bilinear, Gaussian, Laplace)
 _JUDGED = 64  # blocks of rows whose coverage is asked one by one
@@ -70,6 +81,15 @@ class Moved(Mask):
     def coverage(self, at: Tile) -> Coverage:
         return self.inner.coverage(self._there(at))
 
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # The inner mask is asked about whole rows, as it must be, and answers in its own places.
+        there = replace(self._there(at), columns=range(self.n), column_index=None)
+        found = self.inner.interval(there)
+        if found is None:
+            return None
+        first, stop = (t.to(at.device) + self.column for t in found)
+        return first, stop
+
     def name(self) -> str:
         return f"{self.inner.name()} moved by ({self.row}, {self.column})"
 
@@ -92,7 +112,7 @@ def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
 
 
 class MovedScore(Score):
-    """A score that looks at places, asked for rows of its matrix that stand elsewhere now.
+    """A score that looks at places, asked for a matrix in which its queries and keys stand elsewhere.
 
     Parameters
     ----------
@@ -100,16 +120,17 @@ class MovedScore(Score):
         A score of m queries and n keys.
     m, n : int
         Sizes of the matrix that it belongs to.
-    row : int
-        Where its query 0 stands now; negative where the first ones were cut off.
+    row, column : int
+        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
     """
 
-    def __init__(self, inner: Score, m: int, n: int, row: int) -> None:
+    def __init__(self, inner: Score, m: int, n: int, row: int, column: int = 0) -> None:
         super().__init__()
         self.inner = inner
         self.m = m
         self.n = n
         self.row = row
+        self.column = column
         self.scratch = inner.scratch
         self.finite = inner.finite
         self.positional = inner.positional
@@ -118,13 +139,13 @@ class MovedScore(Score):
         return self.inner.project(q, k)
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
-        return self.inner(q, k, moved_tile(at, self.m, self.n, self.row, 0))
+        return self.inner(q, k, moved_tile(at, self.m, self.n, self.row, self.column))
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
         dot = self.inner.as_dot(q, k)
         if dot is None or dot.bias is None:
             return dot
-        return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row))
+        return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row, self.column))
 
 
 def is_placeless(score: Score) -> bool:
@@ -159,6 +180,38 @@ def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
     )
     part = None if A._lse is None else A._lse[:, :, rows.start : rows.stop]
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), part)
+
+
+def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | None = None) -> AttentionMatrix:
+    """Return some queries and some keys of a matrix as a matrix of their own.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (batch, heads, m, n)
+        The matrix.
+    rows, columns : range
+        Which of its queries and keys.
+    lse : Tensor, shape (batch, heads, len(rows)), optional
+        Log-sum-exp of the whole rows: every weight is then what it is in A, and rows sum to less than 1.
+        Without it the weights are those of the window alone, or of A where that keeps all keys.
+
+    Notes
+    -----
+    Cost: none; what is computed of the window costs what it would of a matrix of this size.
+    """
+    batch, heads, m, n = A.problem.shape
+    if lse is None and len(columns) == n and A._lse is not None:
+        lse = A._lse[:, :, rows.start : rows.stop]
+    problem, place = A.problem, (m, n, -rows.start, -columns.start)
+    problem = replace(
+        problem,
+        q=problem.q[:, :, rows.start : rows.stop],
+        k=problem.k[:, :, columns.start : columns.stop],
+        mask=None if problem.mask is None else Moved(problem.mask, *place),
+        score=problem.score if is_placeless(problem.score) else MovedScore(problem.score, *place),
+        sink=problem.sink if lse is None else None,  # it is part of the log-sum-exp
+    )
+    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
 
 
 def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:

@@ -1,0 +1,80 @@
+"""Weights as 16-bit codes of their logarithm: what a tile of the picture carries."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FIRST", "LAST", "LOG2_MIN", "MASKED", "PENDING", "ZERO", "decode", "encode"]
+
+MASKED = 0  # no pair of the block may attend
+ZERO = 1  # some pair may, and the weight is 0 or below 2 ** LOG2_MIN
+FIRST = 2
+LAST = 65534
+PENDING = 65535  # not computed yet
+LOG2_MIN = -64.0
+
+_STEPS = (LAST - FIRST) / -LOG2_MIN  # codes for each factor of two
+
+
+def encode(weights: NDArray[np.floating], allowed: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    """Return the code of each weight.
+
+    Parameters
+    ----------
+    weights : array of float
+        Weights, from 0 to 1.
+    allowed : array of bool, same shape
+        Whether any pair of the block may attend.
+
+    Returns
+    -------
+    array of uint16, same shape
+        0 where nothing is allowed, 1 for a weight of 0 (or one below 2^-64, or NaN), else
+        ``2 + 65532 (64 + log2 w) / 64`` rounded to the nearest.
+
+    See Also
+    --------
+    decode : the way back.
+
+    Notes
+    -----
+    One step is a factor of 2^(64 / 65532), so that rounding changes a weight by 0.034 % at most, from 1 down to
+    5.4e-20. float16 underflows long before that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attlas.view.codes import decode, encode
+    >>> codes = encode(np.array([0.0, 0.25, 1.0, 0.5]), np.array([True, True, True, False]))
+    >>> codes.tolist(), decode(codes).tolist()
+    ([1, 63486, 65534, 0], [0.0, 0.25, 1.0, 0.0])
+    """
+    seen = weights >= 2.0**LOG2_MIN  # not so where it is NaN
+    log = np.log2(weights, out=np.full(weights.shape, LOG2_MIN, dtype=np.float64), where=seen)
+    codes = np.rint((log - LOG2_MIN) * _STEPS + FIRST).clip(FIRST, LAST).astype(np.uint16)
+    return np.where(allowed, np.where(seen, codes, np.uint16(ZERO)), np.uint16(MASKED))
+
+
+def decode(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """Return the weight of each code: 0 where masked or zero, NaN where it is not computed yet.
+
+    Parameters
+    ----------
+    codes : array of uint16
+        Codes.
+
+    Returns
+    -------
+    array of float64, same shape
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> decode(np.array([0, 1, 65534], dtype=np.uint16)).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    weights = np.exp2(LOG2_MIN + (codes.astype(np.float64) - FIRST) / _STEPS)
+    weights[codes < FIRST] = 0.0
+    weights[codes == PENDING] = np.nan
+    return weights

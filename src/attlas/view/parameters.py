@@ -1,0 +1,103 @@
+"""What a question may carry: whole numbers and words, each checked once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["Complaint", "Parameters"]
+
+_WHOLE = re.compile(r"[0-9]{1,15}")
+_SHOWN = 40  # characters of a wrong value that an answer repeats
+
+
+class Complaint(Exception):
+    """A question that cannot be answered: a status as HTTP counts them, and one line that says why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Parameters:
+    """The parameters of one question, as texts.
+
+    Parameters
+    ----------
+    given : mapping of str to str
+        Names and values; unknown names are not looked at.
+
+    Examples
+    --------
+    >>> Parameters({"level": "3"}).whole("level", 0, 9)
+    3
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """Return a whole number from `low` up to and without `high`.
+
+        Raises
+        ------
+        Complaint
+            400 if it is missing or no number, 404 if it lies outside.
+        """
+        text = self._given.get(name)
+        if text is None and default is not None:
+            return default
+        if text is None or _WHOLE.fullmatch(text) is None:
+            raise Complaint(400, f"{name} must be a whole number: {_shown(text)}")
+        value = int(text)
+        if not low <= value < high:
+            raise Complaint(404, f"{name} must be from {low} to {high - 1}: {value}")
+        return value
+
+    def word(self, name: str, words: tuple[str, ...], default: str | None = None) -> str:
+        """Return one of some words.
+
+        Raises
+        ------
+        Complaint
+            400 if it is none of them.
+        """
+        text = self._given.get(name, default)
+        if text not in words or text is None:
+            raise Complaint(400, f"{name} must be one of {', '.join(words)}: {_shown(text)}")
+        return text
+
+    def text(self, name: str, longest: int) -> str:
+        """Return a text that is not empty.
+
+        Raises
+        ------
+        Complaint
+            400 if it is missing, empty or too long.
+        """
+        text = self._given.get(name)
+        if not text or len(text) > longest:
+            raise Complaint(400, f"{name} must be a text of 1 to {longest} characters")
+        return text
+
+    def span(self, start: str, stop: str, size: int) -> range:
+        """Return a stretch of an axis, which may be empty.
+
+        Raises
+        ------
+        Complaint
+            400 if an end is no number or they are in the wrong order, 404 if one lies outside.
+        """
+        first, last = self.whole(start, 0, size + 1), self.whole(stop, 0, size + 1)
+        if last < first:
+            raise Complaint(400, f"{stop} must not be below {start}: {last} < {first}")
+        return range(first, last)
+
+    def is_given(self, name: str) -> bool:
+        """Return whether a parameter was given."""
+        return name in self._given
+
+
+def _shown(text: str | None) -> str:
+    return "missing" if text is None else ascii(text[:_SHOWN])
