@@ -1,0 +1,5 @@
+// Drawn by the panels.
+
+export function mountExport(element, context) {
+  return { destroy() {} };
+}
