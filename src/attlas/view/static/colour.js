@@ -116,14 +116,27 @@ function placeOf(weight, log2, colour, { low, high }) {
 
 const packed = (bytes, i) => (0xff000000 | (bytes[3 * i + 2] << 16) | (bytes[3 * i + 1] << 8) | bytes[3 * i]) >>> 0;
 
+// log2 and weight of every code; filled once, so that a colour table costs no powers while its range is dragged.
+const ofCode = { log2: null, weight: null };
+function codeTables() {
+  if (!ofCode.log2) {
+    ofCode.log2 = Float64Array.from({ length: PENDING }, (_, code) => (code < FIRST ? -Infinity : log2Of(code)));
+    ofCode.weight = ofCode.log2.map((log2) => 2 ** log2);
+  }
+  return ofCode;
+}
+
 /** The colour of every code, as little-endian RGBA words; masked and not yet computed are transparent. */
 export function makeLut(state) {
   const bytes = colours(state);
-  const range = rangeOf(state);
+  const words = Uint32Array.from({ length: 256 }, (_, i) => packed(bytes, i));
+  const { low, high } = rangeOf(state);
+  const values = codeTables()[state.colour === "log" ? "log2" : "weight"];
   const table = new Uint32Array(65536);
+  const factor = 255 / (high - low);
   for (let code = ZERO; code < PENDING; code++) {
-    const log2 = code === ZERO ? -Infinity : log2Of(code);
-    table[code] = packed(bytes, Math.round(255 * placeOf(2 ** log2, log2, state.colour, range)));
+    const place = (values[code] - low) * factor;
+    table[code] = words[place <= 0 ? 0 : place >= 255 ? 255 : Math.round(place)];
   }
   return table;
 }
