@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from attlas.atlas import Atlas
 from attlas.errors import AttlasError
 from attlas.matrix import AttentionMatrix
-from attlas.view import codes
+from attlas.view import bundle, codes
 from attlas.view.cache import Cache
 from attlas.view.exact import Head, Unwanted
 from attlas.view.parameters import Complaint, Parameters
@@ -100,7 +100,7 @@ class Service:
         self._names: dict[str, Callable[[Parameters, Callable[[], bool] | None], Answer]] = {
             name: getattr(self, f"_{name}")
             for name in ("info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "top",
-                         "track", "heads", "focus", "status")
+                         "track", "heads", "focus", "status", "offline")
         }  # fmt: skip
 
     def answer(self, name: str, parameters: Mapping[str, str], wanted: Callable[[], bool] | None = None) -> Answer:
@@ -166,6 +166,9 @@ class Service:
 
     def _focus(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
         return _json({}, final=False)
+
+    def _offline(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
+        return _json({"page": bundle.offline_page()})
 
     def _status(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
         return _json({"jobs": [], "bytes": self._tiles.nbytes}, final=False)
