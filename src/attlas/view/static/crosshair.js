@@ -3,7 +3,7 @@
 import { PENDING, decode } from "./colour.js";
 import { TILE } from "./geometry.js";
 import { make } from "./elements.js";
-import { digits, float32Text, percent, whole } from "./numbers.js";
+import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
 import { tokenLabel } from "./axes.js";
 
@@ -224,7 +224,9 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 }
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
-const weighed = (weight) => [float32Text(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+// The shortest decimal that is this float32, with its power of ten as people write it.
+const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {
   if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
@@ -268,7 +270,7 @@ function places(target, tokens, { largest }) {
 
 function more(target, { exact, largest }) {
   const lines = [];
-  if (largest) lines.push(`largest of the block: ${float32Text(largest[2])}`);
+  if (largest) lines.push(`largest of the block: ${exactly(largest[2])}`);
   if (exact?.allowed && !target.level) {
     const parts = [];
     if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);

@@ -486,6 +486,11 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     refused: () => (scene ?? newScene()).refused,
     /** Whether everything in view has been drawn in its final form. */
     settled: () => !dirty && !missing.missing && !missing.pending && !camera.moving(),
+    /** Whether a pass over the matrix is still at work on what is in view. */
+    unfinished() {
+      const { panes } = scene ?? newScene();
+      return missing.pending || panes.some(({ source }) => ["column_mass", "entropy"].some((name) => tracks.get(source, name).progress < 1));
+    },
     canvas: () => base,
     focus: () => overlay.focus(),
     destroy() {
