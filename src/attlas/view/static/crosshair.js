@@ -256,7 +256,7 @@ function places(target, tokens, { largest }) {
   const list = make("dl");
   const add = (word, position) => {
     const label = tokenLabel(tokens, position);
-    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? "…"), make("dd", { class: "place" }, whole(position)));
+    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, whole(position)));
   };
   if (largest) {
     add("query", largest[0] + target.firstQuery);

@@ -60,6 +60,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   let wantedAt = 0;
   let restTimer = 0;
   let missing = { missing: 0, pending: false };
+  let overlayEmpty = false;
   let destroyed = false;
 
   const invalidate = () => {
@@ -200,10 +201,13 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
 
   function drawOverlay() {
     const { dpr } = size;
-    top.setTransform(1, 0, 0, 1, 0, 0);
-    top.clearRect(0, 0, overlay.width, overlay.height);
     if (!scene) return;
     point();
+    const empty = !store.state.hover && !store.state.pin;
+    if (empty && overlayEmpty) return;
+    overlayEmpty = empty;
+    top.setTransform(1, 0, 0, 1, 0, 0);
+    top.clearRect(0, 0, overlay.width, overlay.height);
     top.setTransform(dpr, 0, 0, dpr, 0, 0);
     const { hover, pin } = store.state;
     drawCrosshair(top, scene.panes, { scale: scene.scale, hover, pin, look, keyboard });
