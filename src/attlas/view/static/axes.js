@@ -128,7 +128,7 @@ function drawTokens(ctx, axis, tokens) {
       if (label !== null) {
         ctx.font = `${size}px ${look.mono}`;
         ctx.fillStyle = look.ink;
-        ctx.fillText(cut(ctx, label, room - (numbers ? 46 : 10)), 6 * away, 0.5);
+        ctx.fillText(cut(ctx, label, room - (numbers ? 42 : 10)), 6 * away, 0.5);
       }
       if (numbers && (scale >= 14 || index % 2 === 0)) {
         ctx.textAlign = across ? "right" : "left";
