@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attlas.atlas import Atlas
 from attlas.errors import MissingExtraError, explain
 from attlas.matrix import AttentionMatrix
+from attlas.view.server import serve
 from attlas.view.service import Service
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def show(
     >>> atlas.view()  # doctest: +SKIP
     """
     if not in_notebook():
-        from attlas.view.server import serve  # needs starlette, which a notebook does not
-
         serve(shown, tokens=tokens, title=title, **options)
         return None
     try:

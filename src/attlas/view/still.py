@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import math
 import re
 import struct
@@ -14,13 +13,15 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attlas import stats
-from attlas.atlas import Atlas
+from attlas.atlas import Atlas, Entry
 from attlas.matrix import AttentionMatrix
 from attlas.view import codes
-from attlas.view.service import Service
+from attlas.view.exact import Head
+from attlas.view.source import atlas_of
 
 __all__ = ["preview"]
 
@@ -65,57 +66,57 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
     words = f"<pre style='margin:0 0 8px;background:none'>{escape(repr(shown))}</pre>"
     if isinstance(shown, AttentionMatrix) and 0 in shown.shape:
         return f"<div>{words}</div>"
-    with contextlib.closing(Service(shown)) as service:
-        figures, note = _figures(service, isinstance(shown, Atlas))
+    several = isinstance(shown, Atlas)
+    entries = shown.entries if isinstance(shown, Atlas) else atlas_of(shown).entries
+    figures, note = _figures([entry for entry in entries if entry.matrix is not None], several)
     picture = f"<div style='display:flex;flex-wrap:wrap;gap:10px 12px'>{figures}</div>" if figures else ""
     return f"<div>{words}{picture}{note}</div>"
 
 
-def _figures(service: Service, several: bool) -> tuple[str, str]:
+def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
     """Return the pictures, and what a reader must know of them."""
-    entries = service.source.info["entries"]
-    readable = [at for at, entry in enumerate(entries) if entry["readable"]]
     chosen = [
-        (at, head)
-        for at in _spread(readable, _LAYERS if several else 1)
-        for head in _spread(list(range(len(entries[at]["heads"]))), _PER_LAYER if several else _HEADS)
+        (entry, head)
+        for entry in _spread(entries, _LAYERS)
+        for head in _spread(list(range(len(entry.heads))), _PER_LAYER if several else _HEADS)
+        if 0 not in entry.shape
     ]
     if not chosen:
         return "", ""
-    longest = max(entries[at]["n"] for at, _ in chosen)
-    cells = sum(entries[at]["m"] * entries[at]["n"] for at, _ in chosen)
+    cells = sum(entry.shape[2] * entry.shape[3] for entry, _ in chosen)
     side = _SIDES[1] // (2 if several else 1)
     if cells > _CELLS:
+        longest = max(entry.shape[3] for entry, _ in chosen)
         side = max(_SIDES[0], min(side, _CELLS // (longest * len(chosen))))
     parts = []
-    for at, head in chosen:
-        entry = entries[at]
-        picture = _sampled(service, at, head, side) if cells > _CELLS else _pooled(service, at, head, side)
-        name = f"head {entry['heads'][head]}"
-        name = f"layer {entry['layer']}, {name}" if several else name
-        parts.append(_figure(_png(picture, entry["n"]), name, 72 if several else 112))
-    total = sum(len(entries[at]["heads"]) * entries[at]["batch"] for at in readable)
+    for entry, head in chosen:
+        A = entry.need_matrix("_repr_html_")[:1, head : head + 1]
+        picture = _sampled(A, side) if cells > _CELLS else _pooled(A, side)
+        name = f"head {entry.heads[head]}"
+        name = f"layer {entry.layer}, {name}" if several else name
+        parts.append(_figure(_png(picture, entry.shape[3]), name, 72 if several else 112))
+    total = sum(len(entry.heads) * entry.shape[0] for entry in entries)
     notes = [f"{len(parts)} of {total:,} heads"] if total > len(parts) else []
-    notes += [f"{side} of {max(entries[at]['m'] for at, _ in chosen):,} queries"] if cells > _CELLS else []
+    notes += [f"{side} of {max(entry.shape[2] for entry, _ in chosen):,} queries"] if cells > _CELLS else []
     return "".join(parts), _note([*notes, ".view() opens all of it"])
 
 
-def _pooled(service: Service, at: int, head: int, side: int) -> NDArray[np.uint16]:
-    """Return the largest weight of each block, from all cells of a head."""
-    A = service.source.entries[at].matrix
-    if A is None:
-        return np.zeros((1, 1), np.uint16)
-    A = A[0, head]
-    values = A.collect(stats.Picture(min(side, A.shape[0]), min(side, A.shape[1]), "max"))[0].cpu().numpy()
-    return codes.encode(np.nan_to_num(values), ~np.isnan(values))
+def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
+    """Return the largest weight of each block, from all cells of a head, as codes."""
+    m, n = A.shape[-2:]
+    (values,) = A.collect(stats.Picture(min(side, m), min(side, n), "max"))
+    picture = values[0, 0].cpu().numpy()
+    return codes.encode(np.nan_to_num(picture), ~np.isnan(picture))
 
 
-def _sampled(service: Service, at: int, head: int, side: int) -> NDArray[np.uint16]:
-    """Return one exact query for each row of pixels, pooled along the keys to the largest weight."""
-    answer = service.answer("thumbnail", {"entry": str(at), "head": str(head), "pool": "max", "size": str(side)})
-    if answer.status != 200:
-        return np.full((1, 1), codes.PENDING, np.uint16)
-    return np.frombuffer(answer.body, "<u2").reshape(side, side)
+def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
+    """Return one exact query for each row of pixels, its keys pooled to the largest weight, as codes."""
+    m, n = A.shape[-2:]
+    high, wide = min(side, m), min(side, n)
+    weights, allowed = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high))
+    starts = np.arange(wide) * n // wide
+    values = np.maximum.reduceat(weights, starts, axis=1)
+    return codes.encode(values, np.logical_or.reduceat(allowed, starts, axis=1))
 
 
 def _figure(png: bytes, name: str, side: int) -> str:
