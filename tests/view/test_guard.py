@@ -79,9 +79,9 @@ def test_hosts_that_mean_this_machine(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "evil.example:8750", "127.0.0.1.evil.example", "127.0.0.1:", "127.0.0.1:x", "127.0.0.2",
-             "localhost.", "localhost:8750:1", "0.0.0.0:8750", "127.0.0.1@evil.example", "::1", "127.0.0.1:123456",
-             "localhost:٣"]
+    "host", ["", "evil.example", "evil.example:8750", "127.0.0.1.evil.example", "127.0.0.1:", "127.0.0.1:x",
+             "127.0.0.2", "localhost.", "localhost:8750:1", "0.0.0.0:8750", "127.0.0.1@evil.example", "::1",
+             "127.0.0.1:123456", "localhost:٣"]
 )  # fmt: skip
 def test_other_hosts_are_refused(host: str) -> None:
     assert status("/t0ken/", (b"host", host.encode())) == 421

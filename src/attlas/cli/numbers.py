@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.terminal import UsageError
 from attlas.errors import explain
-from attlas.heads import Head
-from attlas.heads.kinds import from_statistics, text_statistics
+from attlas.heads.kinds import text_statistics
+from attlas.heads.recorded import NEEDED, heads_of
 
 __all__ = ["KINDS_OF_HEADS", "NAMES", "chosen", "heads_of", "missing", "side_of", "weights_of"]
 
@@ -45,8 +44,6 @@ _MAKE: dict[str, Callable[[int, int], stats.Statistic]] = {
 }
 NAMES = (*_MAKE, KINDS_OF_HEADS)
 _USUAL = tuple(name for name in NAMES if name not in ("column_max", "coverage"))
-# What the kinds of head are made from, in the order of `text_statistics`.
-_FOR_KINDS = ("entropy", "effective_keys", "max_weight", "column_mass", "offsets", "agreement", "agreement_2")
 
 
 def side_of(heads: int) -> int:
@@ -87,7 +84,7 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
             explain(where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit")
         )
     if KINDS_OF_HEADS in wanted:
-        wanted += [name for name in _FOR_KINDS if name in _MAKE]
+        wanted += [name for name in NEEDED if name in _MAKE]
     found_all = [make(len(ids), heads) for name, make in _MAKE.items() if name in wanted]
     return [*found_all, *text_statistics(ids)[5:]] if KINDS_OF_HEADS in wanted else found_all
 
@@ -104,40 +101,3 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
     wanted += text_statistics(ids)[5:] if square and ids is not None else []
     names = statistic_names(wanted)
     return wanted if any(name not in entry.statistics for entry in atlas.entries for name in names) else []
-
-
-def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
-    """Return the measures of the heads of a layer; none where they were not recorded, or it is not causal.
-
-    Parameters
-    ----------
-    atlas : Atlas
-        The recording.
-    entry : Entry
-        The layer's pass over the whole text.
-    """
-    _, _, m, n = entry.shape
-    known = [entry.statistics.get(name) for name in _FOR_KINDS]
-    if atlas.ids is None or m != n or n < 3 or atlas.ids.shape[-1] != n or entry.kind == "cross":
-        return ()
-    if any(not isinstance(result, Tensor) for result in known):
-        return ()
-    results = [result[0] for result in known if isinstance(result, Tensor)]
-    if float(results[4][:, n:].sum()) > 0:  # mass on keys behind the query
-        return ()
-    return from_statistics(results, atlas.ids[0], _block(atlas, entry), entry.layer, entry.heads)
-
-
-def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
-    """Return what was measured on a random block that occurs twice."""
-    found = atlas.details.get("block")
-    if not isinstance(found, dict) or entry.kind != "self":
-        return None
-    numbers = {name: _layer(found.get(name), entry.layer, entry.heads) for name in ("induction", "duplicate")}
-    return {name: t for name, t in numbers.items() if t is not None} if None not in numbers.values() else None
-
-
-def _layer(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
-    if not isinstance(table, list) or layer >= len(table) or max(heads, default=0) >= len(table[layer]):
-        return None
-    return torch.tensor([float(table[layer][head]) for head in heads], dtype=torch.float64)

@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     given = [name for name in _RECORDED if getattr(arguments, name) is not None]
     if arguments.atlas is not None and given:
         found = f"{arguments.atlas} and --{given[0]}"
-        raise _error("name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}")
+        raise _error(
+            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}"
+        )
     if arguments.atlas is None and not given:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)

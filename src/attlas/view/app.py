@@ -80,7 +80,8 @@ class Gate:
                 message = {**message, "headers": [*message.get("headers", ()), *guard.HEADERS]}
             await send(message)
 
-        asked = guard.Request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
+        line = (scope["method"], scope["raw_path"], scope["query_string"])
+        asked = guard.Request(*line, scope["headers"], scope["http_version"])
         admitted = self._guard.admit(asked)
         if isinstance(admitted, Refusal):
             await _refused(admitted)(scope, receive, guarded)
@@ -95,7 +96,7 @@ def _refused(refusal: Refusal) -> Response:
         headers["location"] = refusal.location
     elif refusal.status == 405:
         headers["allow"] = "GET, HEAD"
-    if refusal.status in (405, 413, 414, 431):  # there may be more to come of it, which nobody wants to read
+    if refusal.status in (405, 413, 414, 431, 505):  # there may be more to come of it, which nobody wants to read
         headers["connection"] = "close"
     return Response(refusal.text + "\n", refusal.status, headers, "text/plain; charset=utf-8")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -76,7 +76,7 @@ class Blocks(Statistic):
             [2, 1]]))
     """
 
-    def __init__(self, rows: list[int], columns: list[int]) -> None:
+    def __init__(self, rows: Sequence[int], columns: Sequence[int]) -> None:
         self.rows = Bands(rows)
         self.columns = Bands(columns)
 
@@ -129,14 +129,14 @@ def _runs(problem: Problem) -> tuple[Tensor, Tensor]:
     return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n, dtype=torch.int64)
 
 
-def count_cells(first: Tensor, stop: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+def count_cells(first: Tensor, stop: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
     """Count the allowed cells of blocks where each row sees one run of keys.
 
     Parameters
     ----------
     first, stop : Tensor of int64, shape (batch, heads, m)
         The first key of each row and the one after its last.
-    rows, columns : list of int
+    rows, columns : sequence of int
         First place of each block, then the end of the last.
 
     Returns

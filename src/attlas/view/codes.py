@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FIRST", "LAST", "LOG2_MIN", "MASKED", "PENDING", "ZERO", "decode", "encode"]
+__all__ = ["FIRST", "LAST", "LOG2_MIN", "MASKED", "PENDING", "ZERO", "Array", "decode", "encode"]
+
+Array: TypeAlias = NDArray[Any]  # of a dtype that the text says
 
 MASKED = 0  # no pair of the block may attend
 ZERO = 1  # some pair may, and the weight is 0 or below 2 ** LOG2_MIN
@@ -17,7 +21,7 @@ LOG2_MIN = -64.0
 _STEPS = (LAST - FIRST) / -LOG2_MIN  # codes for each factor of two
 
 
-def encode(weights: NDArray[np.floating], allowed: NDArray[np.bool_]) -> NDArray[np.uint16]:
+def encode(weights: Array, allowed: Array) -> Array:
     """Return the code of each weight.
 
     Parameters
@@ -56,7 +60,7 @@ def encode(weights: NDArray[np.floating], allowed: NDArray[np.bool_]) -> NDArray
     return np.where(allowed, np.where(seen, codes, np.uint16(ZERO)), np.uint16(MASKED))
 
 
-def decode(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
+def decode(codes: Array) -> Array:
     """Return the weight of each code: 0 where masked or zero, NaN where it is not computed yet.
 
     Parameters

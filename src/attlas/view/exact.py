@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
@@ -19,19 +18,37 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.places import window_of
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
+from attlas.view.codes import Array
 
-__all__ = ["Band", "ButFirst", "Head", "Table", "Unwanted", "without_first"]
+__all__ = ["Band", "ButFirst", "Head", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
+
+Wanted: TypeAlias = Callable[[], bool] | None
 
 _CELLS = 1 << 22  # cells of weights that are held at once
 _ROWS = 1024  # rows whose log-sum-exp is found together
 
 
-class Unwanted(Exception):
+class UnwantedError(Exception):
     """Nobody waits for the answer any more."""
 
 
+def go_on(wanted: Wanted) -> None:
+    """Raise an UnwantedError if nobody waits any more."""
+    if wanted is not None and not wanted():
+        raise UnwantedError
+
+
 class ButFirst(Mask):
-    """Every pair but those with key 0."""
+    """Every pair but those with key 0.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.view.exact import ButFirst
+    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(3, 4), mask=ButFirst())
+    >>> A[:, :].tolist()
+    [[0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]
+    """
 
     def allows(self, at: Tile) -> Tensor:
         return at.j >= 1
@@ -49,7 +66,13 @@ class ButFirst(Mask):
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
-    """Return the matrix in which no query may see key 0: its rows are softmax over the keys that are left."""
+    """Return the matrix in which no query may see key 0: its rows are softmax over the keys that are left.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (batch, heads, m, n)
+        The matrix. A sink of its own stays in the denominator.
+    """
     mask: Mask = ButFirst() if A.problem.mask is None else And(A.problem.mask, ButFirst())
     axes = Axes((A.shape[0], A.shape[1]), (True, True))
     return AttentionMatrix(replace(A.problem, mask=mask), A.plan, axes)
@@ -58,25 +81,24 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
 class Table(NamedTuple):
     """Blocks of a window: sum and largest weight of each, and how many of its cells are allowed."""
 
-    sum: NDArray[np.float64]
-    max: NDArray[np.float64]
-    cells: NDArray[np.int64]
+    sum: Array
+    max: Array
+    cells: Array
 
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """Mean over the allowed cells of each block, 0 where there are none."""
-        return self.sum / np.maximum(self.cells, 1)
+    def pooled(self, pool: str) -> Array:
+        """Return the mean over the allowed cells of each block, or the largest of them; 0 where there are none."""
+        return self.max if pool == "max" else self.sum / np.maximum(self.cells, 1)
 
 
 class Band(NamedTuple):
     """What one pass finds of some rows: their blocks, numbers of each row, and their part of each column."""
 
     blocks: Table
-    entropy: NDArray[np.float32]
-    effective_keys: NDArray[np.float32]
-    max_weight: NDArray[np.float32]
-    column_mass: NDArray[np.float32]
-    column_max: NDArray[np.float32]
+    entropy: Array
+    effective_keys: Array
+    max_weight: Array
+    column_mass: Array
+    column_max: Array
 
 
 class Head:
@@ -85,7 +107,7 @@ class Head:
     Parameters
     ----------
     A : AttentionMatrix, shape (1, heads, m, n)
-        The head; of several heads the mean weight is meant.
+        The head; of several heads the mean weight is meant, masked cells counted as 0.
     skip_first : bool
         Whether key 0 is left out and the rows are softmax over the keys that remain.
 
@@ -93,6 +115,14 @@ class Head:
     -----
     A window of r rows and c keys costs r c scores a head, given the log-sum-exp of its rows; where that is
     not known yet it is found for 1,024 rows at a time, once, and kept: m numbers a head.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.view.exact import Head
+    >>> head = Head(attlas.attend(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), mask=attlas.Causal()))
+    >>> head.cells(range(1, 3), range(2)).round(3).tolist()
+    [[0.5, 0.5], [0.3330000042915344, 0.3330000042915344]]
     """
 
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False) -> None:
@@ -100,14 +130,24 @@ class Head:
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=A.dtype)
         self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
-        self._shared = self.heads == 1 or _is_shared(self.A)
+        self._uniform = self.heads == 1 or _is_uniform(self.A)
 
-    def lse(self, rows: range, wanted: Callable[[], bool] | None = None) -> Tensor:
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps."""
+        return self._lse.numel() * self._lse.element_size() + self._known.nbytes
+
+    @property
+    def knows_lse(self) -> bool:
+        """Whether the log-sum-exp of every row is known already."""
+        return bool(self._known.all())
+
+    def lse(self, rows: range, wanted: Wanted = None) -> Tensor:
         """Return the log-sum-exp of some rows, shape (1, heads, rows).
 
         Raises
         ------
-        Unwanted
+        UnwantedError
             If `wanted` says so between two steps.
         """
         for block in range(rows.start // _ROWS, -(-rows.stop // _ROWS)):
@@ -116,51 +156,71 @@ class Head:
             go_on(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
             self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n)).lse.cpu()
-            self._known[block] = True  # after the numbers: another thread may read them from now on
+            self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
-    def window(self, rows: range, columns: range, wanted: Callable[[], bool] | None = None) -> AttentionMatrix:
+    def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        lse = self.lse(rows, wanted).to(self.A.device)
-        return window_of(self.A, rows, columns, lse)
+        return window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
 
-    def blocks(
-        self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Callable[[], bool] | None = None
+    def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
+        """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""
+        return self.pooled(rows, columns, (edges_of(len(rows), size), edges_of(len(columns), size)), pool, wanted)
+
+    def pooled(
+        self,
+        rows: range,
+        columns: range,
+        edges: tuple[Sequence[int], Sequence[int]],
+        pool: str = "mean",
+        wanted: Wanted = None,
     ) -> Table:
-        """Return the blocks of ``size × size`` cells of a window that begins at the edge of a block.
+        """Return blocks of a window.
 
-        `pool` says which number is needed: the maximum of a mean over heads costs more than its sum.
+        Parameters
+        ----------
+        rows, columns : range
+            The window.
+        edges : pair of sequence of int
+            First row and column of each block, counted from the window's, then the end of the last.
+        pool : {"mean", "max"}
+            Which number is needed: the maximum of a mean over heads costs more than its sum, and is not
+            given where it is not asked for.
+        wanted : callable, optional
+            Whether somebody still waits.
         """
-        edges = edges_of(len(rows), size), edges_of(len(columns), size)
         if 0 in (len(rows), len(columns)):
             empty = np.zeros((len(edges[0]) - 1, len(edges[1]) - 1))
             return Table(empty, empty, empty.astype(np.int64))
         go_on(wanted)
-        if self.heads == 1 or (pool == "mean" and self._shared):
-            found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
-            total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
-            return Table(total, largest, _array(found.cells[0, 0]))
-        return self._dense_blocks(rows, columns, size, wanted)
+        if self.heads > 1 and not (pool == "mean" and self._uniform):
+            return self._dense_pooled(rows, columns, edges, wanted)
+        found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
+        total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
+        return Table(total, largest, _array(found.cells[0, 0]))
 
-    def _dense_blocks(self, rows: range, columns: range, size: int, wanted: Callable[[], bool] | None) -> Table:
+    def _dense_pooled(
+        self, rows: range, columns: range, edges: tuple[Sequence[int], Sequence[int]], wanted: Wanted
+    ) -> Table:
         """Pool the mean weights of several heads, which must be written out for their maxima."""
-        total, largest, cells = (np.zeros((-(-len(rows) // size), -(-len(columns) // size))) for _ in range(3))
-        for part, weights, allowed in self.parts(rows, columns, size, wanted):
-            high = edges_of(len(part), size)[:-1]
-            wide = edges_of(len(columns), size)[:-1]
-            place = slice((part.start - rows.start) // size, (part.start - rows.start) // size + len(high))
-            for into, values, reduce in (
-                (total, weights, np.add),
-                (largest, weights, np.maximum),
-                (cells, allowed, np.add),
-            ):
-                across = reduce.reduceat(values, wide, axis=1, dtype=np.float64)
-                into[place] = reduce.reduceat(across, high, axis=0)
-        return Table(total, largest, cells.astype(np.int64))
+        tables = []
+        high, wide = (np.asarray(ends) for ends in edges)
+        heights = np.diff(high)
+        # Whole blocks of rows at a time, as many as fit.
+        most = max(_CELLS // max(len(columns) * self.heads, 1), 1)
+        first = 0
+        while first < len(heights):
+            last = max(int(np.searchsorted(high, high[first] + most, side="right")) - 1, first + 1)
+            go_on(wanted)
+            some = range(rows.start + int(high[first]), rows.start + int(high[last]))
+            weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
+            tables.append(_reduced(weights, allowed, high[first:last] - high[first], wide[:-1]))
+            first = last
+        return Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
 
     def parts(
-        self, rows: range, columns: range, step: int = 1, wanted: Callable[[], bool] | None = None
-    ) -> Iterator[tuple[range, NDArray[np.float32], NDArray[np.bool_]]]:
+        self, rows: range, columns: range, step: int = 1, wanted: Wanted = None
+    ) -> Iterator[tuple[range, Array, Array]]:
         """Yield some rows of a window at a time, a multiple of `step`: rows, mean weights, and which are allowed."""
         most = max(_CELLS // max(len(columns) * self.heads, 1) // step, 1) * step
         for span in cut(len(rows), most):
@@ -168,92 +228,97 @@ class Head:
             some = range(rows.start + span.start, rows.start + span.stop)
             yield some, self.cells(some, columns, wanted), self.allowed(some, columns)
 
-    def cells(self, rows: range, columns: range, wanted: Callable[[], bool] | None = None) -> NDArray[np.float32]:
-        """Return the weights of a window, shape (rows, columns)."""
+    def cells(self, rows: range, columns: range, wanted: Wanted = None) -> Array:
+        """Return the weights of a window, float32 of shape (rows, columns)."""
+        if 0 in (len(rows), len(columns)):
+            return np.zeros((len(rows), len(columns)), dtype=np.float32)
         weights = self.window(rows, columns, wanted).to_dense(limit=None)[0]
         return _array((weights[0] if self.heads == 1 else weights.double().mean(0)).float())
 
-    def allowed(self, rows: range, columns: range) -> NDArray[np.bool_]:
-        """Return which cells of a window any head may attend to, shape (rows, columns)."""
-        problem = self.A.problem
-        if problem.mask is None:
-            return np.ones((len(rows), len(columns)), dtype=bool)
-        at = problem.tile(range(1), range(self.heads), rows, columns)
-        return _array(problem.mask.allows(at).expand(at.shape).any(dim=1)[0])
+    def allowed(self, rows: range, columns: range) -> Array:
+        """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
+        return self._allowed(self.A.problem.tile(range(1), range(self.heads), rows, columns))
 
-    def sampled(self, rows: Tensor) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return whole rows by their numbers: weights and which are allowed, shape (rows, n)."""
-        problem = self.A.problem
+    def _allowed(self, at: Tile) -> Array:
+        mask = self.A.problem.mask
+        if mask is None:
+            return np.ones(at.shape[2:], dtype=bool)
+        return _array(mask.allows(at).expand(at.shape).any(dim=1)[0])
+
+    def sampled(self, rows: Tensor) -> tuple[Array, Array]:
+        """Return whole rows by their numbers: mean weights and which are allowed, shape (rows, n)."""
         weights = self.A[..., rows, :][0].double().mean(0)
-        at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
-        if problem.mask is None:
-            allowed = np.ones((len(rows), self.n), dtype=bool)
-        else:
-            allowed = _array(problem.mask.allows(at).expand(at.shape).any(dim=1)[0])
-        return _array(weights.float()), allowed
+        at = self.A.problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
+        return _array(weights.float()), self._allowed(at)
 
-    def band(self, rows: range, size: int, wanted: Callable[[], bool] | None = None) -> Band:
-        """Return everything that a pass wants of some rows."""
+    def logit(self, i: int, j: int) -> float:
+        """Return the log-weight of one cell before softmax, -inf where it is masked; NaN for a mean of heads."""
+        if self.heads > 1:
+            return float("nan")
+        return float(self.window(range(i, i + 1), range(j, j + 1)).logits[0, 0, 0, 0])
+
+    def band(self, rows: range, size: int, wanted: Wanted = None) -> Band:
+        """Return everything that a pass wants of some rows, with blocks of ``size × size`` cells.
+
+        Numbers of a row that sees no key are NaN.
+        """
         if self.heads > 1:
             return self._dense_band(rows, size, wanted)
-        edges = edges_of(len(rows), size), edges_of(self.n, size)
-        found, *numbers = self.window(rows, range(self.n), wanted).collect(
-            Blocks(*edges),
+        window = self.window(rows, range(self.n), wanted)
+        found, *numbers = window.collect(
+            Blocks(edges_of(len(rows), size), edges_of(self.n, size)),
             stats.Entropy(),
             stats.EffectiveKeys(),
             stats.MaxWeight(),
             stats.ColumnMass(),
             stats.ColumnMax(),
         )
-        total, largest, cells = (_array(t[0, 0]) for t in found[:3])
         arrays = [_array(t[0, 0].float()) for t in numbers]
         empty = _array(found.keys[0, 0]) == 0
-        for row in arrays[:3]:
-            row[empty] = np.nan
-        return Band(Table(total, largest, cells), *arrays)
+        for numbers_of_rows in arrays[:3]:
+            numbers_of_rows[empty] = np.nan
+        return Band(Table(*(_array(t[0, 0]) for t in found[:3])), *arrays)
 
-    def _dense_band(self, rows: range, size: int, wanted: Callable[[], bool] | None) -> Band:
-        entropy, effective, largest = (np.full(len(rows), np.nan, dtype=np.float32) for _ in range(3))
-        mass, most = np.zeros(self.n), np.zeros(self.n)
+    def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
+        """Do the same from the mean weights of several heads, some rows at a time."""
+        numbers: list[Array] = []
         tables: list[Table] = []
+        mass, most = np.zeros(self.n), np.zeros(self.n)
         wide = edges_of(self.n, size)[:-1]
         for part, weights, allowed in self.parts(rows, range(self.n), size, wanted):
-            place = slice(part.start - rows.start, part.stop - rows.start)
-            seen = allowed.any(axis=1)
-            logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-            whole = weights.sum(axis=1, dtype=np.float64)
-            squares = np.square(weights, dtype=np.float64).sum(axis=1)
-            kish = np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
-            for into, values in (
-                (entropy, -(weights * logs).sum(axis=1, dtype=np.float64)),
-                (effective, kish),
-                (largest, weights.max(axis=1)),
-            ):
-                into[place] = np.where(seen, values, np.nan)
+            numbers.append(_of_rows(weights, allowed))
             mass += weights.sum(axis=0, dtype=np.float64)
             np.maximum(most, weights.max(axis=0), out=most)
-            high = edges_of(len(part), size)[:-1]
-            pooled = (
-                reduce.reduceat(reduce.reduceat(values, wide, axis=1, dtype=np.float64), high, axis=0)
-                for values, reduce in ((weights, np.add), (weights, np.maximum), (allowed, np.add))
-            )
-            total, top, cells = pooled
-            tables.append(Table(total, top, cells.astype(np.int64)))
+            tables.append(_reduced(weights, allowed, edges_of(len(part), size)[:-1], wide))
         joined = Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
+        entropy, effective, largest = np.concatenate(numbers, axis=1)
         return Band(joined, entropy, effective, largest, mass.astype(np.float32), most.astype(np.float32))
 
 
-def go_on(wanted: Callable[[], bool] | None) -> None:
-    """Raise Unwanted if nobody waits any more."""
-    if wanted is not None and not wanted():
-        raise Unwanted
+def _of_rows(weights: Array, allowed: Array) -> Array:
+    """Return entropy, effective keys and largest weight of rows, NaN where a row sees nothing, shape (3, rows)."""
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    mass = weights.sum(axis=1, dtype=np.float64)
+    squares = np.einsum("ij,ij->i", weights, weights, dtype=np.float64)
+    effective = np.divide(mass**2, squares, out=np.zeros_like(mass), where=squares > 0)
+    entropy = -np.einsum("ij,ij->i", weights, logs, dtype=np.float64)
+    found = np.stack([entropy.clip(min=0.0), effective, weights.max(axis=1)])
+    return np.where(allowed.any(axis=1), found, np.nan).astype(np.float32)
 
 
-def _is_shared(A: AttentionMatrix) -> bool:
+def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
+    """Pool weights that are written out; `high` and `wide` are the first row and column of each block."""
+    total = np.add.reduceat(np.add.reduceat(weights, wide, axis=1, dtype=np.float64), high, axis=0)
+    largest = np.maximum.reduceat(np.maximum.reduceat(weights, wide, axis=1), high, axis=0)
+    cells = np.add.reduceat(np.add.reduceat(allowed, wide, axis=1, dtype=np.int64), high, axis=0)
+    return Table(total, largest, cells)
+
+
+def _is_uniform(A: AttentionMatrix) -> bool:
     """Return whether all heads may see the same keys, as far as that is known without asking for every cell."""
     problem = A.problem
     return problem.mask is None or (problem.interval is not None and problem.interval[0].shape[1] == 1)
 
 
-def _array(t: Tensor) -> NDArray[np.generic]:
+def _array(t: Tensor) -> Array:
     return t.cpu().numpy()

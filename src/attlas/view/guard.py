@@ -45,12 +45,15 @@ class Request:
         What stands after the question mark.
     headers : sequence of (bytes, bytes)
         Names in small letters, and values.
+    version : str
+        Of HTTP.
     """
 
     method: str
     target: bytes
     query: bytes
     headers: Sequence[tuple[bytes, bytes]]
+    version: str = "1.1"
 
     def values(self, name: bytes) -> list[str]:
         """Return every value of a header, in the order they came."""
@@ -136,7 +139,9 @@ class Guard:
 
 
 def _unfit(request: Request) -> Refusal | None:
-    """Refuse what no page of ours sends: too long, a body, another method."""
+    """Refuse what no page of ours sends: another version, too long, another method, a body."""
+    if request.version not in ("1.0", "1.1"):
+        return Refusal(505, "HTTP/1.1 is spoken here.")
     if len(request.target) + len(request.query) > LONGEST_TARGET:
         return Refusal(414, "The address is too long.")
     size = sum(len(name) + len(value) for name, value in request.headers)

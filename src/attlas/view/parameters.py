@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["Complaint", "Parameters"]
+__all__ = ["Parameters", "QuestionError"]
 
 _WHOLE = re.compile(r"[0-9]{1,15}")
 _SHOWN = 40  # characters of a wrong value that an answer repeats
 
 
-class Complaint(Exception):
+class QuestionError(Exception):
     """A question that cannot be answered: a status as HTTP counts them, and one line that says why."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -42,17 +42,17 @@ class Parameters:
 
         Raises
         ------
-        Complaint
+        QuestionError
             400 if it is missing or no number, 404 if it lies outside.
         """
         text = self._given.get(name)
         if text is None and default is not None:
             return default
         if text is None or _WHOLE.fullmatch(text) is None:
-            raise Complaint(400, f"{name} must be a whole number: {_shown(text)}")
+            raise QuestionError(400, f"{name} must be a whole number: {_shown(text)}")
         value = int(text)
         if not low <= value < high:
-            raise Complaint(404, f"{name} must be from {low} to {high - 1}: {value}")
+            raise QuestionError(404, f"{name} must be from {low} to {high - 1}: {value}")
         return value
 
     def word(self, name: str, words: tuple[str, ...], default: str | None = None) -> str:
@@ -60,12 +60,12 @@ class Parameters:
 
         Raises
         ------
-        Complaint
+        QuestionError
             400 if it is none of them.
         """
         text = self._given.get(name, default)
         if text not in words or text is None:
-            raise Complaint(400, f"{name} must be one of {', '.join(words)}: {_shown(text)}")
+            raise QuestionError(400, f"{name} must be one of {', '.join(words)}: {_shown(text)}")
         return text
 
     def text(self, name: str, longest: int) -> str:
@@ -73,12 +73,12 @@ class Parameters:
 
         Raises
         ------
-        Complaint
+        QuestionError
             400 if it is missing, empty or too long.
         """
         text = self._given.get(name)
         if not text or len(text) > longest:
-            raise Complaint(400, f"{name} must be a text of 1 to {longest} characters")
+            raise QuestionError(400, f"{name} must be a text of 1 to {longest} characters")
         return text
 
     def span(self, start: str, stop: str, size: int) -> range:
@@ -86,18 +86,22 @@ class Parameters:
 
         Raises
         ------
-        Complaint
+        QuestionError
             400 if an end is no number or they are in the wrong order, 404 if one lies outside.
         """
         first, last = self.whole(start, 0, size + 1), self.whole(stop, 0, size + 1)
         if last < first:
-            raise Complaint(400, f"{stop} must not be below {start}: {last} < {first}")
+            raise QuestionError(400, f"{stop} must not be below {start}: {last} < {first}")
         return range(first, last)
 
-    def is_given(self, name: str) -> bool:
-        """Return whether a parameter was given."""
-        return name in self._given
+    def has(self, *names: str) -> bool:
+        """Return whether any of some parameters was given."""
+        return any(name in self._given for name in names)
+
+    def equals(self, name: str, word: str) -> bool:
+        """Return whether a parameter is a word."""
+        return self._given.get(name) == word
 
 
 def _shown(text: str | None) -> str:
-    return "missing" if text is None else ascii(text[:_SHOWN])
+    return "missing" if text is None else f"{text[:_SHOWN]!a}"

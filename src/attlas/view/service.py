@@ -5,36 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from attlas.atlas import Atlas
 from attlas.errors import AttlasError
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
-from attlas.view.cache import Cache
-from attlas.view.exact import Head, Unwanted
-from attlas.view.parameters import Complaint, Parameters
-from attlas.view.pyramid import BASE, ON_DEMAND, TILE, TRACKS, Pass, pad, place_of
-from attlas.view.source import Shown, Source
+from attlas.view.codes import Array
+from attlas.view.exact import Head, UnwantedError, Wanted
+from attlas.view.largest import largest
+from attlas.view.parameters import Parameters, QuestionError
+from attlas.view.passes import Passes, PassJob
+from attlas.view.pictures import Picture, Pictures
+from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
+from attlas.view.source import Place, Source
+from attlas.view.statistics import HeadTable
+from attlas.view.store import Store
+from attlas.view.worker import Worker
 
 __all__ = ["Answer", "Service"]
 
-POOLS = ("mean", "max")
-VARIANTS = ("plain", "nosink")
-
-_TILES = 128 << 20  # bytes of tiles that are kept
-_HEADS = 64 << 20  # bytes of log-sum-exp that are kept
-_TOKENS = 16_384
-_REGION = 65_536
+_POOLS = ("mean", "max")
+_TOKENS = 16_384  # at a time
+_REGION = 65_536  # cells
 _MATCHES = 1000
 _LARGEST = 100
+_TEXT = 1000  # characters that are searched for
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,18 @@ class Answer:
     kind : {"json", "binary"}
         What the body is.
     body : bytes
-        JSON in UTF-8, or numbers, little-endian and row-major.
+        JSON in UTF-8, or numbers, little-endian and row by row.
     progress : float
-        Share of the answer that is computed already; 1 where it is complete.
+        Share of the answer that is computed; 1 where it is complete.
     final : bool
         Whether the same question gets the same answer from now on.
     etag : str
-        Key of the content.
+        Changes with the body.
     status : int
-        As HTTP counts: 200, 400 (wrong parameters), 404 (no such thing), 409 (not in this recording), 499 (nobody
-        waits any more), 500.
+        As HTTP counts: 200; 400 for wrong parameters, 404 for what does not exist, 409 for weights that were not
+        recorded, 499 when nobody waits any more, 500 when the computation failed, 503 when the service is closed.
     sampled : bool
-        Whether the picture shows a sample of the rows.
+        Whether a picture shows a sample of the rows.
     """
 
     kind: Literal["json", "binary"]
@@ -70,18 +71,48 @@ class Answer:
 
 
 class Service:
-    """Answers of the viewer.
+    """Answers everything that the viewer asks about an atlas or a matrix.
 
     Parameters
     ----------
     shown : Atlas or AttentionMatrix
-        A recording, or one matrix.
+        A recording, or one matrix of any leading axes: the last of them is the heads, the others the batch.
     tokens : sequence of str, optional
         Text of each token; by default that of the atlas.
     title : str
         Name of the whole; by default that of the model.
     store : str or Path, optional
-        Folder for what passes over a head find, so that it need not be found again.
+        Folder for what passes over whole heads find, ``run.atlas.view`` by custom. It is made where it is
+        missing; without it, or where it cannot be written, they go to a temporary folder.
+
+    Raises
+    ------
+    DtypeError
+        If there is nothing to show.
+
+    See Also
+    --------
+    attlas.load : an atlas from a folder.
+
+    Notes
+    -----
+    Any number of threads may ask. Pictures of blocks of up to 16 × 16 cells, and all numbers, are computed
+    exactly when they are asked for: a tile costs at most 4096 × 4096 scores, a row n, given the log-sum-exp of
+    its rows, which recordings keep. Coarser pictures and the tracks come from one pass over a head, in the
+    background: about what the product with the values costs. Memory: 96 MB of pictures, 128 MB of log-sum-exp,
+    and passes of 10 bytes a block of 32 × 32 cells, in files that are mapped.
+
+    Examples
+    --------
+    >>> import json, torch, attlas
+    >>> from attlas.view import Service
+    >>> service = Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8), mask=attlas.Causal()))
+    >>> answer = service.answer("cell", {"entry": "0", "head": "0", "i": "3", "j": "1"})
+    >>> answer.status, json.loads(answer.body)["weight"]
+    (200, 0.25)
+    >>> service.answer("cell", {"entry": "7"}).status
+    404
+    >>> service.close()
     """
 
     def __init__(
@@ -90,240 +121,254 @@ class Service:
         *,
         tokens: Sequence[str] | None = None,
         title: str = "",
-        store: str | Path | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.source = Source(shown, tokens=tokens, title=title)
-        self.store = store
-        self._tiles: Cache[Answer] = Cache(_TILES)
-        self._matrices: Cache[Head] = Cache(_HEADS)
-        self._passes: dict[Any, Pass] = {}
-        self._names: dict[str, Callable[[Parameters, Callable[[], bool] | None], Answer]] = {
-            name: getattr(self, f"_{name}")
-            for name in ("info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "top",
-                         "track", "heads", "focus", "status", "offline")
-        }  # fmt: skip
+        self._source = Source(shown, tokens=tokens, title=title)
+        self._store = Store(store)
+        self._worker = Worker()
+        self._passes = Passes(self._source, self._store, self._worker)
+        self._pictures = Pictures(self._passes)
+        self._table = HeadTable(self._source, self._worker)
+        self._questions = {
+            "info": self._info,
+            "tokens": self._tokens,
+            "search": self._search,
+            "tile": self._tile,
+            "thumbnail": self._thumbnail,
+            "row": self._row,
+            "column": self._column,
+            "region": self._region,
+            "cell": self._cell,
+            "top": self._top,
+            "track": self._track,
+            "heads": self._heads,
+            "focus": self._focus,
+            "status": self._status,
+            "offline": self._offline,
+        }
 
-    def answer(self, name: str, parameters: Mapping[str, str], wanted: Callable[[], bool] | None = None) -> Answer:
-        """Answer one question; never raises."""
-        ask = self._names.get(name)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What may be asked."""
+        return tuple(self._questions)
+
+    def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
+        """Answer one question.
+
+        Parameters
+        ----------
+        name : str
+            What is asked, one of `names`.
+        parameters : mapping of str to str
+            Its parameters, as texts.
+        wanted : callable, optional
+            Returns whether somebody still waits; it is asked between two steps of a long computation.
+
+        Returns
+        -------
+        Answer
+            Whatever happens: what is wrong with a question is said in the answer.
+        """
+        question = self._questions.get(name)
+        if question is None:
+            return _refusal(404, f"no such question: {name[:40]!a}")
+        if self._worker.closed:
+            return _refusal(503, "the viewer was closed")
         try:
-            if ask is None:
-                raise Complaint(404, f"no question has the name {ascii(name[:40])}")
-            return ask(Parameters(parameters), wanted)
-        except Complaint as complaint:
-            return _json({"error": complaint.text}, final=False, status=complaint.status)
-        except Unwanted:
-            return _json({"error": "nobody waits for the answer"}, final=False, status=499)
-        except (AttlasError, RuntimeError, ValueError, MemoryError) as error:
-            return _json({"error": str(error).partition("\n")[0]}, final=False, status=500)
+            with self._worker.question():
+                return question(Parameters(parameters), wanted)
+        except QuestionError as error:
+            return _refusal(error.status, error.text)
+        except UnwantedError:
+            return _refusal(499, "nobody waits for the answer")
+        except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
+            return _refusal(500, str(error).partition("\n")[0] or type(error).__name__)
 
     def close(self) -> None:
-        """End the background pass."""
+        """End the work in the background, and remove what does not stay. Later questions are refused."""
+        self._worker.close()
+        self._passes.close()
+        self._store.close()
 
-    # ------------------------------------------------------------------------------------------------- what is there
+    # --------------------------------------------------------------------------------------------- what there is
 
-    def _info(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        return _json(
-            {
-                "format": 1,
-                **self.source.info,
-                "tile": TILE,
-                "on_demand_level": ON_DEMAND,
-                "codes": {
-                    "masked": codes.MASKED,
-                    "zero": codes.ZERO,
-                    "first": codes.FIRST,
-                    "last": codes.LAST,
-                    "pending": codes.PENDING,
-                    "log2_min": int(codes.LOG2_MIN),
-                    "log2_max": 0,
-                },
-                "tracks": list(TRACKS),
-                "pools": list(POOLS),
-            }
-        )
+    def _info(self, given: Parameters, wanted: Wanted) -> Answer:
+        words = {
+            "masked": codes.MASKED,
+            "zero": codes.ZERO,
+            "first": codes.FIRST,
+            "last": codes.LAST,
+            "pending": codes.PENDING,
+            "log2_min": int(codes.LOG2_MIN),
+            "log2_max": 0,
+        }
+        facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
+        return _json({"format": 1, **self._source.info, **facts})
 
-    def _tokens(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        span = given.span("start", "stop", self.source.length)
+    def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
+        text = self._source.text
+        span = given.span("start", "stop", self._source.length)
         if len(span) > _TOKENS:
-            raise Complaint(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
-        tokens = self.source.text.tokens[span.start : span.stop]
-        return _json({"start": span.start, "tokens": list(tokens), "joined": []})
+            raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
+        shown = text.shown[span.start : span.stop]
+        return _json({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
-    def _search(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        matches, total = self.source.text.search(
-            given.text("text", 1000), given.whole("limit", 1, _MATCHES + 1, default=100)
-        )
-        return _json({"matches": matches, "total": total})
-
-    def _heads(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        rows = [
-            {"entry": e, "head": h, "kinds": [], "values": {}}
-            for e, shown in enumerate(self.source.entries)
-            for h in range(shown.entry.shape[1])
-        ]
-        return _json({"progress": 1.0, "columns": [], "rows": rows})
-
-    def _focus(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        return _json({}, final=False)
-
-    def _offline(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
+    def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
         return _json({"page": bundle.offline_page()})
 
-    def _status(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        return _json({"jobs": [], "bytes": self._tiles.nbytes}, final=False)
+    def _search(self, given: Parameters, wanted: Wanted) -> Answer:
+        limit = given.whole("limit", 1, _MATCHES + 1, default=100)
+        matches, total = self._source.text.search(given.text("text", _TEXT), limit)
+        return _json({"matches": matches, "total": total})
 
-    # ----------------------------------------------------------------------------------------------------- pictures
+    def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
+        table = self._table.answer()
+        return _json(table, progress=table["progress"])
 
-    def _tile(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
-        pool = given.word("pool", POOLS, "mean")
-        shown = self.source.entries[key[0]].info
-        level = given.whole("level", 0, shown["levels"])
-        y = given.whole("y", 0, max(-(-head.m // (TILE << level)), 1))
-        x = given.whole("x", 0, max(-(-head.n // (TILE << level)), 1))
-        place = ("tile", *key, pool, level, y, x)
-        found = self._tiles.get(place)
-        if found is not None:
-            return found
-        if level <= ON_DEMAND:
-            rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
-            table = head.blocks(rows, columns, 1 << level, pool, wanted)
-            values = codes.encode(table.mean if pool == "mean" else table.max, table.cells > 0)
-            answer = self._binary(pad(values), place)
-        else:
-            values, known = self._pass(key, head, wanted).tile(level, y, x, pool)
-            answer = self._binary(values, place, known)
-        if answer.final:
-            self._tiles.put(place, answer, len(answer.body))
-        return answer
+    def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
+        level = given.whole("level", 0, self._source.entries[place.entry].levels)
+        rows, _ = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
+        if level > ON_DEMAND:
+            self._passes.get(place, head, (rows.start + rows.stop) / 2, wanted)
+        return _json({}, final=False)
 
-    def _thumbnail(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
-        pool, size = given.word("pool", POOLS, "mean"), given.whole("size", 16, 257)
-        if 0 in (head.m, head.n):
-            return self._binary(np.zeros((size, size), dtype="<u2"), ("thumbnail", *key, pool, size))
-        rows = torch.tensor([((p * head.m // size) + max((p + 1) * head.m // size, p * head.m // size + 1) - 1) // 2
-                             for p in range(size)])  # fmt: skip
-        weights, allowed = head.sampled(rows)
-        starts = np.arange(size) * head.n // size
-        if pool == "mean":
-            counts = np.add.reduceat(allowed, starts, axis=1, dtype=np.int64)
-            values = np.add.reduceat(weights, starts, axis=1, dtype=np.float64) / np.maximum(counts, 1)
-        else:
-            counts = np.add.reduceat(allowed, starts, axis=1, dtype=np.int64)
-            values = np.maximum.reduceat(weights, starts, axis=1).astype(np.float64)
-        answer = self._binary(codes.encode(values, counts > 0).astype("<u2"), ("thumbnail", *key, pool, size))
-        return Answer(answer.kind, answer.body, 1.0, head.m <= size, answer.etag, 200, head.m > size)
+    def _status(self, given: Parameters, wanted: Wanted) -> Answer:
+        jobs = [
+            {
+                **dict(zip(("entry", "batch", "head", "variant"), place, strict=True)),
+                "done": int(job.found.done.sum()),
+                "total": len(job.found.done),
+                "seconds_left": job.seconds_left,
+            }
+            for place, job in self._worker.jobs.items()
+            if isinstance(place, Place) and isinstance(job, PassJob)
+        ]
+        return _json({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
 
-    # -------------------------------------------------------------------------------------------------------- numbers
+    # ------------------------------------------------------------------------------------------------- pictures
 
-    def _row(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
+    def _tile(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
+        pool = given.word("pool", _POOLS, "mean")
+        level = given.whole("level", 0, self._source.entries[place.entry].levels)
+        y, x = (
+            given.whole(name, 0, max(-(-size // (TILE << level)), 1)) for name, size in (("y", head.m), ("x", head.n))
+        )
+        return self._picture(self._pictures.tile(place, head, pool, level, y, x, wanted))
+
+    def _thumbnail(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
+        pool, size = given.word("pool", _POOLS, "mean"), given.whole("size", 16, TILE + 1, default=64)
+        return self._picture(self._pictures.thumbnail(place, head, pool, size, wanted))
+
+    def _track(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
+        name = given.word("name", TRACKS)
+        job = self._passes.get(place, head, wanted=wanted)
+        progress = job.found.progress  # before the numbers: what is done later is not in them
+        if job.error and progress < 1:
+            raise RuntimeError(job.error)
+        return self._picture(Picture(job.found.track(name), progress))
+
+    # -------------------------------------------------------------------------------------------------- numbers
+
+    def _row(self, given: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(given)
         i = given.whole("i", 0, head.m)
-        return self._binary(head.cells(range(i, i + 1), range(head.n), wanted).astype("<f4"), ("row", *key, i))
+        return _binary(head.cells(range(i, i + 1), range(head.n), wanted))
 
-    def _column(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
-        j = given.whole("j", 0, head.n)
-        parts = [weights for _, weights, _ in head.parts(range(head.m), range(j, j + 1), 1024, wanted)]
-        column = np.concatenate(parts) if parts else np.zeros(0)
-        return self._binary(column.astype("<f4"), ("column", *key, j))
+    def _column(self, given: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(given)
+        return _binary(_column(head, given.whole("j", 0, head.n), wanted))
 
-    def _region(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
+    def _region(self, given: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(given)
         rows, columns = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
         if len(rows) * len(columns) > _REGION:
-            raise Complaint(400, f"a region has at most {_REGION} cells: {len(rows) * len(columns)}")
-        weights = head.cells(rows, columns, wanted) if len(rows) and len(columns) else np.zeros(0)
-        return self._binary(weights.astype("<f4"), ("region", *key, rows, columns))
+            raise QuestionError(400, f"a region has at most {_REGION} cells: {len(rows) * len(columns)}")
+        return _binary(head.cells(rows, columns, wanted))
 
-    def _cell(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
+    def _cell(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
         i, j = given.whole("i", 0, head.m), given.whole("j", 0, head.n)
-        rows, place = range(i, i + 1), range(j, j + 1)
-        weights = head.cells(rows, range(head.n), wanted)[0].astype(np.float64)
-        allowed = head.allowed(rows, range(head.n))[0]
-        lse = float(head.lse(rows, wanted)[0, 0, 0]) if head.heads == 1 else math.nan
-        logit = float(head.window(rows, place, wanted).logits[..., :, :].flatten()[0]) if head.heads == 1 else math.nan
-        seen = weights[weights > 0]
+        row = range(i, i + 1), range(head.n)
+        weights, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        seen = weights[weights > 0].astype(np.float64)
+        lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
         return _json(
             {
                 "weight": _number(weights[j]),
-                "logit": _number(logit),
+                "logit": _number(head.logit(i, j)),
                 "lse": _number(lse),
                 "allowed": bool(allowed[j]),
                 "rank": int((weights > weights[j]).sum()) + 1 if allowed[j] else None,
                 "row_entropy": _number(-(seen * np.log(seen)).sum()) if allowed.any() else None,
-                "column_mass": None,
+                "column_mass": self._mass(place, head, j, wanted),
             }
         )
 
-    def _top(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
-        count = given.whole("k", 1, _LARGEST + 1)
-        rows = given.span("r0", "r1", head.m) if given.is_given("r0") else range(head.m)
-        columns = given.span("c0", "c1", head.n) if given.is_given("c0") else range(head.n)
-        best: list[tuple[float, int, int]] = []
-        for part, weights, allowed in head.parts(rows, columns, 1, wanted):
-            flat = np.where(allowed, weights, -1.0).ravel()
-            some = np.argpartition(flat, -min(count, len(flat)))[-count:] if len(flat) else []
-            width = max(len(columns), 1)
-            best += [(-float(flat[c]), part.start + int(c) // width, columns.start + int(c) % width) for c in some]
-            best = sorted(best)[:count]
-        return _json({"cells": [[i, j, -weight] for weight, i, j in best if weight <= 0]})
+    def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
+        """Return the mass of a column, None where it would take a pass to know it."""
+        known = self._passes.known(place)
+        if known is not None:
+            return _number(known.track("column_mass")[j])
+        if not (head.knows_lse or head.m * head.n <= 1 << 22):
+            return None
+        return _number(_column(head, j, wanted).sum(dtype=np.float64))
 
-    def _track(self, given: Parameters, wanted: Callable[[], bool] | None) -> Answer:
-        key, head = self._head_of(given)
-        name = given.word("name", TRACKS)
-        found = self._pass(key, head, wanted)
-        return self._binary(found.track(name), ("track", *key, name), found.progress)
+    def _top(self, given: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(given)
+        count = given.whole("k", 1, _LARGEST + 1, default=10)
+        rows = given.span("r0", "r1", head.m) if given.has("r0", "r1") else range(head.m)
+        columns = given.span("c0", "c1", head.n) if given.has("c0", "c1") else range(head.n)
+        return _json({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
 
-    # ----------------------------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head_of(self, given: Parameters) -> tuple[tuple[Any, ...], Head]:
-        """Return the key of a head and the head."""
-        number = given.whole("entry", 0, len(self.source.entries))
-        shown = self.source.entries[number]
-        batches, heads = shown.entry.shape[:2]
+    def _head(self, given: Parameters) -> tuple[Place, Head]:
+        """Return the head that a question is about."""
+        entry = given.whole("entry", 0, len(self._source.entries))
+        batches, heads, _, _ = self._source.entries[entry].entry.shape
         batch = given.whole("batch", 0, batches, default=0)
-        mean = self._is_mean(given)
-        head: int | str = "mean" if mean else given.whole("head", 0, heads)
-        variant = given.word("variant", VARIANTS, "plain")
-        if shown.matrix is None:
-            raise Complaint(409, "only statistics of this layer were kept, and no weights")
-        key = (number, batch, head, variant)
-        found = self._matrices.get(key)
-        if found is None:
-            some = slice(0, heads) if isinstance(head, str) else slice(head, head + 1)
-            found = Head(shown.matrix[batch : batch + 1, some], skip_first=variant == "nosink")
-            self._matrices.put(key, found, 8 * found.m * found.heads)
-        return key, found
+        number: int | Literal["mean"] = "mean" if given.equals("head", "mean") else given.whole("head", 0, heads)
+        variant: Literal["plain", "nosink"] = (
+            "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
+        )
+        place = Place(entry, batch, number, variant)
+        head = self._source.head(place)
+        if head is None:
+            raise QuestionError(409, "only statistics of this layer were recorded, and no weights")
+        return place, head
 
-    def _is_mean(self, given: Parameters) -> bool:
-        try:
-            return given.word("head", ("mean",)) == "mean"
-        except Complaint:
-            return False
-
-    def _pass(self, key: tuple[Any, ...], head: Head, wanted: Callable[[], bool] | None) -> Pass:
-        found = self._passes.get(key)
-        if found is None:
-            found = Pass(head.m, head.n)
-            for band in range(len(found.done)):
-                found.take(band, head.band(found.rows_of(band), 1 << BASE, wanted))
-            self._passes[key] = found
-        return found
-
-    def _binary(self, values: NDArray[np.generic], place: tuple[Any, ...], progress: float = 1.0) -> Answer:
-        etag = hashlib.sha256(f"{self.source.key} {place} {progress}".encode()).hexdigest()[:32]
-        return Answer("binary", np.ascontiguousarray(values).tobytes(), progress, progress >= 1.0, etag)
+    def _picture(self, picture: Picture) -> Answer:
+        return _binary(picture.codes, progress=picture.progress, sampled=picture.sampled)
 
 
-def _json(content: Mapping[str, Any], *, final: bool = True, status: int = 200) -> Answer:
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
-    etag = hashlib.sha256(body).hexdigest()[:32]
-    return Answer("json", body, 1.0, final, etag, status)
+def _column(head: Head, j: int, wanted: Wanted) -> Array:
+    """Return one column, whole."""
+    parts = [weights for _, weights, _ in head.parts(range(head.m), range(j, j + 1), 1024, wanted)]
+    return np.concatenate(parts)[:, 0] if parts else np.zeros(0, dtype=np.float32)
+
+
+def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> Answer:
+    values = values.astype("<f4") if values.dtype.kind == "f" else values.astype("<u2")
+    body = values.tobytes()
+    return Answer("binary", body, progress, progress >= 1 and not sampled, _etag(body), 200, sampled)
+
+
+def _json(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+    # A text may hold half of a surrogate pair; JSON can only say it escaped.
+    body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return Answer("json", body, progress, final and progress >= 1, _etag(body), status)
+
+
+def _refusal(status: int, text: str) -> Answer:
+    return _json({"error": text}, final=False, status=status)
+
+
+def _etag(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _number(value: float) -> float | None:

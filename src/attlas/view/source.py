@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +17,25 @@ from attlas.errors import DtypeError, explain, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.recording.places import first_query_of, is_causal
+from attlas.view.cache import Cache
+from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
-from attlas.view.tokens import Text
+from attlas.view.tokens import Text, pieces_from
 
-__all__ = ["Shown", "Source"]
+__all__ = ["Place", "Shown", "Source"]
 
-_PIECES = 64  # of a tensor, of which the key of its content is made
-_PIECE = 1024
+_HEADS = 128 << 20  # bytes of log-sum-exp that are kept
+_PIECES = 64  # of a tensor, of which the key of its content is made,
+_PIECE = 1024  # and numbers of each
+
+
+class Place(NamedTuple):
+    """Which picture is meant."""
+
+    entry: int
+    batch: int
+    head: int | Literal["mean"]
+    variant: Literal["plain", "nosink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +43,17 @@ class Shown:
     """One entry as the viewer shows it."""
 
     entry: Entry
-    matrix: AttentionMatrix | None
 
-    @property
+    @cached_property
+    def levels(self) -> int:
+        """How many levels its pictures have."""
+        return levels_of(*self.entry.shape[2:])
+
+    @cached_property
     def info(self) -> dict[str, Any]:
         """Plain facts, without the number of the entry."""
         entry, (batch, _, m, n) = self.entry, self.entry.shape
-        problem = None if self.matrix is None else self.matrix.problem
+        problem = None if entry.matrix is None else entry.matrix.problem
         return {
             "layer": entry.layer,
             "kind": entry.kind,
@@ -48,15 +65,35 @@ class Shown:
             "first_query": entry.queries[0],
             "first_key": entry.first_key,
             "batch": batch,
-            "levels": levels_of(m, n),
+            "levels": self.levels,
             "causal": problem is not None and is_causal(problem.mask),
             "sink": problem is not None and problem.sink is not None,
-            "readable": self.matrix is not None,
+            "readable": problem is not None,
         }
+
+    @cached_property
+    def key(self) -> str:
+        """A text that changes with the weights of the entry.
+
+        Notes
+        -----
+        Made of the sizes, of score and mask as they print, and of 64 pieces of 1,024 numbers of q, of k and of
+        what the score and the mask hold: to read a long recording whole would take seconds.
+        """
+        entry = self.entry
+        total = hashlib.sha256(json.dumps([entry.name, entry.path, entry.call, entry.heads, entry.shape]).encode())
+        if entry.matrix is not None:
+            problem = entry.matrix.problem
+            mask = "" if problem.mask is None else problem.mask.name()
+            total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
+            held = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
+            for t in [*held, *_tensors_of(problem.score), *_tensors_of(problem.mask)]:
+                _absorb(total, t)
+        return total.hexdigest()
 
 
 class Source:
-    """Entries, text and spans of what is shown.
+    """Entries, text and spans of what is shown, and its heads.
 
     Parameters
     ----------
@@ -65,7 +102,7 @@ class Source:
     tokens : sequence of str, optional
         Text of each token; by default that of the atlas.
     title : str
-        Name of the whole.
+        Name of the whole; by default that of the model.
 
     Raises
     ------
@@ -75,7 +112,7 @@ class Source:
 
     def __init__(self, shown: Atlas | AttentionMatrix, *, tokens: Sequence[str] | None = None, title: str = "") -> None:
         if isinstance(shown, AttentionMatrix):
-            shown = _atlas_of(shown)
+            shown = atlas_of(shown)
         if not isinstance(shown, Atlas):
             raise DtypeError(
                 explain(
@@ -88,81 +125,84 @@ class Source:
             )
         self.atlas = shown
         self.title = title or shown.model or "attlas"
-        self.entries = [Shown(entry, entry.matrix) for entry in shown.entries]
-        self.length = _text_length(shown.entries)
-        given = list(tokens) if tokens is not None else list(shown.tokens or ())
-        self.text = Text(given)
-        self.length = max(self.length, len(given))
-        self.key = self._key()
+        self.entries = [Shown(entry) for entry in shown.entries]
+        if tokens is None:
+            self.text = Text(shown.tokens or (), pieces_from(shown.details.get("token_bytes")))
+        else:
+            self.text = Text([str(token) for token in tokens])
+        self.length = max(_length(shown.entries), len(self.text))
+        self._heads: Cache[Head] = Cache(_HEADS)
 
-    @property
+    @cached_property
+    def key(self) -> str:
+        """A text that changes with what is shown."""
+        facts = [self.title, self.text.shown, list(self.atlas.spans.items()), sorted(self.atlas.details)]
+        total = hashlib.sha256(json.dumps(facts).encode())
+        for shown in self.entries:
+            total.update(shown.key.encode())
+        return total.hexdigest()[:32]
+
+    @cached_property
     def info(self) -> dict[str, Any]:
         """Facts of the whole, without those of the pictures."""
-        atlas = self.atlas
         return {
             "key": self.key,
             "title": self.title,
-            "model": atlas.model,
+            "model": self.atlas.model,
             "text_length": self.length,
-            "spans": {name: list(span) for name, span in atlas.spans.items()},
+            "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
         }
 
-    def _key(self) -> str:
-        """Return a text that changes with what is shown."""
-        total = hashlib.sha256(json.dumps([self.title, self.text.tokens, self.atlas.spans]).encode())
-        for shown in self.entries:
-            total.update(key_of(shown).encode())
-        return total.hexdigest()[:32]
+    def head(self, place: Place) -> Head | None:
+        """Return the matrix of a place; None where only statistics were kept."""
+        matrix = self.entries[place.entry].entry.matrix
+        if matrix is None:
+            return None
+        found = self._heads.get(place)
+        if found is None:
+            some = slice(None) if place.head == "mean" else slice(place.head, place.head + 1)
+            part = matrix[place.batch : place.batch + 1, some]
+            found = Head(part, skip_first=place.variant == "nosink")
+            self._heads.put(place, found, found.nbytes)
+        return found
 
 
-def key_of(shown: Shown) -> str:
-    """Return a text that changes with the weights of an entry.
+def atlas_of(A: AttentionMatrix) -> Atlas:
+    """Return one matrix as an atlas of one entry, whose leading axes are batch and heads."""
+    A = A.detach()
+    problem, (m, n) = A.problem, A.shape[-2:]
+    axes = Axes((problem.shape[0], problem.shape[1]), (True, True))
+    whole = A if A.shape == problem.shape else AttentionMatrix(problem, A.plan, axes)
+    first = max(first_query_of(problem.mask, m, n) or 0, 0)
+    heads = tuple(int(head) for head in problem.head_ids)
+    return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
 
-    Notes
-    -----
-    Made of the sizes, the names of score and mask, the log-sum-exp where it is known, and 64 pieces of 4 kB of
-    q and of k: reading them whole would take seconds for a long recording.
-    """
-    entry = shown.entry
-    total = hashlib.sha256(json.dumps([entry.name, entry.path, entry.call, entry.heads, entry.shape]).encode())
-    if shown.matrix is not None:
-        problem = shown.matrix.problem
-        mask = "" if problem.mask is None else problem.mask.name()
-        total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
-        for t in (problem.q, problem.k, *(() if problem.sink is None else (problem.sink,))):
-            _absorb(total, t)
-    for name in sorted(entry.statistics):
-        total.update(name.encode())
-    return total.hexdigest()
+
+def _length(entries: Sequence[Entry]) -> int:
+    """Return how many places of the text queries and keys stand at."""
+    ends = [max(entry.queries[1], entry.first_key + entry.shape[3]) for entry in entries]
+    return max(ends, default=0)
+
+
+def _tensors_of(part: Any) -> list[Tensor]:
+    """Return the tensors that a score or a mask holds, and those of its parts."""
+    if isinstance(part, Tensor):
+        return [part]
+    if isinstance(part, torch.nn.Module):
+        own = [t for name, t in sorted(vars(part).items()) if isinstance(t, Tensor)]
+        return [*own, *part.state_dict().values()]
+    if part is None or not hasattr(part, "__dict__"):
+        return []
+    return [t for _, value in sorted(vars(part).items()) for t in _tensors_of(value)]
 
 
 def _absorb(total: Any, t: Tensor) -> None:
-    """Let the key depend on dtype, shape and evenly spread pieces of a tensor."""
+    """Let a checksum depend on dtype, shape and evenly spread pieces of a tensor."""
     total.update(f"{t.dtype} {tuple(t.shape)}".encode())
-    rows = t.reshape(-1, t.shape[-1]) if t.is_contiguous() else t.flatten(0, -2)
-    count = max(_PIECE // max(t.shape[-1], 1), 1)
-    places = torch.linspace(0, max(len(rows) - count, 0), _PIECES).long().unique().tolist() if len(rows) else []
-    for place in places:
-        piece = rows[place : place + count].detach().cpu().contiguous()
-        total.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
-
-
-def _atlas_of(A: AttentionMatrix) -> Atlas:
-    """Return one matrix as an atlas of one entry."""
-    A = A.detach()
-    m, n = A.shape[-2:]
-    problem = A.problem
-    whole = AttentionMatrix(problem, A.plan, Axes(tuple(problem.shape[:2]), (True, True)), None)
-    if A.ndim and A.shape[:-2] == whole.shape[:-2]:
-        whole = A
-    first = first_query_of(problem.mask, m, n)
-    first = max(first, 0) if first is not None else 0
-    heads = tuple(int(head) for head in problem.head_ids)
-    entry = Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)
-    return Atlas([entry])
-
-
-def _text_length(entries: Sequence[Entry]) -> int:
-    ends = [max(entry.queries[1], entry.first_key + entry.shape[3]) for entry in entries]
-    return max(ends, default=0)
+    if not t.numel():
+        return
+    rows = t.detach().reshape(-1, 1) if t.ndim < 2 else t.detach().flatten(0, -2)
+    count = max(_PIECE // rows.shape[-1], 1)
+    for place in torch.linspace(0, max(len(rows) - count, 0), _PIECES).long().unique().tolist():
+        total.update(rows[place : place + count].cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,29 +1,75 @@
-"""The text of a recording: its tokens, and where something is written."""
+"""The text of a recording: what each token shows, characters of several tokens, and where something is written."""
 
 from __future__ import annotations
 
+import codecs
+import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
-__all__ = ["Text"]
+__all__ = ["Joined", "Text"]
+
+_UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
+_HEX = re.compile(r"([0-9a-f]{2}){1,64}")
+
+
+class Joined(NamedTuple):
+    """Tokens that make up one or a few characters together."""
+
+    start: int
+    stop: int
+    text: str
 
 
 class Text:
-    """Tokens of a text.
+    r"""Tokens of a text.
 
     Parameters
     ----------
     tokens : sequence of str
-        What each token shows.
+        Text of each token; empty for one that ends inside a character, where the last one has it all.
+    pieces : mapping of int to bytes, optional
+        Bytes of the tokens that are no text of their own.
+
+    Examples
+    --------
+    >>> from attlas.view.tokens import Text
+    >>> text = Text(["a ", "", "日", "b"], {1: b"\xe6", 2: b"\x97\xa5"})
+    >>> text.shown, text.joined
+    (['a ', '⟨E6⟩', '⟨97 A5⟩', 'b'], [Joined(start=1, stop=3, text='日')])
+    >>> text.search("日B", 10)
+    ([(1, 4)], 1)
     """
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: Sequence[str], pieces: Mapping[int, bytes] | None = None) -> None:
+        self.shown = list(tokens)
+        self.joined: list[Joined] = []
+        units: list[Joined] = []
+        start = 0
+        while start < len(tokens):
+            stop, whole = _unit(tokens, start, pieces or {})
+            units.append(Joined(start, stop, whole))
+            if stop - start > 1 or start in (pieces or {}):
+                self.joined.append(units[-1])
+                self.shown[start:stop] = _shown(tokens, start, stop, pieces or {})
+            start = stop
+        self._units = units
         self._folded: tuple[str, list[int]] | None = None
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.shown)
+
+    def joined_in(self, span: range) -> list[Joined]:
+        """Return the groups of tokens that touch a stretch of the text."""
+        first = bisect_right(self.joined, span.start, key=lambda group: group.stop)
+        found = []
+        for group in self.joined[first:]:
+            if group.start >= span.stop:
+                break
+            found.append(group)
+        return found
 
     def search(self, wanted: str, limit: int) -> tuple[list[tuple[int, int]], int]:
         """Return where a text is written: spans of tokens, at most `limit` of them, and how many there are.
@@ -32,18 +78,88 @@ class Text:
         """
         whole, ends = self._search_form()
         wanted = wanted.casefold()
-        found, total, at = [], 0, whole.find(wanted) if wanted else -1
+        found: list[tuple[int, int]] = []
+        total, at = 0, whole.find(wanted) if wanted else -1
         while at >= 0:
             total += 1
             if total <= limit:
-                # The token in which the first character lies, and the one in which the last does.
-                found.append((bisect_right(ends, at), bisect_right(ends, at + len(wanted) - 1) + 1))
+                first, last = (self._units[bisect_right(ends, place)] for place in (at, at + len(wanted) - 1))
+                found.append((first.start, last.stop))
             at = whole.find(wanted, at + len(wanted))
         return found, total
 
     def _search_form(self) -> tuple[str, list[int]]:
-        """Return the text without upper case, and where each token ends in it."""
+        """Return the text without upper case, and where each unit ends in it."""
         if self._folded is None:
-            parts = [token.casefold() for token in self.tokens]
+            parts = [unit.text.casefold() for unit in self._units]
             self._folded = "".join(parts), list(accumulate(map(len, parts)))
         return self._folded
+
+
+def pieces_from(recorded: object) -> dict[int, bytes]:
+    """Return the bytes of tokens as a recording has them, ``{"17": "e697"}``; what is none of that is left out."""
+    if not isinstance(recorded, Mapping):
+        return {}
+    return {
+        int(place): bytes.fromhex(digits)
+        for place, digits in recorded.items()
+        if isinstance(place, str) and place.isdecimal() and isinstance(digits, str) and _HEX.fullmatch(digits)
+    }
+
+
+def _unit(tokens: Sequence[str], start: int, pieces: Mapping[int, bytes]) -> tuple[int, str]:
+    """Return the end of the tokens that belong together with the one at `start`, and their text."""
+    if start in pieces:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        stop, text = start, ""
+        while stop in pieces:
+            text += decoder.decode(pieces[stop])
+            stop += 1
+            if not decoder.getstate()[0]:  # no character is left open
+                break
+        return stop, text + decoder.decode(b"", final=True)
+    stop = start
+    while stop < len(tokens) and not tokens[stop] and stop not in pieces:
+        stop += 1
+    # Empty tokens are part of what follows where that begins with a character of several bytes.
+    if stop > start and stop < len(tokens) and stop not in pieces and not tokens[stop][:1].isascii():
+        return stop + 1, tokens[stop]
+    return start + 1, tokens[start]
+
+
+def _shown(tokens: Sequence[str], start: int, stop: int, pieces: Mapping[int, bytes]) -> list[str]:
+    """Return what each token of a group shows: characters that lie in it whole, and the bytes of others."""
+    if start not in pieces:
+        return [_UNKNOWN] * (stop - start)
+    return [_readable(pieces[place]) for place in range(start, stop)]
+
+
+def _readable(piece: bytes) -> str:
+    r"""Return bytes as text, with those that are no character of their own in brackets.
+
+    Examples
+    --------
+    >>> _readable(b"\x97\xa5b")
+    '⟨97 A5⟩b'
+    """
+    parts: list[str] = []
+    stray = b""
+    while piece:
+        for size in range(1, 5):
+            try:
+                text = piece[:size].decode()
+            except UnicodeDecodeError:
+                continue
+            if stray:
+                parts.append(_bracketed(stray))
+                stray = b""
+            parts.append(text)
+            piece = piece[size:]
+            break
+        else:
+            stray, piece = stray + piece[:1], piece[1:]
+    return "".join([*parts, _bracketed(stray)] if stray else parts)
+
+
+def _bracketed(stray: bytes) -> str:
+    return f"⟨{stray.hex(' ').upper()}⟩"

@@ -1,0 +1,53 @@
+"""What the heads of a recording are called, from the statistics that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attlas.atlas import Atlas, Entry
+from attlas.heads.kinds import Head, from_statistics
+
+__all__ = ["NEEDED", "heads_of"]
+
+#: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
+NEEDED = ("entropy", "effective_keys", "max_weight", "column_mass", "offsets", "agreement", "agreement_2")
+
+
+def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
+    """Return the measures of the heads of a layer; none where they were not recorded, or it is not causal.
+
+    Parameters
+    ----------
+    atlas : Atlas
+        The recording.
+    entry : Entry
+        The layer's pass over the whole text.
+    """
+    _, _, m, n = entry.shape
+    known = [entry.statistics.get(name) for name in NEEDED]
+    if atlas.ids is None or m != n or n < 3 or atlas.ids.shape[-1] != n or entry.kind == "cross":
+        return ()
+    if any(not isinstance(result, Tensor) for result in known):
+        return ()
+    results = [result[0] for result in known if isinstance(result, Tensor)]
+    if float(results[4][:, n:].sum()) > 0:  # mass on keys behind the query
+        return ()
+    return from_statistics(results, atlas.ids[0], _block(atlas, entry), entry.layer, entry.heads)
+
+
+def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
+    """Return what was measured on a random block that occurs twice."""
+    found = atlas.details.get("block")
+    if not isinstance(found, dict) or entry.kind != "self":
+        return None
+    numbers = {name: _layer(found.get(name), entry.layer, entry.heads) for name in ("induction", "duplicate")}
+    return {name: t for name, t in numbers.items() if t is not None} if None not in numbers.values() else None
+
+
+def _layer(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
+    if not isinstance(table, list) or layer >= len(table) or max(heads, default=0) >= len(table[layer]):
+        return None
+    return torch.tensor([float(table[layer][head]) for head in heads], dtype=torch.float64)

@@ -1,0 +1,106 @@
+"""The largest weights of any part of a head, exact, without looking at every cell twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from attlas.tiles import cut
+from attlas.view.codes import Array
+from attlas.view.exact import Head, Wanted, go_on
+from attlas.view.pyramid import BASE, Pass, band_height
+
+__all__ = ["largest"]
+
+_BLOCK = 1 << BASE
+_FEW = 1 << 20  # cells that are simply looked at
+
+Cell: TypeAlias = tuple[int, int, float]
+
+
+def largest(head: Head, rows: range, columns: range, count: int, known: Pass | None, wanted: Wanted) -> list[Cell]:
+    """Return the largest weights of a window, in descending order.
+
+    Parameters
+    ----------
+    head : Head
+        The matrix.
+    rows, columns : range
+        The window.
+    count : int
+        How many.
+    known : Pass, optional
+        A complete pass over the head.
+    wanted : callable, optional
+        Whether somebody still waits.
+
+    Returns
+    -------
+    list of (row, column, weight)
+        Masked cells are not among them.
+
+    Notes
+    -----
+    The `count` largest cells lie in the `count` blocks whose maxima are largest, so that only those are
+    looked at cell by cell. The maxima come from the pass where the window fits its blocks, else from one
+    product of the window's queries and keys.
+    """
+    if len(rows) * len(columns) <= _FEW:
+        return _of_window(head, rows, columns, count, wanted)
+    best = np.zeros((0, 3))  # maximum, row and column of blocks
+    for first, maxima, cells in _maxima(head, rows, columns, known, wanted):
+        seen = np.flatnonzero(cells.ravel())
+        flat = maxima.ravel()[seen].astype(np.float64)
+        some = seen[_first(flat, count)]
+        y, x = np.divmod(some, maxima.shape[1])
+        found = np.stack([maxima.ravel()[some].astype(np.float64), first + y * _BLOCK, columns.start + x * _BLOCK], 1)
+        best = np.concatenate([best, found])
+        best = best[_first(best[:, 0], count)]
+    cells_found: list[Cell] = []
+    for _, y, x in best:
+        part = range(int(y), min(int(y) + _BLOCK, rows.stop)), range(int(x), min(int(x) + _BLOCK, columns.stop))
+        cells_found += _of_window(head, *part, count, wanted)
+    return _sorted(cells_found, count)
+
+
+def _maxima(
+    head: Head, rows: range, columns: range, known: Pass | None, wanted: Wanted
+) -> Iterator[tuple[int, Array, Array]]:
+    """Yield the first row of some blocks, their maxima, and how many of their cells are allowed."""
+    if known is not None and _fits(rows, head.m) and _fits(columns, head.n):
+        place = tuple(slice(span.start // _BLOCK, -(-span.stop // _BLOCK)) for span in (rows, columns))
+        yield rows.start, known.arrays["max"][place], known.arrays["cells"][place]
+        return
+    for span in cut(len(rows), band_height(len(columns), head.heads)):
+        go_on(wanted)
+        some = range(rows.start + span.start, rows.start + span.stop)
+        table = head.blocks(some, columns, _BLOCK, "max", wanted)
+        yield some.start, table.max, table.cells
+
+
+def _fits(span: range, size: int) -> bool:
+    return span.start % _BLOCK == 0 and (span.stop % _BLOCK == 0 or span.stop == size)
+
+
+def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Wanted) -> list[Cell]:
+    found: list[Cell] = []
+    for part, weights, allowed in head.parts(rows, columns, 1, wanted):
+        seen = np.flatnonzero(allowed.ravel())
+        some = seen[_first(weights.ravel()[seen], count)]
+        width = len(columns)
+        found += [(part.start + c // width, columns.start + c % width, float(weights.flat[c])) for c in some.tolist()]
+    return _sorted(found, count)
+
+
+def _first(values: Array, count: int) -> Array:
+    """Return the places of the largest values, in any order."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    places: Array = np.argpartition(values, len(values) - count)[len(values) - count :]
+    return places
+
+
+def _sorted(cells: list[Cell], count: int) -> list[Cell]:
+    return sorted(cells, key=lambda cell: (-cell[2], cell[0], cell[1]))[:count]

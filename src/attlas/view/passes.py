@@ -1,0 +1,181 @@
+"""Passes over whole heads: found in the store, or computed in the background, nearest to what is looked at first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+
+from attlas.view.exact import Head, UnwantedError, Wanted, go_on
+from attlas.view.pyramid import BASE, Pass, layout
+from attlas.view.source import Place, Source
+from attlas.view.store import Store
+from attlas.view.worker import Worker
+
+__all__ = ["PassJob", "Passes"]
+
+_FORMAT = 1
+_AT_ONCE = 1 << 23  # cells up to which a pass is made while one waits: some milliseconds
+_MAPPED = 256 << 20  # bytes of passes that are held open
+
+
+class PassJob:
+    """One pass, band by band.
+
+    Parameters
+    ----------
+    head : Head
+        The matrix.
+    store : Store
+        Where it is kept.
+    name : str
+        Under which name.
+    facts : dict
+        What must agree for a stored pass to be this one.
+    """
+
+    def __init__(self, head: Head, store: Store, name: str, facts: dict[str, object]) -> None:
+        self.head = head
+        self.row = 0.0  # the bands nearest to it come first
+        self.error = ""
+        self.seconds = 0.0  # of computing, so far
+        shapes = layout(head.m, head.n)
+        kept = store.open(name, facts, shapes)
+        self._draft = store.draft(name, facts, shapes) if kept is None else None
+        arrays = kept if self._draft is None else self._draft.arrays
+        self.found = Pass(head.m, head.n, head.heads, arrays or {}, complete=kept is not None)
+        self.nbytes = sum(array.nbytes for array in self.found.arrays.values())
+        self._lock = threading.Lock()
+        if self.found.complete:
+            self._finish()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will take, as far as one can tell."""
+        done = int(self.found.done.sum())
+        return self.seconds / done * (len(self.found.done) - done) if done else None
+
+    def step(self, wanted: Wanted = None) -> bool:
+        """Compute one band; return whether there are more."""
+        with self._lock:
+            band = None if self.error else self.found.next_band(self.row)
+            if band is None:
+                return False
+            begin = time.monotonic()
+            try:
+                self.found.take(band, self.head.band(self.found.rows_of(band), 1 << BASE, wanted))
+            except UnwantedError:
+                return False
+            except (RuntimeError, ValueError, MemoryError) as error:
+                self.error = str(error).partition("\n")[0] or type(error).__name__
+                return False
+            self.seconds += time.monotonic() - begin
+            if self.found.complete:
+                self._finish()
+            return not self.found.complete
+
+    def _finish(self) -> None:
+        if self._draft is not None:
+            self._draft.finish()
+
+    def close(self) -> None:
+        """Remove what was written of a pass that is not complete."""
+        with self._lock:
+            if self._draft is not None:
+                self._draft.discard()
+            if not self.found.complete:
+                self.error = "nobody asked for it any more"
+
+
+class Passes:
+    """The passes of what is shown.
+
+    Parameters
+    ----------
+    source : Source
+        What is shown.
+    store : Store
+        Where they are kept.
+    worker : Worker
+        Who computes them.
+    """
+
+    def __init__(self, source: Source, store: Store, worker: Worker) -> None:
+        self._source, self._store, self._worker = source, store, worker
+        self._open: OrderedDict[Place, PassJob] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, place: Place, head: Head, row: float | None = None, wanted: Wanted = None) -> PassJob:
+        """Return a pass, complete or not; it goes on in the background, first with what is near a row.
+
+        Raises
+        ------
+        UnwantedError
+            If `wanted` says so while a small pass is made at once.
+        """
+        job = self._job(place, head)
+        if row is not None:
+            job.row = row
+        if job.found.complete or job.error:
+            return job
+        if head.m * head.n * head.heads <= _AT_ONCE:
+            while job.step():
+                go_on(wanted)
+        else:
+            self._worker.ask(place, job)
+        return job
+
+    def known(self, place: Place) -> Pass | None:
+        """Return a pass if it is complete and open."""
+        with self._lock:
+            job = self._open.get(place)
+        return job.found if job is not None and job.found.complete else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the passes that are open, in files that are mapped."""
+        with self._lock:
+            return sum(job.nbytes for job in self._open.values())
+
+    def _job(self, place: Place, head: Head) -> PassJob:
+        with self._lock:
+            job = self._open.get(place)
+            if job is None:
+                facts = self._facts(place, head)
+                name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+                job = self._open[place] = PassJob(head, self._store, name, facts)
+            self._open.move_to_end(place)
+            self._drop()
+            return job
+
+    def _drop(self) -> None:
+        """Let go of the passes asked for longest ago: complete ones are found again in the store."""
+        total = sum(job.nbytes for job in self._open.values())
+        for place, job in list(self._open.items())[:-1]:
+            if total <= _MAPPED:
+                return
+            total -= job.nbytes
+            del self._open[place]
+            job.close()
+
+    def _facts(self, place: Place, head: Head) -> dict[str, object]:
+        content = self._source.entries[place.entry].key
+        return {
+            "format": _FORMAT,
+            "content": content,
+            "batch": place.batch,
+            "head": place.head,
+            "variant": place.variant,
+            "block": 1 << BASE,
+            "m": head.m,
+            "n": head.n,
+        }
+
+    def close(self) -> None:
+        """Let go of all passes."""
+        with self._lock:
+            for job in self._open.values():
+                job.close()
+            self._open.clear()

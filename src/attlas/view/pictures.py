@@ -1,0 +1,129 @@
+"""Tiles and thumbnails: pictures of pooled weights, as codes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from attlas.view.cache import Cache
+from attlas.view.codes import Array, encode
+from attlas.view.exact import Head, Wanted
+from attlas.view.passes import Passes
+from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
+from attlas.view.source import Place
+
+__all__ = ["Picture", "Pictures"]
+
+_BYTES = 96 << 20  # of tiles that are kept
+_EXACT = 1 << 24  # cells up to which a thumbnail is computed whole
+
+
+class Picture(NamedTuple):
+    """Codes, which share of them is computed, and whether they show a sample of the rows."""
+
+    codes: Array
+    progress: float = 1.0
+    sampled: bool = False
+
+
+class Pictures:
+    """Pictures of any part of any head, the last ones kept.
+
+    Parameters
+    ----------
+    passes : Passes
+        Where coarse pictures come from.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._kept: Cache[Array] = Cache(_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of pictures that are kept."""
+        return self._kept.nbytes
+
+    def tile(self, place: Place, head: Head, pool: str, level: int, y: int, x: int, wanted: Wanted) -> Picture:
+        """Return a tile of 256 × 256 codes; a coarse one with what is known of it now."""
+        key = ("tile", *place, pool, level, y, x)
+        codes = self._kept.get(key)
+        if codes is not None:
+            return Picture(codes)
+        progress = 1.0
+        rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
+        if level <= ON_DEMAND:
+            table = head.blocks(rows, columns, 1 << level, pool, wanted)
+            codes = pad(encode(table.pooled(pool), table.cells > 0))
+        else:
+            job = self._passes.get(place, head, (rows.start + rows.stop) / 2, wanted)
+            codes, progress = job.found.tile(level, y, x, pool)
+            if job.error and progress < 1:
+                raise RuntimeError(job.error)
+        if progress >= 1:
+            self._kept.put(key, codes, codes.nbytes)
+        return Picture(codes, progress)
+
+    def thumbnail(self, place: Place, head: Head, pool: str, size: int, wanted: Wanted) -> Picture:
+        """Return ``size × size`` codes of the whole matrix, from a sample of rows where that is all there is yet."""
+        key = ("thumbnail", *place, pool, size)
+        codes = self._kept.get(key)
+        if codes is not None:
+            return Picture(codes)
+        if 0 in (head.m, head.n):
+            return Picture(np.zeros((size, size), dtype="<u2"))
+        known = self._passes.known(place)
+        if head.m * head.n * head.heads <= _EXACT:
+            codes = _exact(head, pool, size, wanted)
+        elif known is not None:
+            codes = _from_pass(known, pool, size)
+        else:
+            # Not kept: the next one may be made of a pass.
+            return Picture(_sampled(head, pool, size), sampled=True)
+        self._kept.put(key, codes, codes.nbytes)
+        return Picture(codes)
+
+
+def _cut(length: int, size: int) -> tuple[list[int], Array]:
+    """Cut an axis into at most `size` blocks: their edges, and the block of each pixel."""
+    starts = np.arange(size) * length // size
+    edges, block = np.unique(starts, return_inverse=True)
+    return [*edges.tolist(), length], block
+
+
+def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
+    (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
+    table = head.pooled(range(head.m), range(head.n), (rows, columns), pool, wanted)
+    return encode(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
+
+
+def _from_pass(known: Pass, pool: str, size: int) -> Array:
+    """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
+    (rows, high), (columns, wide) = (_cut(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
+    cells = _reduced(known.arrays["cells"], rows, columns, np.add, "i8")
+    if pool == "max":
+        values = _reduced(known.arrays["max"], rows, columns, np.maximum, "f4")
+    else:
+        values = _reduced(known.arrays["sum"], rows, columns, np.add, "f8") / np.maximum(cells, 1)
+    return encode(values, cells > 0)[high][:, wide].astype("<u2")
+
+
+def _sampled(head: Head, pool: str, size: int) -> Array:
+    """Take the middle row of each pixel, whole, and pool its keys."""
+    (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
+    middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
+    weights, allowed = head.sampled(middle)
+    cells = np.add.reduceat(allowed, columns[:-1], axis=1, dtype=np.int64)
+    if pool == "max":
+        values = np.maximum.reduceat(weights, columns[:-1], axis=1)
+    else:
+        values = np.add.reduceat(weights, columns[:-1], axis=1, dtype=np.float64) / np.maximum(cells, 1)
+    return encode(values, cells > 0)[high][:, wide].astype("<u2")
+
+
+def _reduced(values: Array, rows: list[int], columns: list[int], reduce: np.ufunc, dtype: str) -> Array:
+    across = reduce.reduceat(values, columns[:-1], axis=1, dtype=dtype)
+    whole: Array = reduce.reduceat(across, rows[:-1], axis=0, dtype=dtype)
+    return whole

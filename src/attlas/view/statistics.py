@@ -1,0 +1,164 @@
+"""Numbers and kinds of every head, from the recording or computed in the background."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.atlas import Atlas, Entry
+from attlas.atlas.entry import statistic_names
+from attlas.atlas.table import columns_of
+from attlas.heads import KINDS
+from attlas.heads.kinds import text_statistics
+from attlas.heads.recorded import NEEDED, heads_of
+from attlas.stats import Statistic
+from attlas.view.source import Source
+from attlas.view.worker import Worker
+
+__all__ = ["HeadTable"]
+
+_CHEAP = 1 << 32  # cells of all heads up to which numbers that were not recorded are computed: some seconds
+
+
+class _Column(NamedTuple):
+    name: str
+    label: str
+    unit: str
+    description: str
+
+
+_COLUMNS = (
+    _Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
+    _Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
+    _Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
+    _Column("first_key_mass", "mass on the first key", "", "Share of key 0 in the weights of all queries."),
+    _Column("max_logit", "largest logit", "", "Largest log-weight before softmax."),
+    _Column("logit_mean", "mean logit", "", "Mean log-weight over the allowed keys."),
+    _Column("logit_variance", "logit variance", "", "Variance of the log-weights of a query, mean over the queries."),
+    *(
+        _Column(kind.measure, f"{kind.name} score", "", f"{kind.definition[0].upper()}{kind.definition[1:]}.")
+        for kind in KINDS
+    ),
+    _Column("distance", "mean distance", "tokens", "How many places back the weight lies, on average."),
+    _Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
+    _Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
+)
+_MEASURES = (*(kind.measure for kind in KINDS), "distance", "induction_text", "duplicate_text")
+_ON_BLOCK = ("induction", "duplicate")
+
+
+class HeadTable:
+    """One row for each head: its kinds, and each statistic as one number.
+
+    Parameters
+    ----------
+    source : Source
+        What is shown.
+    worker : Worker
+        Who computes what was not recorded.
+    """
+
+    def __init__(self, source: Source, worker: Worker) -> None:
+        self._source, self._worker = source, worker
+        self._lock = threading.Lock()
+        self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
+        self._parts: dict[int, list[tuple[Any, ...]]] = {}  # of entries that are not complete, head by head
+        self._missing = self._lacking()
+        self._total = sum(source.entries[number].entry.shape[1] for number in self._missing)
+        self._done = 0
+
+    def _lacking(self) -> dict[int, list[Statistic]]:
+        """Return the statistics that entries lack, and can still give at a price that nobody notices."""
+        entries = [shown.entry for shown in self._source.entries]
+        readable = [entry for entry in entries if entry.matrix is not None]
+        if sum(math.prod(entry.shape) for entry in readable) > _CHEAP:
+            return {}
+        found = {}
+        for number, entry in enumerate(entries):
+            wanted = _wanted(self._source.atlas, entry) if entry.matrix is not None else []
+            if any(name not in entry.statistics for name in statistic_names(wanted)):
+                found[number] = wanted
+        return found
+
+    @property
+    def progress(self) -> float:
+        """Share of the heads whose numbers are there."""
+        return self._done / self._total if self._total else 1.0
+
+    def answer(self) -> dict[str, Any]:
+        """Return what is known now; the rest is computed in the background."""
+        if self.progress < 1:
+            self._worker.ask("heads", self, urgent=False)
+        rows: list[dict[str, Any]] = []
+        names: dict[str, None] = {}
+        for number, shown in enumerate(self._source.entries):
+            values, kinds = self._of_entry(number, shown.entry)
+            names |= dict.fromkeys(values)
+            for head in range(shown.entry.shape[1]):
+                numbers = {name: _number(column[head]) for name, column in values.items()}
+                rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
+        known = {column.name: column for column in _COLUMNS}
+        order = [*(name for name in known if name in names), *(name for name in names if name not in known)]
+        columns = [known.get(name, _Column(name, name.replace("_", " "), "", ""))._asdict() for name in order]
+        for row in rows:
+            row["values"] = {name: row["values"].get(name) for name in order}
+        return {"progress": self.progress, "columns": columns, "rows": rows}
+
+    def _of_entry(self, number: int, entry: Entry) -> tuple[dict[str, list[float]], list[list[str]]]:
+        """Return each column of an entry's heads, and the kinds of each head."""
+        with self._lock:
+            results = dict(self._found.get(number, {}))
+        entry = replace(entry, statistics={**results, **entry.statistics})
+        columns = columns_of(entry)
+        measured = heads_of(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
+        if not measured:
+            return columns, [[] for _ in entry.heads]
+        on_block = isinstance(self._source.atlas.details.get("block"), dict)
+        names = [name for name in _MEASURES if on_block or name not in _ON_BLOCK]
+        columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
+        return columns, [[kind.name for kind in head.kinds] for head in measured]
+
+    def step(self) -> bool:
+        """Compute the statistics of one head; return whether there are more."""
+        number = next((number for number in self._missing if number not in self._found), None)
+        if number is None:
+            return False
+        entry, wanted = self._source.entries[number].entry, self._missing[number]
+        parts = self._parts.setdefault(number, [])
+        if entry.matrix is not None and len(parts) < entry.shape[1]:
+            head = len(parts)
+            try:
+                parts.append(entry.matrix[:, head : head + 1].collect(*wanted))
+            except (RuntimeError, ValueError, MemoryError):
+                parts.extend([()] * (entry.shape[1] - head))
+        self._done += 1
+        if len(parts) == entry.shape[1]:
+            del self._parts[number]
+            whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined, *parts), strict=True))
+            with self._lock:
+                self._found[number] = whole
+        return self._done < self._total
+
+
+def _wanted(atlas: Atlas, entry: Entry) -> list[Statistic]:
+    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones where it has none."""
+    m, n = entry.shape[2:]
+    ids = atlas.ids
+    if ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross":
+        wanted = list(text_statistics(ids[0]))
+        return wanted if tuple(statistic_names(wanted)) == NEEDED else []
+    return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    return torch.cat([part.cpu() for part in parts], dim=1)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
