@@ -4,6 +4,7 @@ import { colourOf, inkOn, ratioColourOf } from "./colour.js";
 
 const GRID_FROM = 9; // pixels a cell
 const NUMBERS_FROM = 36;
+const FAINT = 1e-3; // weights whose numbers are paler
 const BLOCK = 32; // cells of a side that are fetched together
 const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
@@ -12,8 +13,9 @@ const KEPT_CELLS = 400;
 export function shortWeight(weight, pixels) {
   if (weight === 0) return "0";
   const places = pixels >= 54 ? 4 : 3;
-  if (weight >= 0.99995) return "1";
-  if (weight >= 10 ** -(places - 1)) return weight.toFixed(places).replace(/^0/, "");
+  const fixed = weight.toFixed(places);
+  if (fixed.startsWith("1")) return "1.0";
+  if (weight >= 10 ** -(places - 1)) return fixed.slice(1);
   return weight.toExponential(pixels >= 54 ? 1 : 0).replace("-", "−");
 }
 
@@ -114,6 +116,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
   ctx.font = `${Math.min(13, Math.round(scale * 0.24 + 1))}px ${look.sans}`;
   ctx.textAlign = "center";
   ctx.textBaseline = "middle";
+  ctx.save();
   const ratio = layers[0].other;
   for (let i = region.r0; i < region.r1; i++) {
     for (let j = region.c0; j < region.c1; j++) {
@@ -130,7 +133,9 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       } else [text, colour] = [shortWeight(weight, scale), colourOf(weight, state)];
       if (colour === "transparent") continue;
       ctx.fillStyle = inkOn(colour);
+      ctx.globalAlpha = !ratio && weight < FAINT ? 0.62 : 1; // what matters stands out
       ctx.fillText(text, X(j + 0.5), Y(i + 0.5) + 0.5);
     }
   }
+  ctx.restore();
 }

@@ -78,7 +78,6 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   );
   const named = (names) => names.map((value) => ({ value, text: value }));
   const palette = picker("Palette", named(["viridis", "magma", "cividis", "grey"]), (value) => store.set({ palette: value }));
-  const theme = picker("Theme", [{ value: "auto", text: "system" }, ...named(["light", "dark"])], (value) => store.set({ theme: value }));
   const sink = make("input", { type: "checkbox" });
   const sinkWords = make("span", {}, "without first key");
   const sinkLabel = make("label", { class: "sink", title: "Leave out the first key and divide each row by what is left" }, sink, sinkWords);
@@ -96,7 +95,6 @@ export function mountColourbar(element, { store, transport, map, announce }) {
       { class: "bar-controls" },
       group("Colours", scale.element, palette.element),
       group("Pixel", pool.element),
-      group("Theme", theme.element),
       sinkLabel,
     ),
   );
@@ -192,7 +190,6 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
-    theme.set(state.theme);
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
     sink.disabled = entry !== undefined && entry.n < 2;
@@ -225,7 +222,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
     ask();
   });
-  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "theme", "dark"], render);
+  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
   const resized = new ResizeObserver(render);
   resized.observe(plot);
   render();

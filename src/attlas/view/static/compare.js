@@ -16,12 +16,39 @@ export function comparable(info, first, second) {
   return a.m === b.m && a.n === b.n && a.first_query === b.first_query && a.first_key === b.first_key && b.readable !== false;
 }
 
+const says = {
+  none: "Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too.",
+  side: "Two maps, one place and one zoom. The numbers in the text are of the first head.",
+  triangle: "Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty.",
+  ratio: "log₂ of the first weight over the second: orange where the first head gives more, blue where the second does.",
+};
+
 export function mountCompare(element, { store, announce, uid }) {
+  const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": "Compare two heads", hidden: true });
+  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id, title: "Show a second head" }, "Compare");
   const choice = make("select", { "aria-label": "Second head", id: uid("second") });
   const swap = make("button", { type: "button", class: "icon", title: "Swap the two heads", "aria-label": "Swap the two heads" }, "⇄");
   const how = segmented("How two heads are shown", modes, (compare) => pick(compare));
-  element.classList.add("compare");
-  element.append(make("label", { class: "compare-label", htmlFor: choice.id }, "Compare with"), choice, swap, how.element);
+  const words = make("p", { class: "compare-says" });
+  box.append(
+    make("label", { class: "compare-label", htmlFor: choice.id }, "Second head"),
+    make("div", { class: "compare-line" }, choice, swap),
+    how.element,
+    words,
+  );
+  element.append(open, box);
+
+  open.addEventListener("click", () => store.set({ panel: store.state.panel === "compare" ? "" : "compare" }));
+  const outside = (event) => {
+    if (store.state.panel === "compare" && !element.contains(event.target)) store.set({ panel: "" });
+  };
+  document.addEventListener("pointerdown", outside);
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    store.set({ panel: "" });
+    open.focus();
+  });
 
   let listed = null;
   function list() {
@@ -60,7 +87,7 @@ export function mountCompare(element, { store, announce, uid }) {
   });
 
   function render() {
-    const { info, entry, second, compare } = store.state;
+    const { info, entry, second, compare, panel } = store.state;
     if (!info) return;
     list();
     const usable = second !== null && info.entries[second.entry] !== undefined && comparable(info, entry, second.entry);
@@ -69,6 +96,9 @@ export function mountCompare(element, { store, announce, uid }) {
       announce("The second head has another shape and is closed");
       return;
     }
+    box.hidden = panel !== "compare";
+    open.setAttribute("aria-expanded", String(!box.hidden));
+    words.textContent = says[compare];
     choice.value = second === null ? "" : `${second.entry}:${second.head}`;
     swap.disabled = second === null;
     const given = info.entries[entry];
@@ -81,11 +111,12 @@ export function mountCompare(element, { store, announce, uid }) {
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }
-  const off = store.on(["info", "entry", "head", "second", "compare"], render);
+  const off = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
   render();
   return {
     destroy() {
       off();
+      document.removeEventListener("pointerdown", outside);
       element.replaceChildren();
     },
   };

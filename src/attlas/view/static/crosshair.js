@@ -3,12 +3,15 @@
 import { PENDING, decode } from "./colour.js";
 import { TILE } from "./geometry.js";
 import { make } from "./elements.js";
-import { digits, float32Text, percent, whole } from "./numbers.js";
+import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
 import { tokenLabel } from "./axes.js";
 
 const QUIET = 55; // ms of rest before exact numbers are asked for
+const BANDS_FROM = 12; // pixels of a cell
 const LOOK_AROUND = 140; // ms of rest before the largest cell of a block is sought
+const WIDEST = 300; // CSS pixels of the box
+const TALLEST = 150;
 const MOST_ROWS = 4096; // cells of a block's side up to which its largest cell is sought
 
 /** Draw crosshair and pin into the fields of all panes, in CSS pixels. */
@@ -21,12 +24,12 @@ export function drawCrosshair(ctx, panes, { scale, hover, pin, look, keyboard })
     ctx.clip();
     if (pin) {
       ctx.setLineDash([3, 3]);
-      hairs(ctx, pane, pin, scale, look.pin);
+      hairs(ctx, pane, pin, scale, look.pin, "transparent");
       ctx.setLineDash([]);
       ring(ctx, pane, pin, scale, look);
     }
     if (hover) {
-      hairs(ctx, pane, hover, scale, keyboard ? look.accent : look.hair);
+      hairs(ctx, pane, hover, scale, keyboard ? look.accent : look.hair, look.shade);
       if (keyboard || scale >= 4) box(ctx, pane, hover, scale, look, keyboard);
     }
     ctx.restore();
@@ -36,24 +39,36 @@ export function drawCrosshair(ctx, panes, { scale, hover, pin, look, keyboard })
   }
 }
 
-// Lines through the middle of a cell that leave the cell itself free; bands' edges where cells are large.
-function hairs(ctx, pane, { i, j }, scale, style) {
-  const x = pane.X(j + 0.5);
-  const y = pane.Y(i + 0.5);
-  const free = Math.max(7, scale / 2 + 1);
+// Lines through the middle of a cell that leave the cell itself free; the edges of its row and column where cells are large.
+function hairs(ctx, pane, { i, j }, scale, style, shade) {
   const line = (at) => Math.floor(at) + 0.5;
-  ctx.strokeStyle = style;
-  ctx.lineWidth = 1;
   ctx.beginPath();
-  ctx.moveTo(pane.left, line(y));
-  ctx.lineTo(x - free, line(y));
-  ctx.moveTo(x + free, line(y));
-  ctx.lineTo(pane.right, line(y));
-  ctx.moveTo(line(x), pane.top);
-  ctx.lineTo(line(x), y - free);
-  ctx.moveTo(line(x), y + free);
-  ctx.lineTo(line(x), pane.bottom);
-  ctx.stroke();
+  if (scale >= BANDS_FROM) {
+    for (const y of [pane.Y(i), pane.Y(i + 1)]) {
+      ctx.moveTo(pane.left, line(y));
+      ctx.lineTo(pane.right, line(y));
+    }
+    for (const x of [pane.X(j), pane.X(j + 1)]) {
+      ctx.moveTo(line(x), pane.top);
+      ctx.lineTo(line(x), pane.bottom);
+    }
+  } else {
+    const [x, y, free] = [pane.X(j + 0.5), pane.Y(i + 0.5), 8];
+    ctx.moveTo(pane.left, line(y));
+    ctx.lineTo(x - free, line(y));
+    ctx.moveTo(x + free, line(y));
+    ctx.lineTo(pane.right, line(y));
+    ctx.moveTo(line(x), pane.top);
+    ctx.lineTo(line(x), y - free);
+    ctx.moveTo(line(x), y + free);
+    ctx.lineTo(line(x), pane.bottom);
+  }
+  // Light within dark: to be seen on every colour of a map, and on paper.
+  for (const [width, colour] of [[3, shade], [1, style]]) {
+    ctx.lineWidth = width;
+    ctx.strokeStyle = colour;
+    ctx.stroke();
+  }
 }
 
 function box(ctx, pane, { i, j }, scale, look, keyboard) {
@@ -121,7 +136,7 @@ export function sentence(target, tokens, value) {
 }
 
 /** The box beside the pointer. `show(target, place, level)` fills it; exact numbers follow when the pointer rests. */
-export function createTip(stage, { cells, tiles, tokens, announce }) {
+export function createTip(stage, { cells, tiles, tokens, announce, size }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
   let timers = [];
@@ -142,11 +157,11 @@ export function createTip(stage, { cells, tiles, tokens, announce }) {
   }
 
   function put({ x, y }) {
-    const { clientWidth: width, clientHeight: height } = stage;
-    const { offsetWidth: w, offsetHeight: h } = element;
-    const left = x + 18 + w > width ? x - 18 - w : x + 18;
-    const top = y + 18 + h > height ? y - 14 - h : y + 18;
-    element.style.transform = `translate(${Math.round(Math.max(4, left))}px, ${Math.round(Math.max(4, top))}px)`;
+    // Placed by its nearer corner, so that its size need not be measured: that would lay out the whole page.
+    const { width, height } = size();
+    const across = x > width - WIDEST ? `calc(${Math.round(x - 16)}px - 100%)` : `${Math.round(x + 18)}px`;
+    const down = y > height - TALLEST ? `calc(${Math.round(y - 14)}px - 100%)` : `${Math.round(y + 18)}px`;
+    element.style.transform = width < 2 * WIDEST ? `translate(max(4px, min(${Math.round(x)}px - 50%, ${width - 4}px - 100%)), ${down})` : `translate(${across}, ${down})`;
   }
 
   function fill(target, found) {
@@ -209,7 +224,9 @@ export function createTip(stage, { cells, tiles, tokens, announce }) {
 }
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
-const weighed = (weight) => [float32Text(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+// The shortest decimal that is this float32, with its power of ten as people write it.
+const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {
   if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
@@ -239,7 +256,7 @@ function places(target, tokens, { largest }) {
   const list = make("dl");
   const add = (word, position) => {
     const label = tokenLabel(tokens, position);
-    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? "…"), make("dd", { class: "place" }, whole(position)));
+    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, whole(position)));
   };
   if (largest) {
     add("query", largest[0] + target.firstQuery);
@@ -253,7 +270,7 @@ function places(target, tokens, { largest }) {
 
 function more(target, { exact, largest }) {
   const lines = [];
-  if (largest) lines.push(`largest of the block: ${float32Text(largest[2])}`);
+  if (largest) lines.push(`largest of the block: ${exactly(largest[2])}`);
   if (exact?.allowed && !target.level) {
     const parts = [];
     if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);

@@ -77,9 +77,9 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     } else if (joined) {
       // A character of several tokens: the whole of it before the first, then the bytes of each.
       span.classList.add("part");
-      span.title = `${whole(position)} · part of ${joined.text}`;
+      span.title = `${whole(position)} · part ${position - joined.start + 1} of ${joined.stop - joined.start} of ${joined.text}`;
       if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
-      span.append(make("small", {}, visible(text)));
+      span.append(make("small", {}, text.replace(/^⟨(.*)⟩$/u, "$1")));
     } else spell(span, text);
     return span;
   }

@@ -4,8 +4,8 @@ export const TILE = 256;
 
 // CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
 const SIZES = {
-  wide: { track: 42, band: 14, left: 48, top: 18, tokensLeft: 104, tokensTop: 90, edge: 14 },
-  narrow: { track: 24, band: 12, left: 40, top: 16, tokensLeft: 68, tokensTop: 64, edge: 8 },
+  wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
+  narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
 };
 const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
 const NARROW = 560;
@@ -31,14 +31,15 @@ function gutters(width, scale, hasSpans) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
   const band = hasSpans ? size.band : 0;
   const open = opening(scale);
+  const closedTop = size.top - band; // the corner has two lines of words, beside a band or without one
   return {
     track: size.track,
     band,
     left: Math.round(size.left + open * (size.tokensLeft - size.left)),
-    top: Math.round(size.top + open * (size.tokensTop - size.top)),
+    top: Math.round(closedTop + open * (size.tokensTop - closedTop)),
     edge: size.edge,
     closedLeft: size.track + size.left + band,
-    closedTop: size.track + size.top + band,
+    closedTop: size.track + size.top,
   };
 }
 
@@ -57,7 +58,7 @@ export function panesOf(width, height, scale, { side = false, hasSpans = false }
     const gutter = gutters(box.w, scale, hasSpans);
     const left = gutter.track + gutter.left + gutter.band;
     const top = gutter.track + gutter.top + gutter.band;
-    const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left - gutter.edge), h: Math.max(1, box.h - top - gutter.edge) };
+    const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left), h: Math.max(1, box.h - top) };
     // The fixed point of a zoom about the centre must not move when the gutters open: it goes by the closed ones.
     const cx = box.x + gutter.closedLeft + Math.max(1, box.w - gutter.closedLeft - gutter.edge) / 2;
     const cy = box.y + gutter.closedTop + Math.max(1, box.h - gutter.closedTop - gutter.edge) / 2;
@@ -98,15 +99,17 @@ export function placed(pane, { row, column, scale, dpr, m, n }) {
 /** Centre and zoom that show the whole matrix. */
 export function fitting(width, height, { m, n }, options, maximum) {
   const closed = panesOf(width, height, 0, options)[0];
-  let scale = Math.min(closed.field.w / n, closed.field.h / m, 2 ** maximum);
+  const edge = closed.gutter.edge;
+  const within = ({ field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
+  let scale = within(closed);
   let open = closed;
   if (opening(scale) > 0) {
     // Small matrices are shown with their tokens, which take some of the room.
     open = panesOf(width, height, scale, options)[0];
-    scale = Math.min(open.field.w / n, open.field.h / m, 2 ** maximum);
+    scale = within(open);
   }
-  const shiftX = open.field.x + open.field.w / 2 - open.cx;
-  const shiftY = open.field.y + open.field.h / 2 - open.cy;
+  const shiftX = open.field.x + (open.field.w - edge) / 2 - open.cx;
+  const shiftY = open.field.y + (open.field.h - edge) / 2 - open.cy;
   return { row: m / 2 - shiftY / scale, column: n / 2 - shiftX / scale, zoom: Math.log2(scale) };
 }
 

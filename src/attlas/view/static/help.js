@@ -50,8 +50,11 @@ const facts = [
   ],
 ];
 
-export function mountHelp(element, { store, uid }) {
-  const dialog = createDialog(element, "Keys and numbers", uid, () => {
+export function mountHelp(element, { store, uid, root }) {
+  const open = make("button", { type: "button", class: "icon", title: "Keys, and where the numbers come from  ?", "aria-label": "Help" }, "?");
+  open.addEventListener("click", () => store.set({ panel: "help" }));
+  element.append(open);
+  const dialog = createDialog(root, "Keys and numbers", uid, () => {
     if (store.state.panel === "help") store.set({ panel: "" });
   });
   const columns = keys.map(([title, rows]) =>
@@ -73,12 +76,10 @@ export function mountHelp(element, { store, uid }) {
   const off = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") dialog.open();
   return {
-    open() {
-      store.set({ panel: "help" });
-    },
     destroy() {
       off();
       dialog.destroy();
+      element.replaceChildren();
     },
   };
 }

@@ -4,6 +4,7 @@ import { pack } from "./base64.js";
 import { fetchRegion } from "./csv.js";
 
 export const packLimit = 24 * 2 ** 20; // bytes of tiles before compression, all heads together
+export const dataMark = "/*data*/"; // where the packed numbers go in a page
 const exactCells = 2 ** 20; // matrices up to this size take their exact weights along
 const tracks = ["entropy", "effective_keys", "max_weight", "column_mass", "column_max"];
 const tokensAtOnce = 16_384;
@@ -137,7 +138,6 @@ function rest(milliseconds, signal) {
 // The file: the page without data, and the data where its mark is. "<" is escaped, so that no token ends the script.
 export function fileOf(page, data) {
   const text = JSON.stringify(data).replaceAll("<", "\\u003c").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
-  const mark = "/*data*/";
-  const at = page.indexOf(mark);
-  return page.slice(0, at) + text + page.slice(at + mark.length);
+  const at = page.indexOf(dataMark);
+  return page.slice(0, at) + text + page.slice(at + dataMark.length);
 }

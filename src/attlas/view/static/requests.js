@@ -7,7 +7,7 @@ const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold u
 const TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
-const RANK = { tile: 2, track: 1, thumbnail: 3, heads: 3, top: 1, status: 0, focus: 0 };
+const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
 export function backoff(count, chance = Math.random()) {
@@ -34,7 +34,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   let closed = false;
 
   const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
-  const slow = (job) => job.rank >= 3;
+  const slow = (job) => job.rank >= RANK.thumbnail;
 
   function next() {
     const busy = [...flying].filter(slow).length;

@@ -195,14 +195,14 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     } else return;
     event.stopPropagation();
   });
-  const off = store.on(["entry"], () => {
-    if (matches.length) settle();
+  // "/" opens the search by its name; the panel is the box itself.
+  const off = store.on(["panel"], () => {
+    if (store.state.panel !== "search") return;
+    store.set({ panel: "" });
+    input.focus();
+    input.select();
   });
   return {
-    focus() {
-      input.focus();
-      input.select();
-    },
     destroy() {
       off();
       later.cancel();

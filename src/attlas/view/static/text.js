@@ -1,13 +1,13 @@
 // The text: what the pinned query looks at, or who looks at the pinned key, token by token and as a list.
 
-import { colourOf, inkOn } from "./colour.js";
+import { colourOf, inkOn, rangeOf } from "./colour.js";
 import { make, segmented } from "./elements.js";
 import { digits, percent, whole } from "./numbers.js";
 import { createFlow } from "./flow.js";
 import { visible } from "./tokens.js";
 
-const listed = 12; // entries of the list at first; "more" shows four times as many
-const most = 48;
+const listed = 8; // entries of the list at first
+const most = 48; // and after "more"
 
 // The places of the `count` largest numbers, in descending order, in one pass and without sorting all.
 export function largest(values, count) {
@@ -59,13 +59,14 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   );
 
   const entryOf = (state) => state.info.entries[state.entry];
-  const wordOf = (position) => {
+  const chip = (position) => {
     const joined = tokens.joined(position);
     const text = tokens.peek(position);
-    if (text === null) return whole(position);
-    return joined ? `${joined.text} ${visible(text)}` : visible(text);
+    if (text === null) return make("code", { class: "token" }, whole(position));
+    if (!joined) return make("code", { class: "token" }, visible(text));
+    const which = `${position - joined.start + 1}/${joined.stop - joined.start}`;
+    return make("code", { class: "token", title: `part ${which} of ${joined.text}` }, joined.text, make("small", {}, ` ${which}`));
   };
-  const chip = (position) => make("code", { class: "token" }, wordOf(position));
 
   // ------------------------------------------------------------------------------------------------- the pinned cell
 
@@ -108,11 +109,11 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       weights = new Float32Array(buffer);
       shownCount = listed;
       flow.repaint();
-      showList();
-      flow.reveal(own(state));
+      await showList();
       const { json } = await cell;
       if (signal.aborted) return;
       showFacts(json);
+      flow.reveal(own(state)); // now that the list above has its height
       const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
       announce(`Pinned query ${whole(firstQuery + pin.i)}, key ${whole(firstKey + pin.j)}: weight ${digits(json.weight)}`);
     } catch (error) {
@@ -207,8 +208,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (state.pin !== null && weights !== null) {
       const { first, count } = others(state);
       const weight = position >= first && position < first + count ? weights[position - first] : null;
+      const { low } = rangeOf(state);
       if (weight === null || weight === 0) classes.push("masked");
-      else {
+      else if ((state.colour === "log" ? Math.log2(weight) : weight) > low) {
+        // Below the range everything has one colour: left plain, the text stays readable.
         background = colourOf(weight, state);
         ink = background === "transparent" ? "" : inkOn(background);
       }

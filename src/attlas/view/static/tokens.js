@@ -1,7 +1,7 @@
 // Token texts, fetched in chunks as they come into view and kept.
 
-const CHUNK = 1024;
-const KEPT = 256; // chunks: 262,144 tokens, a few tens of MB at most
+const CHUNK = 2048;
+const KEPT = 128; // chunks: 262,144 tokens, a few tens of MB at most
 
 const SIGNS = { " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u3000": "　", "\u200b": "∅", "\u200d": "⁀" };
 

@@ -4,14 +4,15 @@ import { digits } from "./numbers.js";
 
 const FIRST_POLL_MS = 800;
 const LAST_POLL_MS = 6000;
+const SPREAD = 12; // largest over median from which a track is drawn on a log scale
 
 /** What a track shows: which numbers, on which scale, and the words beside it. */
 export const TRACKS = {
-  column_mass: { label: "column mass", unit: "", log: true },
-  column_max: { label: "largest weight", unit: "", log: true },
-  entropy: { label: "entropy", unit: "nats", log: false },
-  effective_keys: { label: "effective keys", unit: "", log: true },
-  max_weight: { label: "largest weight", unit: "", log: true },
+  column_mass: { label: "column mass", short: "mass", log: true },
+  column_max: { label: "largest weight", short: "largest", log: true },
+  entropy: { label: "entropy", short: "entropy", log: false },
+  effective_keys: { label: "effective keys", short: "keys", log: true },
+  max_weight: { label: "largest weight", short: "largest", log: true },
 };
 
 /** Largest and mean of the numbers of a stretch; NaN where none is there. */
@@ -41,17 +42,21 @@ export function emptyRuns(values) {
   return runs;
 }
 
-function rangeOfTrack(values, { log }) {
+/** The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest. */
+export function rangeOfTrack(values, { log }) {
   let largest = 0;
-  let least = Infinity;
-  for (const value of values) {
+  const step = Math.max(1, Math.floor(values.length / 2048));
+  const sample = [];
+  for (let k = 0; k < values.length; k++) {
+    const value = values[k];
     if (value > largest && value < Infinity) largest = value;
-    if (value > 0 && value < least) least = value;
+    if (k % step === 0 && value > 0) sample.push(value);
   }
-  if (!log) return { low: 0, high: largest || 1 };
-  // Four decades at most: one sink must not flatten all the rest, nor one zero stretch it.
   const high = largest || 1;
-  return { low: Math.max(Math.min(least, high / 10), high / 1e4), high };
+  sample.sort((a, b) => a - b);
+  const share = (q) => sample[Math.min(sample.length - 1, Math.floor(q * sample.length))] ?? high;
+  if (!log || high < SPREAD * share(0.5)) return { low: 0, high, log: false };
+  return { low: Math.max(share(0.02) / 2, high / 1e6), high, log: true };
 }
 
 /** Tracks of the entries that are looked at, fetched whole and kept; while they are being computed they are asked for again. */
@@ -119,7 +124,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
   if (top) ctx.fillRect(low, Math.round(base), high - low, 1);
   else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
   if (!track.values) return;
-  const height = heightOf(track.range, kind.log, thick);
+  const height = heightOf(track.range, thick);
   const bar = (style, from, to, tall) => {
     if (!(tall > 0)) return;
     ctx.fillStyle = style;
@@ -136,7 +141,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     for (let k = Math.max(0, Math.floor(cell(low))); k < last; k++) {
       const value = track.values[k];
       const [from, to] = [Math.max(low, Math.round(place(k))), Math.min(high, Math.round(place(k + 1)) - gap)];
-      if (value === value) bar(look.sea, from, to, height(value));
+      if (value === value) bar(look.track, from, to, height(value));
       else if (unknown) bar(look.pending, from, to, thick);
     }
     return;
@@ -145,13 +150,13 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     const from = Math.max(0, Math.floor(cell(pixel)));
     const { largest, mean } = summary(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(cell(pixel + 1)))));
     if (largest === largest) {
-      bar(look.seaLight, pixel, pixel + 1, height(largest));
-      bar(look.sea, pixel, pixel + 1, height(mean));
+      bar(look.trackLight, pixel, pixel + 1, height(largest));
+      bar(look.track, pixel, pixel + 1, height(mean));
     } else if (unknown) bar(look.pending, pixel, pixel + 1, thick);
   }
 }
 
-function heightOf({ low, high }, log, thick) {
+function heightOf({ low, high, log }, thick) {
   if (!log) return (value) => (thick * Math.min(value, high)) / high;
   const span = Math.log(high / low) || 1;
   // The least value keeps a pixel: zero is not drawn, small is.
@@ -168,11 +173,10 @@ function label(ctx, pane, top, base, kind, track, look) {
   if (top) {
     ctx.textAlign = "right";
     const x = pane.left - gutter.band - 7;
-    ctx.fillText(kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
-    if (range && !narrow) ctx.fillText(`${kind.log ? "log, " : ""}to ${digits(range.high)}`, x, base - gutter.track / 2 + 7);
+    ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
+    if (range && !narrow) ctx.fillText(`${range.log ? "log, " : ""}to ${digits(range.high)}`, x, base - gutter.track / 2 + 7);
   } else if (!narrow) {
     ctx.textAlign = "right";
-    ctx.fillText(kind.label, base, pane.top - 8);
-    if (range) ctx.fillText(`to ${digits(range.high, 2)}`, base, pane.top - 20);
+    ctx.fillText(`${kind.label}${range ? ` to ${digits(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
   }
 }
