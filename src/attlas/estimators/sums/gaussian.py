@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attlas.estimators.sums.direct import Run
-from attlas.estimators.sums.line import Line, exact, neighbours, spread_out
+from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out
 from attlas.estimators.sums.result import Sums
 
 __all__ = ["gaussian_sums", "nodes_for", "window"]
@@ -203,16 +203,11 @@ def _without_own(line: Line, sums: Sums, part: float) -> Sums:
     value = task.values.new_zeros(len(share), task.values.shape[1])
     value[kept] = task.values[place]
     left = Sums(sums.numerator - share.unsqueeze(-1) * value, sums.denominator - share, sums.log_scale)
-    rows = heavy.nonzero().squeeze(-1)
-    for some in rows.split(_ROWS):
-        x, mine = line.x[some], (Run(*(t[some] for t in own[0])), Run(*(t[some] for t in own[1])))
-        near = neighbours(line, x, mine)
-        alone = near < 0
-        near = near.clamp(min=0)
-        run = window(line, x, 0.0, near, part)
-        before = exact(line, x, Run(run.first, torch.minimum(run.stop, mine[0].stop)), near)
-        after = exact(line, x, Run(torch.maximum(run.first, mine[1].first), run.stop), near)
-        both = before.merge(after)
-        both.denominator[alone], both.log_scale[alone] = 0.0, -torch.inf
-        spread_out(left, some, both)
+    for rows in heavy.nonzero().squeeze(-1).split(_ROWS):
+        mine = Run(*(t[rows] for t in own[0])), Run(*(t[rows] for t in own[1]))
+        near = neighbours(line, line.x[rows], mine)
+        there = near >= 0
+        found = exact_without_own(line, rows, window(line, line.x[rows], 0.0, near.clamp(min=0), part), near.clamp(min=0))
+        found.denominator[~there], found.log_scale[~there] = 0.0, -torch.inf
+        spread_out(left, rows, found)
     return left

@@ -12,7 +12,7 @@ from attlas.estimators.sums.direct import Run, others, pooled
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.task import Task
 
-__all__ = ["Line", "exact", "gathered", "neighbours", "sorted_line", "spread_out"]
+__all__ = ["Line", "exact", "exact_without_own", "gathered", "neighbours", "sorted_line", "spread_out"]
 
 _PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
 _POINTS = 1 << 17  # points of one call of the kernels
@@ -149,6 +149,30 @@ def exact(
         if tell is not None:
             tell(min(some.stop, len(points)))
     return gathered(done)
+
+
+def exact_without_own(line: Line, rows: Tensor, run: Run, near: Tensor | None = None) -> Sums:
+    """Return the exact sums of some queries over their runs of keys, each query's own left out.
+
+    Parameters
+    ----------
+    line : Line
+        A line that leaves keys out.
+    rows : Tensor of int64, shape (p,)
+        The queries.
+    run : Run
+        The keys of each, the own one among them or not.
+    near : Tensor of int64, optional, shape (p,)
+        The key that is nearest to each, not its own.
+    """
+    if line.own is None:
+        raise ValueError("this line leaves no key out")
+    before, after = (Run(*(t[rows] for t in side)) for side in line.own)
+    x = line.x[rows]
+    if near is None:
+        near = neighbours(line, x, (before, after)).clamp(min=0)
+    left = exact(line, x, Run(run.first, torch.minimum(run.stop, before.stop)), near)
+    return left.merge(exact(line, x, Run(torch.maximum(run.first, after.first), run.stop), near))
 
 
 def gathered(parts: list[Sums]) -> Sums:
