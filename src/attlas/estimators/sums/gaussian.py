@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attlas.estimators.sums.direct import Run
-from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out
+from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out, sums_in_windows
 from attlas.estimators.sums.result import Sums
 
 __all__ = ["gaussian_sums", "nodes_for", "window"]
@@ -58,6 +58,8 @@ def gaussian_sums(line: Line) -> Sums:
     # A quarter each for keys left out, for the polynomial, and for what taking the own key off multiplies.
     part = task.tolerance / 4
     nodes = nodes_for(part, WIDTH / 2, _usual_spread(line, part))
+    if task.moments:
+        return _in_windows(line, part)
     boxes = _boxes(line, part)
     smooth = (boxes.count > nodes) & (_log_error(nodes, boxes.radius, boxes.spread) <= math.log(part))
     smooth &= (boxes.centre - line.keys[boxes.near]).abs() <= _FARTHEST * line.h
@@ -71,6 +73,12 @@ def gaussian_sums(line: Line) -> Sums:
     if bool(smooth.any()):
         _interpolate(line, boxes, smooth, nodes, sums)
     return sums if line.own is None else _without_own(line, sums, part)
+
+
+def _in_windows(line: Line, part: float) -> Sums:
+    """Return the sums with moments, of every pair that matters."""
+    near = neighbours(line, line.x, line.own).clamp(min=0)
+    return sums_in_windows(line, window(line, line.x, 0.0, near, part))
 
 
 def window(line: Line, centre: Tensor, radius: Tensor | float, near: Tensor, part: float) -> Run:
@@ -207,7 +215,9 @@ def _without_own(line: Line, sums: Sums, part: float) -> Sums:
         mine = Run(*(t[rows] for t in own[0])), Run(*(t[rows] for t in own[1]))
         near = neighbours(line, line.x[rows], mine)
         there = near >= 0
-        found = exact_without_own(line, rows, window(line, line.x[rows], 0.0, near.clamp(min=0), part), near.clamp(min=0))
+        found = exact_without_own(
+            line, rows, window(line, line.x[rows], 0.0, near.clamp(min=0), part), near.clamp(min=0)
+        )
         found.denominator[~there], found.log_scale[~there] = 0.0, -torch.inf
         spread_out(left, rows, found)
     return left

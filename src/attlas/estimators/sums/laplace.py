@@ -7,10 +7,13 @@ its nearest key, so that nothing cancels and nothing that matters underflows.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.line import Line
+from attlas.estimators.sums.direct import Run
+from attlas.estimators.sums.line import Line, neighbours, sums_in_windows
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.scan import running
 
@@ -20,6 +23,8 @@ __all__ = ["laplace_sums"]
 def laplace_sums(line: Line) -> Sums:
     """Return the sums of a Laplace line; its tolerance is not needed."""
     keys, x, n = line.keys, line.x, len(line.keys)
+    if line.task.moments and n:
+        return sums_in_windows(line, _window(line))
     if line.own is None:
         after = torch.searchsorted(keys, x)
         before = after
@@ -33,6 +38,15 @@ def laplace_sums(line: Line) -> Sums:
     line.task.tell(len(x) // 2)
     mirrored = running(torch.cat([start, fade.flip(0)]), terms.flip(0)).flip(0)
     return left.merge(_seen(line, mirrored, after, x))
+
+
+def _window(line: Line) -> Run:
+    """Return the keys that are more than the tolerance of each row, with their offsets: only those weigh then."""
+    weights = line.weights()
+    near = neighbours(line, line.x, line.own).clamp(min=0)
+    beyond = (weights.sum() / weights[near]).log().clamp(min=0) - math.log(line.task.tolerance)
+    reach = (line.x - line.keys[near]).abs() + (beyond + 1e-6) * line.h * (1 + 1e-12)
+    return Run(torch.searchsorted(line.keys, line.x - reach), torch.searchsorted(line.keys, line.x + reach, right=True))
 
 
 def _seen(line: Line, sums: Tensor, place: Tensor, x: Tensor) -> Sums:

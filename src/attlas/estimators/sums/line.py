@@ -8,11 +8,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.direct import Run, others, pooled
+from attlas.estimators.sums.direct import Run, others, over_runs, pooled
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.task import Task
 
-__all__ = ["Line", "exact", "exact_without_own", "gathered", "neighbours", "sorted_line", "spread_out"]
+__all__ = [
+    "Line",
+    "exact",
+    "exact_without_own",
+    "gathered",
+    "neighbours",
+    "sorted_line",
+    "spread_out",
+    "sums_in_windows",
+]
 
 _PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
 _POINTS = 1 << 17  # points of one call of the kernels
@@ -182,6 +191,18 @@ def gathered(parts: list[Sums]) -> Sums:
         torch.cat([part.denominator for part in parts]),
         torch.cat([part.log_scale for part in parts]),
     )
+
+
+def sums_in_windows(line: Line, run: Run) -> Sums:
+    """Return the sums of every query over its run of keys, with the moments that the task asks for."""
+    runs: tuple[Run, ...] = (run,)
+    if line.own is not None:
+        before, after = line.own
+        runs = (
+            Run(run.first, torch.minimum(run.stop, before.stop)),
+            Run(torch.maximum(run.first, after.first), run.stop),
+        )
+    return over_runs(line.task, runs)
 
 
 def spread_out(sums: Sums, there: Tensor, rows: Sums) -> None:

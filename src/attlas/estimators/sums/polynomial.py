@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attlas.estimators.sums.direct import Run
-from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out
+from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out, sums_in_windows
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.scan import running
 
@@ -58,6 +58,8 @@ def polynomial_sums(line: Line) -> Sums:
     if not len(line.keys) or not m:
         return Sums(total[:, :-1], total[:, -1], scale)
     low, high = _edges(line)
+    if line.task.moments:
+        return sums_in_windows(line, Run(low, high))
     middle = torch.searchsorted(line.keys, x).clamp(low, high)
     cells = _cells(line)
     weights = line.weights().unsqueeze(-1)
@@ -95,7 +97,9 @@ def _cells(line: Line) -> _Cells:
     return _Cells(of, keys[stop - count] / 2 + keys[stop - 1] / 2, first, last)
 
 
-def _split(cells: _Cells, first: Tensor, stop: Tensor, side: float, pieces: tuple[list[_Piece], list[_Piece]]) -> Tensor:
+def _split(
+    cells: _Cells, first: Tensor, stop: Tensor, side: float, pieces: tuple[list[_Piece], list[_Piece]]
+) -> Tensor:
     """Add the end of a cell and the beginning of the next, which make up one side; return where they do not."""
     busy = first < stop
     start, end = first.clamp(max=len(cells.of) - 1), (stop - 1).clamp(min=0)
@@ -110,14 +114,15 @@ def _split(cells: _Cells, first: Tensor, stop: Tensor, side: float, pieces: tupl
 def _add(line: Line, cells: _Cells, sums: Tensor, power: int, piece: _Piece, total: Tensor, bare: Tensor) -> None:
     """Add the part of the kernel that one power of the offsets has in one piece of every window."""
     coefficients = _KERNELS[line.task.kernel]
-    for rows in torch.arange(len(total), device="cpu").split(_ROWS):
+    for start in range(0, len(total), _ROWS):
+        rows = slice(start, start + _ROWS)
         place, used = piece.place[rows], piece.used[rows]
         y = (line.x[rows] - cells.middle[cells.of[place]]) / line.h
         factor = torch.zeros_like(y)
         for degree in range(power, len(coefficients)):
             share = coefficients[degree] * piece.side**degree * math.comb(degree, power)
             factor += share * (-y) ** (degree - power)
-        found = sums[place].masked_fill_(~used.unsqueeze(-1), 0.0)
+        found = sums.index_select(0, place).masked_fill_(~used.unsqueeze(-1), 0.0)
         if power == 0:
             bare[rows] += found[:, -1]
         total[rows] += found.mul_(factor.masked_fill_(~used, 0.0).unsqueeze(-1))
