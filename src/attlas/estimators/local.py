@@ -29,6 +29,8 @@ class Lines(NamedTuple):
         Slopes of the line through `centre` and `mean`.
     inverse : Tensor, shape (r, d, d)
         Pseudo-inverse of the weighted covariance of the places.
+    size, narrowest : Tensor, shape (r,)
+        Largest and smallest variance of the places over all directions.
     centred : Tensor, shape (r, n, d), optional
         Places from their centre.
     """
@@ -38,6 +40,8 @@ class Lines(NamedTuple):
     centre: Tensor
     slopes: Tensor
     inverse: Tensor
+    size: Tensor
+    narrowest: Tensor
     centred: Tensor | None = None
 
     @property
@@ -80,9 +84,9 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
     centre = (share.unsqueeze(1) @ gaps).squeeze(1)
     centred = gaps - centre.unsqueeze(1)
     weighted = (centred * share.unsqueeze(-1)).mT
-    inverse = symmetric_inverse(weighted @ centred)
+    inverse, size, narrowest = symmetric_inverse(weighted @ centred)
     slopes = inverse @ (weighted @ values - weighted.sum(-1, keepdim=True) * mean.unsqueeze(1))
-    return Lines(mass, mean, centre, slopes, inverse, centred)
+    return Lines(mass, mean, centre, slopes, inverse, size, narrowest, centred)
 
 
 def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tensor, products: Tensor) -> Lines:
@@ -110,18 +114,19 @@ def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tens
     unit = torch.where(mass > 0, mass, 1.0)
     mean, centre = sums / unit, places / unit
     cross = centre.unsqueeze(-1)
-    inverse = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
+    inverse, size, narrowest = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
     slopes = inverse @ (products / unit.unsqueeze(-1) - cross @ mean.unsqueeze(1))
-    return Lines(mass, mean, centre, slopes, inverse)
+    return Lines(mass, mean, centre, slopes, inverse, size, narrowest)
 
 
-def symmetric_inverse(matrix: Tensor) -> Tensor:
-    """Return the pseudo-inverse of symmetric positive semi-definite matrices, shape (..., d, d)."""
-    if not matrix.numel():
-        return matrix
+def symmetric_inverse(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pseudo-inverse of symmetric positive semi-definite matrices, their largest and smallest eigenvalues.
+
+    Shapes are those of `matrix`, (r, d, d), and (r,). A matrix that is not finite has the inverse 0.
+    """
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     size, directions = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
-    smallest = size.amax(-1, keepdim=True) * _FLAT[matrix.dtype]
-    keep = (size > smallest) & (size > 0)
+    largest, narrowest = size.amax(-1), size.amin(-1)
+    keep = (size > largest.unsqueeze(-1) * _FLAT[matrix.dtype]) & (size > 0)
     inverse = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0)
-    return (directions * inverse.unsqueeze(-2)) @ directions.mT
+    return (directions * inverse.unsqueeze(-2)) @ directions.mT, largest, narrowest
