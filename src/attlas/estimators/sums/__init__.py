@@ -1,0 +1,6 @@
+"""Sums of a kernel over keys: numerator and denominator of kernel regression."""
+
+from attlas.estimators.sums.entry import kernel_sums
+from attlas.estimators.sums.result import Moments, Sums
+
+__all__ = ["Moments", "Sums", "kernel_sums"]

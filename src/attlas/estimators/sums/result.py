@@ -1,0 +1,152 @@
+"""What kernel sums give: numerator and denominator on a scale of their own, and the moments of local lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+
+__all__ = ["Moments", "Sums"]
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums of the offsets ``z = k_j - x_i``, as a local line needs them, on the scale of their `Sums`.
+
+    Parameters
+    ----------
+    offset : Tensor, shape (m, d)
+        ``sum_j w_j K z``.
+    outer : Tensor, shape (m, d, d)
+        ``sum_j w_j K z zᵀ``.
+    cross : Tensor, shape (m, d, e)
+        ``sum_j w_j K z v_jᵀ``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.estimators import kernel_sums
+    >>> x, keys, values = torch.zeros(1, 1), torch.tensor([[-1.0], [0.5]]), torch.tensor([[2.0], [4.0]])
+    >>> kernel_sums("boxcar", x, keys, values, 2.0, moments=1).first.scaled(torch.ones(1)).offset
+    tensor([[-0.2500]])
+    """
+
+    offset: Tensor
+    outer: Tensor
+    cross: Tensor
+
+    def scaled(self, factor: Tensor) -> Moments:
+        """Return the moments times one factor a row, shape (m,)."""
+        one = factor.unsqueeze(-1)
+        return Moments(self.offset * one, self.outer * one.unsqueeze(-1), self.cross * one.unsqueeze(-1))
+
+    def plus(self, other: Moments) -> Moments:
+        """Return the sums of both, which must be on one scale."""
+        return Moments(self.offset + other.offset, self.outer + other.outer, self.cross + other.cross)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Numerator and denominator of kernel regression at each query.
+
+    Parameters
+    ----------
+    numerator : Tensor, shape (m, e)
+        ``exp(-log_scale_i) sum_j w_j K(x_i, k_j) v_j``.
+    denominator : Tensor, shape (m,)
+        ``exp(-log_scale_i) sum_j w_j K(x_i, k_j)``; 0 where no key has weight.
+    log_scale : Tensor of float64, shape (m,)
+        What the sums were divided by, as a logarithm; -inf where no key has weight.
+    first : Moments, optional
+        Sums of the offsets, where they were asked for.
+
+    Raises
+    ------
+    ShapeError
+        If sums that are merged belong to different queries.
+
+    See Also
+    --------
+    kernel_sums : makes them.
+
+    Notes
+    -----
+    The scale keeps a Gaussian exact far from all keys, where the kernel itself would be 0. Which scale a row has is
+    free: two objects with different scales may mean the same sums.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.estimators import kernel_sums
+    >>> x, keys, values = (
+    ...     torch.tensor([[1000.0]]),
+    ...     torch.tensor([[0.0], [1.0]]),
+    ...     torch.tensor([[3.0], [5.0]]),
+    ... )
+    >>> kernel_sums("gaussian", x, keys, values, 1.0).mean()
+    tensor([[5.]])
+    """
+
+    numerator: Tensor
+    denominator: Tensor
+    log_scale: Tensor
+    first: Moments | None = None
+
+    def mean(self) -> Tensor:
+        """Return numerator / denominator, shape (m, e): the estimate; NaN where no key has weight."""
+        mean = self.numerator / self.denominator.unsqueeze(-1)
+        return mean.masked_fill((self.denominator == 0).unsqueeze(-1), torch.nan)
+
+    def log_denominator(self) -> Tensor:
+        """Return ``log sum_j w_j K(x_i, k_j)`` in float64, shape (m,); -inf where no key has weight."""
+        return self.denominator.to(self.log_scale.dtype).log() + self.log_scale
+
+    def merge(self, other: Sums) -> Sums:
+        """Return the sums over the keys of both, for the same queries; the order of merges does not matter.
+
+        Parameters
+        ----------
+        other : Sums
+            Sums over further keys.
+
+        Returns
+        -------
+        Sums
+
+        Raises
+        ------
+        ShapeError
+            If the two belong to different numbers of queries or values, or only one has moments.
+        """
+        both = self.numerator.shape, (self.first is None)
+        if both != (other.numerator.shape, other.first is None):
+            raise ShapeError(
+                explain(
+                    "Sums.merge()",
+                    "both sums must belong to the same queries and have the same parts.",
+                    {"numerator": self.numerator, "other numerator": other.numerator},
+                    found=f"moments: {self.first is not None} and {other.first is not None}",
+                    fix="call kernel_sums with the same x, number of values and moments.",
+                )
+            )
+        scale = torch.maximum(self.log_scale, other.log_scale)
+        mine, theirs = self._at(scale), other._at(scale)
+        first = None if mine.first is None or theirs.first is None else mine.first.plus(theirs.first)
+        return Sums(mine.numerator + theirs.numerator, mine.denominator + theirs.denominator, scale, first)
+
+    def rows(self, index: Tensor | slice) -> Sums:
+        """Return the sums of some queries."""
+        first = self.first
+        if first is not None:
+            first = Moments(first.offset[index], first.outer[index], first.cross[index])
+        return Sums(self.numerator[index], self.denominator[index], self.log_scale[index], first)
+
+    def _at(self, scale: Tensor) -> Sums:
+        """Return the same sums on another scale, which is not below their own."""
+        below = torch.where(scale == -torch.inf, torch.zeros_like(scale), self.log_scale - scale)
+        factor = below.exp().to(self.denominator.dtype)
+        first = None if self.first is None else self.first.scaled(factor)
+        return Sums(self.numerator * factor.unsqueeze(-1), self.denominator * factor, scale, first)

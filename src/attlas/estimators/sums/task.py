@@ -1,0 +1,147 @@
+"""What is summed: the arguments of kernel_sums, checked once. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DeviceError, DtypeError, ShapeError, explain
+from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
+
+__all__ = ["Task", "checked"]
+
+_SCORES: dict[str, Callable[[Tensor], Score]] = {
+    "boxcar": Boxcar,
+    "epanechnikov": Epanechnikov,
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "triangular": Triangular,
+}
+_WHERE = "kernel_sums()"
+_MOST_COORDINATES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Queries, keys and what belongs to them.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel.
+    x, keys, values : Tensor, shape (m, d), (n, d) and (n, e)
+        Queries, keys and their values, in one dtype, on one device, without a graph.
+    bandwidth : Tensor of float64, shape (d,)
+        Above 0, on the CPU.
+    weights : Tensor, optional, shape (n,)
+        Weight of each key; None for 1.
+    tolerance : float
+        Relative error that a row may have.
+    leave_one_out : bool
+        Whether query i does not see key i.
+    moments : int
+        1 where the sums of the offsets are wanted too.
+    progress : callable, optional
+        Told ``(queries done, queries)`` now and then.
+    """
+
+    kernel: str
+    x: Tensor
+    keys: Tensor
+    values: Tensor
+    bandwidth: Tensor
+    weights: Tensor | None = None
+    tolerance: float = 0.0
+    leave_one_out: bool = False
+    moments: int = 0
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the kernel is 0 from one bandwidth on."""
+        return self.kernel not in ("gaussian", "laplace")
+
+    def score(self) -> Score:
+        """Return the kernel as a score of attlas."""
+        return _SCORES[self.kernel](self.bandwidth)
+
+    def tell(self, done: int) -> None:
+        """Report how many queries are done."""
+        if self.progress is not None:
+            self.progress(done, self.x.shape[0])
+
+
+def checked(
+    kernel: str,
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bandwidth: float | Tensor,
+    weights: Tensor | None,
+    tolerance: float,
+    leave_one_out: bool,
+    moments: int,
+    progress: Callable[[int, int], None] | None,
+) -> Task:
+    """Check the arguments of `kernel_sums` against each other.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If they do not fit together.
+    """
+    given = {"x (m, d)": x, "keys (n, d)": keys, "values (n, e)": values}
+    if weights is not None:
+        given["weights (n,)"] = weights
+    _check_settings(kernel, tolerance, moments)
+    fault, fix = _shapes(x, keys, values, weights, leave_one_out)
+    if fault:
+        raise ShapeError(explain(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix))
+    if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
+        found = ", ".join(sorted({str(t.dtype) for t in given.values()}))
+        raise DtypeError(
+            explain(_WHERE, "all tensors must be float32, or all float64.", given, found=found, fix="x.double(), ...")
+        )
+    if any(t.device != x.device for t in given.values()):
+        found = ", ".join(sorted({str(t.device) for t in given.values()}))
+        raise DeviceError(explain(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ..."))
+    if weights is not None and not bool((weights >= 0).all()):
+        least = weights.min().item()
+        raise ShapeError(explain(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()"))
+    h = torch.as_tensor(bandwidth).detach().to("cpu", torch.float64)
+    if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
+        found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
+        raise ShapeError(explain(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix))
+    x, keys, values = (t.detach() for t in (x, keys, values))
+    weights = None if weights is None else weights.detach()
+    h = h.expand(x.shape[1]).contiguous()
+    return Task(kernel, x, keys, values, h, weights, float(tolerance), leave_one_out, moments, progress)
+
+
+def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
+    if kernel not in _SCORES:
+        names = ", ".join(sorted(_SCORES))
+        raise ShapeError(explain(_WHERE, f"kernel must be one of {names}.", found=f"{kernel!r}", fix='"gaussian"'))
+    if not 0 <= tolerance < 1:
+        found = f"tolerance = {tolerance!r}"
+        raise ShapeError(explain(_WHERE, "tolerance must lie in [0, 1).", found=found, fix="tolerance=1e-7"))
+    if moments not in (0, 1):
+        raise ShapeError(explain(_WHERE, "moments must be 0 or 1.", found=f"moments = {moments!r}", fix="moments=1"))
+
+
+def _shapes(x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, leave_one_out: bool) -> tuple[str, str]:
+    """Return which sizes disagree and what to do, or two empty texts."""
+    if x.ndim != 2 or keys.ndim != 2 or values.ndim != 2:
+        return f"{x.ndim}, {keys.ndim} and {values.ndim} axes", "give matrices: x.unsqueeze(-1) makes one of a vector."
+    if x.shape[1] != keys.shape[1] or not 1 <= x.shape[1]:
+        return f"d = {x.shape[1]} in x, d = {keys.shape[1]} in keys", "give both the same coordinates."
+    if keys.shape[0] != values.shape[0]:
+        return f"{keys.shape[0]} keys, {values.shape[0]} values", "give one row of values for each key."
+    if weights is not None and weights.shape != keys.shape[:1]:
+        return f"weights of shape {tuple(weights.shape)}", f"give {keys.shape[0]} weights."
+    if leave_one_out and x.shape != keys.shape:
+        return f"leave_one_out, {x.shape[0]} queries, {keys.shape[0]} keys", "give the keys as x."
+    return "", ""
