@@ -50,6 +50,7 @@ class Records:
     """A text file that is open: its columns, and its records one by one. Made by `open_records`."""
 
     source: str
+    path: Path | None
     names: list[str]
     named: bool
     delimiter: str
@@ -120,7 +121,9 @@ def _records(text: io.TextIOWrapper, source: str, path: Path, form: Form) -> Rec
     if not named:
         # The first record is data: the file is read from its beginning again.
         rows = itertools.chain([(1, first)], rows)
-    return Records(source, names, named, delimiter, _even(rows, names, source, delimiter))
+    return Records(
+        source, None if source == STDIN else path, names, named, delimiter, _even(rows, names, source, delimiter)
+    )
 
 
 def _decoded(text: io.TextIOWrapper, source: str, path: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from attlas.cli.regress_cells import is_missing, numbers, trouble
 from attlas.cli.regress_csv import Form, Records, open_records
 from attlas.cli.terminal import UsageError
 from attlas.errors import explain
-from attlas.estimators.parquet import ParquetFile
+
+if TYPE_CHECKING:
+    from attlas.estimators.parquet import ParquetFile
 
 __all__ = ["ROWS", "Batch", "CsvTable", "ParquetTable", "Table", "open_table", "read_table"]
 
@@ -70,16 +73,19 @@ def open_table(path: Path, form: Form) -> Iterator[CsvTable | ParquetTable]:
     if path.suffix.lower() in (".parquet", ".pq"):
         if not path.is_file():
             raise _error("the table must be a file that can be read.", f"no such file: {path}", "a file that exists")
+        # This room needs scikit-learn, which the command line does without until it fits.
+        from attlas.estimators.parquet import ParquetFile
+
         yield ParquetTable(ParquetFile(path, "regress"))
         return
     with open_records(path, form) as records:
         yield CsvTable(records, form)
 
 
-def read_table(table: CsvTable | ParquetTable, wanted: Sequence[str], *, drop_missing: bool) -> Table:
-    """Read the wanted columns of all rows."""
-    parts = [batch.numbers for batch in table.batches(wanted, drop_missing=drop_missing)]
-    whole = np.concatenate(parts) if parts else np.empty((0, len(wanted)))
+def read_table(table: CsvTable | ParquetTable, features: Sequence[str], target: str, *, drop_missing: bool) -> Table:
+    """Read the features of all rows, and the target as the last column."""
+    parts = [batch.numbers for batch in table.batches(features, target, drop_missing=drop_missing)]
+    whole = np.concatenate(parts) if parts else np.empty((0, len(features) + 1))
     full = ~np.isnan(whole).any(axis=1)
     return Table(table.source, whole if full.all() else whole[full], int((~full).sum()))
 
@@ -91,20 +97,28 @@ class CsvTable:
         self.source, self.names, self.named = records.source, records.names, records.named
         self.delimiter, self.decimal = records.delimiter, form.decimal
         self.records = records
-        self.rows: int | None = None  # nobody knows before it is read
+        # As many numbers at a time, however wide the file is: cells are what takes the memory.
+        self.rows = max(256, ROWS * 8 // max(8, len(self.names)))
 
-    def batches(self, wanted: Sequence[str], *, drop_missing: bool, rows: int = ROWS) -> Iterator[Batch]:
-        """Yield the wanted columns of all rows, some rows at a time.
+    def parts(self) -> int:
+        """Return how many batches there will be, about: quoted cells may hold ends of lines. A pipe: 0."""
+        if self.records.path is None:
+            return 0
+        with self.records.path.open("rb") as file:
+            lines = sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+        return max(1, -(-lines // self.rows))
+
+    def batches(self, features: Sequence[str], target: str | None = None, *, drop_missing: bool) -> Iterator[Batch]:
+        """Yield features, and the target if there is one, of all rows, some rows at a time.
 
         Raises
         ------
         UsageError
             If a cell is no number, or is missing and may not be: the line and the column are named.
         """
+        wanted = [*features, *([] if target is None else [target])]
         places = [self.names.index(name) for name in wanted]
-        # As many numbers at a time, however wide the file is: cells are what takes the memory.
-        rows = max(256, rows * 8 // max(8, len(self.names)))
-        while block := list(itertools.islice(self.records.rows, rows)):
+        while block := list(itertools.islice(self.records.rows, self.rows)):
             cells = [row for _, row in block]
             columns = list(zip(*cells, strict=True))
             found = np.empty((len(cells), len(places)))
@@ -113,16 +127,18 @@ class CsvTable:
                 found[:, place], wrong[:, place] = numbers(columns[column], self.decimal)
             for row, place in np.argwhere(wrong):
                 cell = cells[row][places[place]]
+                # A missing value of one column must not hide words in the next.
                 if not (drop_missing and is_missing(cell)):
-                    raise self._trouble(block[row][0], wanted[place], cell, columns, wanted)
+                    raise self._trouble(block[row][0], wanted[place], cell, columns, features)
             yield Batch(found, cells)
 
     def _trouble(
-        self, line: int, name: str, cell: str, columns: Sequence[Sequence[str]], wanted: Sequence[str]
+        self, line: int, name: str, cell: str, columns: Sequence[Sequence[str]], features: Sequence[str]
     ) -> UsageError:
         found, fix = trouble(cell, self.decimal)
-        good = [w for w in wanted if w != name and not self._wrong(columns[self.names.index(w)])]
-        return _error(_RULE, found, fix or _choose(good), {self.source: f"line {line}, column {name}"})
+        good = [other for other in features if not self._wrong(columns[self.names.index(other)])]
+        fix = fix or (_choose(good) if name in features else "another --target, or numbers in that column")
+        return _error(_RULE, found, fix, {self.source: f"line {line}, column {name}"})
 
     def _wrong(self, column: Sequence[str]) -> bool:
         wrong = numbers(column, self.decimal)[1]
@@ -136,23 +152,28 @@ class ParquetTable:
         self.source, self.names, self.named = file.path.name, file.names, True
         self.delimiter, self.decimal = ",", "."
         self.file = file
-        self.rows: int | None = file.rows
 
-    def batches(self, wanted: Sequence[str], *, drop_missing: bool, rows: int = ROWS) -> Iterator[Batch]:
-        """Yield the wanted columns of all rows, some rows at a time.
+    def parts(self) -> int:
+        """Return how many batches there will be."""
+        return -(-self.file.rows // ROWS)
+
+    def batches(self, features: Sequence[str], target: str | None = None, *, drop_missing: bool) -> Iterator[Batch]:
+        """Yield features, and the target if there is one, of all rows, some rows at a time.
 
         Raises
         ------
         UsageError
             If a column holds no numbers, or a value is missing and may not be: the row and the column are named.
         """
-        good = [w for w in wanted if self.file.kinds[w] in ("number", "bool")]
+        wanted = [*features, *([] if target is None else [target])]
+        good = [name for name in wanted if self.file.kinds[name] in ("number", "bool")]
         for name in wanted:
             if name not in good:
+                fix = _choose([n for n in good if n != target]) if name != target else "another --target"
                 found = f"the column holds {self.file.kinds[name]}"
-                raise _error(_RULE, found, _choose(good), {self.source: f"column {name}"})
+                raise _error(_RULE, found, fix, {self.source: f"column {name}"})
         done = 0
-        for found in self.file.batches(wanted, rows):
+        for found in self.file.batches(wanted, ROWS):
             bad = np.isinf(found) if drop_missing else ~np.isfinite(found)
             if bad.any():
                 row, place = np.argwhere(bad)[0]

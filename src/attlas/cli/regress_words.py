@@ -108,7 +108,9 @@ def say(fit: Fit, terminal: Terminal) -> None:
     many = f"{count(len(fit.features))} feature" + ("s" if len(fit.features) != 1 else "")
     title = f"{fit.target} from {many}, {count(fit.rows)} rows of {fit.source}"
     terminal.say(terminal.style(title, "bold"))
-    terminal.say(f"  {fit.kernel} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}; fitted in {_seconds(fit.seconds)}")
+    terminal.say(
+        f"  {fit.kernel} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}; fitted in {_seconds(fit.seconds)}"
+    )
     if fit.dropped:
         terminal.say(f"  {count(fit.dropped)} rows with a missing value are left out")
     terminal.say()
@@ -142,7 +144,7 @@ def _features(fit: Fit, terminal: Terminal) -> None:
 def _errors(fit: Fit, terminal: Terminal) -> None:
     rows = (("mean", fit.mean), ("linear model", fit.linear), ("kernel regression", fit.kernel_regression))
     texts = [(name, number(judged.error, 4), _share(judged.r2)) for name, judged in rows]
-    width = max(len(text[1]) for text in texts + [("", "error", "")])
+    width = max(len(text[1]) for text in [*texts, ("", "error", "")])
     terminal.say(terminal.style(f"  each row from all others  {'error'.rjust(width)}      R²", "dim"))
     best = min((judged.error for _, judged in rows if not math.isnan(judged.error)), default=math.nan)
     for (name, error, r2), (_, judged) in zip(texts, rows, strict=True):
@@ -159,10 +161,12 @@ def _verdict(fit: Fit) -> list[str]:
         lines.append("No row has a neighbour: a wider --bandwidth is needed.")
     elif own > 0.995 * flat:
         lines.append("The features say nothing about the target that a kernel of these bandwidths could find.")
-    elif math.isnan(line) or own < 0.98 * line:
-        below = "" if math.isnan(line) else f" {percent(1.0 - own / line)} below the linear model's:"
-        lines.append(f"The error of the kernel is{below} there is more than a straight line in these data." if below else
-                     "There are too few rows for a linear model.")  # fmt: skip
+    elif math.isnan(line):
+        lines.append("There are too few rows for a linear model.")
+    elif own < 0.98 * line:
+        lines.append(
+            f"Its error is {percent(1.0 - own / line)} below the linear model's: there is more than a line here."
+        )
     elif own < 1.02 * line:
         lines.append("A straight line predicts as well, and is easier to explain.")
     else:
@@ -170,7 +174,8 @@ def _verdict(fit: Fit) -> list[str]:
         lines.append(f"A linear model predicts better here{hint}.")
     low, median = fit.neighbours
     if not math.isnan(median):
-        lines.append(f"A row is predicted from {number(median, 3)} others (effective, median; 5 % from {number(low, 3)} or fewer).")
+        few = f"5 % of them from {number(low, 3)} or fewer"
+        lines.append(f"Rows are predicted from {number(median, 3)} others (effective number, median; {few}).")
     if fit.alone:
         lines.append(f"{count(fit.alone)} rows have no other within reach: they are in none of these numbers.")
     return lines
@@ -192,8 +197,7 @@ def number(value: float, digits: int = 4) -> str:
         return "0"
     size = math.floor(math.log10(abs(value)))
     if -5 < size < 9:
-        text = f"{value:,.{max(0, digits - 1 - size)}f}"
-        return text
+        return f"{value:,.{max(0, digits - 1 - size)}f}"
     return f"{value:.{digits - 1}g}"
 
 
