@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "run"]
 
 _KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
+_BOUNDED = ("epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
 _LOOKED_AT = 2_000  # rows whose neighbours are counted
 
@@ -149,11 +150,10 @@ def _fit(
     with terminal.step(f"{what} on {count(len(y))} rows"):
         model.fit(x, y)
     seconds = time.perf_counter() - start
-    model.feature_names_in_ = np.array(features, dtype=object)
     with terminal.step("leaving each row out"):
-        left = model.loo_residuals()
+        left = y - model.leave_one_out()
         few = np.random.default_rng(0).permutation(len(y))[:_LOOKED_AT]
-        neighbours = np.asarray(model.effective_neighbours(x[few]))
+        neighbours = model.effective_neighbours(x[few])
     own = baselines.judge(left, y)
     found = Fit(
         source=data.source,
@@ -171,7 +171,7 @@ def _fit(
         linear=baselines.judge(baselines.linear(x, y), y),
         kernel_regression=own,
         neighbours=(float(np.quantile(neighbours, 0.05)), float(np.median(neighbours))),
-        alone=int(np.isnan(left).sum()),
+        alone=float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel in _BOUNDED else 0.0,
         seconds=seconds,
     )
     return model, found
@@ -203,6 +203,7 @@ def _write(
         told = predict(model, arguments, form, [feature.name for feature in fit.features], terminal)
         written.append((arguments.out, told))
     if arguments.save is not None:
+        model.feature_names_in_ = np.array([feature.name for feature in fit.features], dtype=object)
         model.save(arguments.save)
         written.append((arguments.save, "the fit: AttentionRegressor.load() opens it"))
     if arguments.json or not written:

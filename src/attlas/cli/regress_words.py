@@ -61,8 +61,8 @@ class Fit:
         Errors with each row left out.
     neighbours : tuple of float
         Effective neighbours of a row: 5th percentile and median.
-    alone : int
-        Rows that no other row reaches.
+    alone : float
+        Share of rows that no other row reaches.
     seconds : float
         How long the fit took.
     """
@@ -79,7 +79,7 @@ class Fit:
     linear: Judged
     kernel_regression: Judged
     neighbours: tuple[float, float]
-    alone: int
+    alone: float
     seconds: float
 
 
@@ -157,9 +157,7 @@ def _verdict(fit: Fit) -> list[str]:
     """Say in words how the kernel compares, and over how many rows it takes its means."""
     lines = []
     own, line, flat = fit.kernel_regression.error, fit.linear.error, fit.mean.error
-    if math.isnan(own):
-        lines.append("No row has a neighbour: a wider --bandwidth is needed.")
-    elif own > 0.995 * flat:
+    if own > 0.995 * flat:
         lines.append("The features say nothing about the target that a kernel of these bandwidths could find.")
     elif math.isnan(line):
         lines.append("There are too few rows for a linear model.")
@@ -173,11 +171,10 @@ def _verdict(fit: Fit) -> list[str]:
         hint = "; --degree 1 fits lines locally" if fit.degree == 0 else ""
         lines.append(f"A linear model predicts better here{hint}.")
     low, median = fit.neighbours
-    if not math.isnan(median):
-        few = f"5 % of them from {number(low, 3)} or fewer"
-        lines.append(f"Rows are predicted from {number(median, 3)} others (effective number, median; {few}).")
+    few = f"5 % of them on {number(low, 3)} or fewer"
+    lines.append(f"Predictions rest on {number(median, 3)} rows (effective number, median; {few}).")
     if fit.alone:
-        lines.append(f"{count(fit.alone)} rows have no other within reach: they are in none of these numbers.")
+        lines.append(f"{percent(fit.alone)} of the rows reach no other: the mean stands in for them in these errors.")
     return lines
 
 

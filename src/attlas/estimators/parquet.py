@@ -99,7 +99,7 @@ class _Polars:
 class _Arrow:
     def __init__(self, path: Path) -> None:
         self.arrow: Any = importlib.import_module("pyarrow")
-        self.file: Any = importlib.import_module("pyarrow.parquet").ParquetFile(path)
+        self.file: Any = importlib.import_module("pyarrow.parquet").ParquetFile(path, pre_buffer=False)
 
     def describe(self) -> tuple[list[str], dict[str, str], int]:
         types = self.arrow.types
