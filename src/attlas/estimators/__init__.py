@@ -1,5 +1,21 @@
 """Kernel regression as scikit-learn estimators, and the fast sums beneath them."""
 
+from attlas.errors import MissingExtraError, explain
+
+try:
+    import sklearn as sklearn
+except ImportError as error:
+    raise MissingExtraError(
+        explain(
+            "attlas.estimators",
+            "scikit-learn must be installed for its estimators.",
+            found="no module named sklearn",
+            fix="pip install 'attlas[sklearn]'",
+        )
+    ) from error
+
+from attlas.estimators.classifier import AttentionClassifier
+from attlas.estimators.regressor import AttentionRegressor
 from attlas.estimators.sums import Moments, Sums, kernel_sums
 
-__all__ = ["Moments", "Sums", "kernel_sums"]
+__all__ = ["AttentionClassifier", "AttentionRegressor", "Moments", "Sums", "kernel_sums"]

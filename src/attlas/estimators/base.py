@@ -1,0 +1,375 @@
+"""What regressor and classifier share: settings, bandwidths, tokens, and what is read from weights."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from attlas import stats
+from attlas.errors import ShapeError, explain
+from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, rule_of_thumb, spread_of
+from attlas.estimators.kernels import check_kernel
+from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
+from attlas.estimators.observations import Observations, distinct
+from attlas.estimators.pooling import Pool
+from attlas.estimators.scored import ScoredLeaveOneOut
+from attlas.estimators.search import Found, Settings, search
+from attlas.estimators.storage import read_fit, write_fit
+from attlas.matrix import AttentionMatrix
+from attlas.scores import Score
+
+__all__ = ["AttentionEstimator", "check_choice"]
+
+Array = NDArray[Any]
+
+# Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
+_PAIRS = 1 << 28
+# Pairs of a search that comes before the last one; the last one starts near its end.
+_COARSE_PAIRS = 1 << 24
+
+
+class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of the estimators; not an estimator itself."""
+
+    kernel: str | Score
+    bandwidth: str | float | ArrayLike
+    degree: int = 0
+    tolerance: float
+    outside: str
+    max_iter: int
+    tol: float
+    n_restarts: int
+    loo_rows: str | int
+    weights_are: str
+    warm_start: bool
+    random_state: Any
+    dtype: torch.dtype | None
+    device: str | torch.device | None
+
+    _outside_choices: tuple[str, ...] = ("nan", "nearest")
+    _pool: Pool
+    X_: Array
+    y_: Array
+    sample_weight_: Array | None
+    bandwidth_: NDArray[np.float64]
+
+    def weights(self, X: ArrayLike) -> AttentionMatrix:
+        """Return who votes for each prediction: the weights of all training points, never stored.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+
+        Returns
+        -------
+        AttentionMatrix, shape (m, n)
+            Row i sums to 1, or is 0 where point i has no neighbour. Columns are the rows of `X_`.
+
+        See Also
+        --------
+        top_neighbours : the largest of each row.
+
+        Notes
+        -----
+        With ``degree=0`` the prediction is ``weights(X) @ y_``. A local line weighs neighbours by more than their
+        distance; these are the weights of its least squares. Cost: none until something is read.
+        """
+        matrix: AttentionMatrix = self._pool_of_fit().matrix(self._tokens(X))
+        return matrix
+
+    def top_neighbours(self, X: ArrayLike, k: int = 5) -> tuple[Array, Array]:
+        """Return the k training points with the largest weights for each point.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+        k : int, default 5
+            How many, at most n.
+
+        Returns
+        -------
+        weights : ndarray, shape (m, k)
+            In descending order.
+        indices : ndarray of int64, shape (m, k)
+            Rows of `X_` and `y_`.
+
+        Raises
+        ------
+        ShapeError
+            If `k` is not between 1 and n.
+
+        Notes
+        -----
+        Exact. Cost: one pass over all pairs; memory of the result and a few tiles.
+        """
+        found = self.weights(X).topk(k)
+        return found.values.cpu().numpy(), found.indices.cpu().numpy()
+
+    def effective_neighbours(self, X: ArrayLike) -> Array:
+        """Return on how many training points each prediction rests, ``1 / Σ_j p_ij²`` (Kish's effective number).
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+            From 1 to n; 0 where there is no neighbour.
+
+        Notes
+        -----
+        Cost: one pass over all pairs, no memory beyond tiles.
+        """
+        number: Array = stats.effective_keys(self.weights(X)).cpu().numpy()
+        return number
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one file that holds numbers and JSON, and nothing that could be run.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, ``.safetensors`` by custom. One that is there is replaced once the new one is complete.
+
+        Raises
+        ------
+        CheckpointError
+            If the file cannot be written.
+        DtypeError
+            If something in the estimator cannot be written: labels that are no texts or numbers.
+
+        See Also
+        --------
+        attlas.estimators.load : the way back.
+
+        Notes
+        -----
+        The training data are in the file: kernel regression has no other memory. A kernel that is a Score is not
+        stored; give it to `load` again.
+        """
+        check_is_fitted(self)
+        write_fit(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, kernel: Score | None = None) -> Self:
+        """Return the estimator that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        kernel : Score, optional
+            The kernel, where it was a score; it is not stored.
+
+        Returns
+        -------
+        estimator
+            Fitted; its predictions are the same numbers.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is not one that `save` wrote, was changed or cut off, or holds another estimator.
+        """
+        return read_fit(cls, path, kernel)
+
+    def resume(self) -> Self:
+        """Make the tokens of data and bandwidths that are there already, as `load` does.
+
+        Returns
+        -------
+        estimator
+            Itself, ready to predict.
+        """
+        self._check_settings()
+        self._centre = spread_of(self.X_, self.sample_weight_, counts=self.weights_are == "counts").centre
+        self._make_pool(self.X_, self._targets(), self.sample_weight_)
+        return self
+
+    def _pool_of_fit(self) -> Pool:
+        check_is_fitted(self)
+        return self._pool
+
+    # ------------------------------------------------------------------------------------------------------- fitting
+
+    def _check_settings(self) -> None:
+        where = f"{type(self).__name__}()"
+        check_kernel(where, self.kernel)
+        check_bandwidth(where, self.bandwidth)
+        check_choice(where, "outside", self.outside, self._outside_choices)
+        check_choice(where, "weights_are", self.weights_are, ("counts", "importance"))
+        check_choice(where, "degree", self.degree, (0, 1))
+        check_choice(where, "dtype", self.dtype, (None, torch.float32, torch.float64))
+        for name, least in (("max_iter", 1), ("n_restarts", 0)):
+            _check_number(where, name, getattr(self, name), least, whole=True)
+        for name in ("tol", "tolerance"):
+            _check_number(where, name, getattr(self, name), 0, whole=False)
+        if self.loo_rows not in ("auto", "all"):
+            _check_number(where, "loo_rows", self.loo_rows, 1, whole=True)
+
+    def _fit_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None, loss: Loss) -> None:
+        """Choose the bandwidths, and keep the data as tokens; `values` (n, e) are what is predicted."""
+        features = X.shape[1]
+        warm = getattr(self, "bandwidth_", None) if self.warm_start else None
+        counts = self.weights_are == "counts"
+        spread = spread_of(X, sample_weight, counts=counts)
+        self._centre = spread.centre
+        self.n_iter_ = 0
+        if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
+            self._search(Observations(X, values, sample_weight), loss, warm)
+        elif isinstance(self.bandwidth, str):
+            self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
+        else:
+            self.bandwidth_ = given_bandwidth("fit()", self.bandwidth, features)
+        self._make_pool(X, values, sample_weight)
+
+    def _make_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None) -> None:
+        single = X.dtype == np.float32 if self.dtype is None else self.dtype is torch.float32
+        # Local lines are differences of sums: float32 would leave them four digits.
+        self._single = bool(single and not self.degree)
+        weights = None if sample_weight is None else self._tensor(sample_weight)
+        prepared = self._tensor(self._prepared(values, sample_weight))
+        self._pool = Pool(self.kernel, self._scaled(X), prepared, weights, self.degree, self.tolerance)
+
+    def _targets(self) -> NDArray[np.float64]:
+        """Return what is pooled for the training data, before `_prepared`, shape (n, e)."""
+        raise NotImplementedError
+
+    def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
+        """Return values as they are pooled, and keep what turns them back."""
+        return values
+
+    def _search(self, data: Observations, loss: Loss, warm: Array | None) -> None:
+        n = len(data.X)
+        rows = n if self.loo_rows == "all" else max(1, _PAIRS // n) if self.loo_rows == "auto" else int(self.loo_rows)
+        counts = self.weights_are == "counts"
+        if rows >= n:
+            # One order of the data, and equal observations joined: what a search finds depends on neither.
+            data = distinct(data, join=counts)
+        data = data._replace(values=self._prepared(data.values, data.weights))
+        spread = spread_of(data.X, data.weights, counts=counts)
+        start = rule_of_thumb("scott", spread)
+        used = np.isfinite(start)
+        self.bandwidth_, self.path_ = start, Found.nothing(int(used.sum())).as_path(start[used])
+        self.loo_rows_ = min(rows, n)
+        if len(data.X) < 2 or not used.any():
+            return
+        random = check_random_state(self.random_state)
+        keys = torch.from_numpy((data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used])
+        task = self._task(keys, data, loss)
+        sample = _sample(len(data.X), rows, random)
+        exact, coarse = self._objectives(task, sample, random)
+        smooth = self.kernel != "boxcar" and loss is not accuracy
+        settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth)
+        begin = None
+        if warm is not None and warm.shape == start.shape and np.isfinite(warm[used]).all():
+            begin = np.log(warm[used] / start[used])
+        found = search(coarse, exact, int(used.sum()), settings, begin)
+        self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
+        self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
+        rows_used = np.arange(len(data.X)) if sample is None else sample
+        predicted = exact.predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
+        self._judge(predicted, data.values[rows_used], None if data.weights is None else data.weights[rows_used])
+
+    def _task(self, keys: Tensor, data: Observations, loss: Loss) -> Task:
+        device = torch.device(self.device or "cpu")
+        weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
+        kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
+        kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
+        parts = (t.to(device, torch.float64) for t in (keys, torch.from_numpy(data.values), weights, kept))
+        return Task(kernel, *parts, loss, self.degree)
+
+    def _objectives(self, task: Task, sample: Array | None, random: Any) -> tuple[Any, Objective]:
+        """Return the loss that is minimised in the end, and the one that is looked at on the way there."""
+        n, device = len(task.keys), task.keys.device
+        rows = None if sample is None else torch.from_numpy(sample).to(device)
+        if not isinstance(self.kernel, str):
+            scored = ScoredLeaveOneOut(self.kernel, task, rows)
+            return scored, scored
+        exact = LeaveOneOut(task, rows)
+        if exact.pairs <= _COARSE_PAIRS:
+            return exact, exact
+        fewer = _sample(n, max(1, _COARSE_PAIRS // n), random)
+        return exact, LeaveOneOut(task, None if fewer is None else torch.from_numpy(fewer).to(device), torch.float32)
+
+    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+        """Keep loss and score of the leave-one-out predictions."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _left_out(self) -> Tensor:
+        """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
+        pool = self._pool_of_fit()
+        n = len(pool.keys)
+        weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
+        kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
+        name = pool.kernel if isinstance(pool.kernel, str) else "gaussian"
+        parts = (t.to(pool.keys.device, torch.float64) for t in (pool.keys, pool.values, weights, kept))
+        task = Task(name, *parts, squared_error, self.degree)
+        if isinstance(pool.kernel, Score):
+            return ScoredLeaveOneOut(pool.kernel, task).predictions(torch.zeros(pool.keys.shape[1])).detach()
+        if pool.degree:
+            return LeaveOneOut(task).predictions(torch.zeros(pool.keys.shape[1]))
+        sums = pool.sums(pool.keys, pool.values, leave_one_out=True)
+        # Of an observation that stands for several, the others stay.
+        top = torch.where(kept > 0, sums.log_scale.clamp(min=0.0), sums.log_scale)
+        top = top.masked_fill(top == -math.inf, 0.0)
+        others = (sums.log_scale - top).exp().unsqueeze(-1)
+        own = (kept * (-top).exp()).masked_fill(kept == 0, 0.0).unsqueeze(-1)
+        mean = (sums.numerator * others + own * pool.values) / (sums.denominator.unsqueeze(-1) * others + own)
+        return torch.where(mean.isnan(), task.without_neighbours(torch.arange(n)).to(mean), mean)
+
+    def _tokens(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self._scaled(checked)
+
+    def _scaled(self, X: Array) -> Tensor:
+        """Return points in units of the bandwidth, from the centre of the training data."""
+        used = np.isfinite(self.bandwidth_)
+        if not used.any():
+            return self._tensor(np.zeros((len(X), 1)))
+        return self._tensor((X[:, used].astype(np.float64) - self._centre[used]) / self.bandwidth_[used])
+
+    def _tensor(self, values: Array) -> Tensor:
+        dtype = torch.float32 if self._single else torch.float64
+        return torch.tensor(values, dtype=dtype, device=torch.device(self.device or "cpu"))
+
+
+def _sample(n: int, rows: int, random: Any) -> Array | None:
+    """Return which rows are looked at, in ascending order, or None for all."""
+    if rows >= n:
+        return None
+    return np.sort(random.choice(n, rows, replace=False))
+
+
+def check_choice(where: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise unless a setting is one of its choices."""
+    if any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        return
+    known = " or ".join(", ".join(map(repr, choices)).rsplit(", ", 1))
+    raise ShapeError(
+        explain(where, f"{name} must be {known}.", found=f"{name} = {value!r}", fix=f"{name}={choices[0]!r}")
+    )
+
+
+def _check_number(where: str, name: str, value: object, least: int, *, whole: bool) -> None:
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < np.inf:
+        return
+    rule = f"{name} must be a {'whole ' if whole else ''}number, {least} or more."
+    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=f"{name}={max(least, 1)}"))

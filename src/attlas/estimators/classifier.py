@@ -1,0 +1,260 @@
+"""Kernel classification for scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+from torch import Tensor
+
+from attlas.estimators.base import AttentionEstimator, check_choice
+from attlas.estimators.loo import accuracy, log_loss
+from attlas.estimators.observations import used_weights
+from attlas.scores import Score
+
+__all__ = ["AttentionClassifier"]
+
+Array = NDArray[Any]
+
+
+class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
+    """Kernel classification: the probability of a class is the attention weight of its training points.
+
+    ``P(c | x) = Σ_{j: y_j = c} w_j K((x - x_j) / h) / Σ_j w_j K((x - x_j) / h)``.
+
+    Parameters
+    ----------
+    kernel : str or Score, default "gaussian"
+        As in `AttentionRegressor`.
+    bandwidth : str, float or array-like of shape (d,), default "loo"
+        h of each feature, in its units. ``"loo"`` finds those of least leave-one-out loss; ``"scott"`` and
+        ``"silverman"`` as in `AttentionRegressor`.
+    criterion : str, default "log_loss"
+        Leave-one-out loss that the search minimises: ``"log_loss"``, minus the mean logarithm of the probability of
+        the observed class (not below 1e-12), or ``"accuracy"``, the share of points whose class is not the most
+        probable one, which has no gradient and is searched with Nelder and Mead.
+    tolerance : float, default 1e-7
+        Error of a probability that skipping far neighbours may cause; 0 sums every pair.
+    outside : str, default "nearest"
+        What a point without any neighbour within the reach of a bounded kernel gets: ``"nearest"``, the class of the
+        nearest training point in bandwidths; ``"prior"``, the frequencies of the classes; or ``"nan"``: probabilities
+        of NaN and the most frequent class, with one warning.
+    max_iter, tol, n_restarts, loo_rows, weights_are, warm_start, random_state, dtype, device
+        As in `AttentionRegressor`.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (c,)
+        Classes, sorted.
+    bandwidth_ : ndarray of float64, shape (d,)
+        Bandwidth of each feature; ``inf`` for a constant feature, under a rule or a search.
+    X_, y_ : ndarray, shape (n, d) and (n,)
+        Training data; points of weight 0 are left out.
+    support_ : ndarray of int64, shape (n,)
+        Which of the points given to ``fit`` these are.
+    sample_weight_ : ndarray, shape (n,), or None
+        Their weights.
+    loo_loss_ : float
+        Leave-one-out log loss. Only after a search.
+    loo_score_ : float
+        Leave-one-out accuracy. Only after a search.
+    loo_rows_, path_, n_iter_
+        As in `AttentionRegressor`; losses are those of `criterion`.
+    n_features_in_, feature_names_in_
+        As everywhere in scikit-learn.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        From ``fit``, if a parameter has a value that it cannot have.
+    ValueError
+        If data are not finite, empty, or do not fit together, in scikit-learn's words.
+
+    See Also
+    --------
+    AttentionRegressor : the same for numbers; its notes on search and cost hold here too.
+
+    Notes
+    -----
+    The gradient of the log loss is that of a regression on the indicators of the classes, with
+    ``-1 / P(y_i | x_i)`` in the place of twice the residual.
+
+    References
+    ----------
+    .. [1] Hastie, Tibshirani and Friedman, "The elements of statistical learning", 2009, section 6.6.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from attlas.estimators import AttentionClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = AttentionClassifier(bandwidth="scott").fit(X, y)
+    >>> model.predict_proba(X[:1]).round(2)
+    array([[1., 0., 0.]])
+    """
+
+    _outside_choices = ("nearest", "prior", "nan")
+
+    def __init__(
+        self,
+        kernel: str | Score = "gaussian",
+        *,
+        bandwidth: str | float | ArrayLike = "loo",
+        criterion: str = "log_loss",
+        tolerance: float = 1e-7,
+        outside: str = "nearest",
+        max_iter: int = 100,
+        tol: float = 1e-8,
+        n_restarts: int = 2,
+        loo_rows: str | int = "auto",
+        weights_are: str = "counts",
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = 0,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.criterion = criterion
+        self.tolerance = tolerance
+        self.outside = outside
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_restarts = n_restarts
+        self.loo_rows = loo_rows
+        self.weights_are = weights_are
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.dtype = dtype
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Keep the data and choose the bandwidths.
+
+        Parameters
+        ----------
+        X : array-like or data frame, shape (n, d)
+            Features, finite.
+        y : array-like, shape (n,)
+            Classes: texts, whole numbers or True and False.
+        sample_weight : array-like, shape (n,), optional
+            Weights, 0 or more; see `weights_are`.
+
+        Returns
+        -------
+        AttentionClassifier
+            Itself.
+        """
+        self._check_settings()
+        check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        data, target, weights, self.support_ = used_weights(X, y, sample_weight)
+        self.classes_ = np.unique(target)
+        self.X_, self.y_, self.sample_weight_ = data, target, weights
+        self._fit_pool(data, self._targets(), weights, self._loss)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return the probability of each class.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+
+        Returns
+        -------
+        ndarray, shape (m, classes)
+            Rows sum to 1; columns are in the order of `classes_`.
+        """
+        x = self._tokens(X)
+        found = self._probabilities(x)
+        lost = found.isnan().any(-1).nonzero().squeeze(-1)
+        if len(lost):
+            found[lost] = self._outside(x[lost], len(x))
+        probabilities: Array = found.cpu().numpy()
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the most probable class of each point, the first of several.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+            Labels of `classes_`.
+        """
+        found = self.predict_proba(X)
+        lost = np.isnan(found).any(1)
+        found[lost] = self._prior().cpu().numpy()
+        labels: Array = self.classes_[found.argmax(1)]
+        return labels
+
+    def leave_one_out(self) -> Array:
+        """Return the probabilities of the classes of every training point from all others, exact.
+
+        Returns
+        -------
+        ndarray, shape (n, classes)
+            A point without neighbours but itself has the frequencies among all others.
+
+        Notes
+        -----
+        Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
+        """
+        found: Array = self._left_out().cpu().numpy()
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ internal
+
+    @property
+    def _loss(self) -> Any:
+        return log_loss if self.criterion == "log_loss" else accuracy
+
+    def _targets(self) -> NDArray[np.float64]:
+        return _indicators(np.searchsorted(self.classes_, self.y_), len(self.classes_))
+
+    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+        rows = torch.from_numpy(predicted), torch.from_numpy(observed)
+        self.loo_loss_ = float(np.average(log_loss(*rows).loss.numpy(), weights=weights))
+        self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))
+
+    def _probabilities(self, x: Tensor) -> Tensor:
+        # What skipping far neighbours leaves out may be -1e-8.
+        found = self._pool.mean(x).clamp(min=0.0)
+        return found / found.sum(-1, keepdim=True)
+
+    def _prior(self) -> Tensor:
+        values, weights = self._pool.values, self._pool.weights
+        mass = values.sum(0) if weights is None else weights @ values
+        return mass / mass.sum()
+
+    def _outside(self, x: Tensor, points: int) -> Tensor:
+        if self.outside == "nearest":
+            return self._pool.values[self._pool.nearest(x)]
+        if self.outside == "prior":
+            return self._prior().expand(len(x), -1)
+        warnings.warn(
+            f"{len(x)} of {points} points have no training point within one bandwidth: their probabilities are NaN. "
+            "outside='nearest' takes the nearest point's class; a larger bandwidth reaches further.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return torch.full((len(x), len(self.classes_)), torch.nan, dtype=x.dtype, device=x.device)
+
+
+def _indicators(codes: Array, classes: int) -> NDArray[np.float64]:
+    """Return a row of 0 and one 1 for each class."""
+    return np.eye(classes)[codes]

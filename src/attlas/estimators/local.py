@@ -1,0 +1,132 @@
+"""Local lines: weighted least squares about each query, without a ridge."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Lines", "lines_from_moments", "lines_through", "symmetric_inverse"]
+
+# Directions whose variance is below this share of the largest one have no slope of their own. The variances come
+# from sums of squares, whose rounding error is some 100 unit round-offs.
+_FLAT = {torch.float64: 1e-13, torch.float32: 1e-5}
+
+
+class Lines(NamedTuple):
+    """A line for each of r queries, through its weighted neighbours; places are measured from the query.
+
+    Attributes
+    ----------
+    mass : Tensor, shape (r, 1)
+        Sum of the weights; 0 for a query without neighbours, whose other numbers mean nothing.
+    mean : Tensor, shape (r, e)
+        Weighted mean of the values.
+    centre : Tensor, shape (r, d)
+        Weighted mean of the places.
+    slopes : Tensor, shape (r, d, e)
+        Slopes of the line through `centre` and `mean`.
+    inverse : Tensor, shape (r, d, d)
+        Pseudo-inverse of the weighted covariance of the places.
+    size, narrowest : Tensor, shape (r,)
+        Largest and smallest variance of the places over all directions.
+    centred : Tensor, shape (r, n, d), optional
+        Places from their centre.
+    """
+
+    mass: Tensor
+    mean: Tensor
+    centre: Tensor
+    slopes: Tensor
+    inverse: Tensor
+    size: Tensor
+    narrowest: Tensor
+    centred: Tensor | None = None
+
+    @property
+    def at_zero(self) -> Tensor:
+        """The line at the query itself, shape (r, e)."""
+        return self.mean - (self.centre.unsqueeze(1) @ self.slopes).squeeze(1)
+
+    def lever(self) -> Tensor:
+        """Return ``l_ij / K_ij``: by how much each neighbour's value moves the line at the query, shape (r, n)."""
+        known = self.mass > 0
+        share = torch.where(known, 1.0 / torch.where(known, self.mass, 1.0), 0.0)
+        if self.centred is None:
+            return share
+        tilt = (self.centred @ (self.inverse @ self.centre.unsqueeze(-1))).squeeze(-1)
+        return share * (1.0 - tilt)
+
+
+def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
+    """Fit a line for each query by weighted least squares.
+
+    Parameters
+    ----------
+    weight : Tensor, shape (r, n)
+        Weights, at least 0.
+    gaps : Tensor, shape (r, n, d)
+        Places of the neighbours, measured from the query.
+    values : Tensor, shape (n, e)
+        Values.
+
+    Notes
+    -----
+    The line goes through the weighted mean; its slopes are ``C⁺ Σ_j p_j (x_j - x̄) (y_j - ȳ)ᵀ`` with C the weighted
+    covariance of the places. That equals the solution of the normal equations where they have one. A direction in
+    which the neighbours do not vary has no slope: the line is level there, as a local mean would be.
+    Time: ``r n d (d + e)`` operations. Memory: ``2 r n d`` numbers.
+    """
+    mass = weight.sum(-1, keepdim=True)
+    share = weight / torch.where(mass > 0, mass, 1.0)
+    mean = share @ values
+    centre = (share.unsqueeze(1) @ gaps).squeeze(1)
+    centred = gaps - centre.unsqueeze(1)
+    weighted = (centred * share.unsqueeze(-1)).mT
+    inverse, size, narrowest = symmetric_inverse(weighted @ centred)
+    slopes = inverse @ (weighted @ values - weighted.sum(-1, keepdim=True) * mean.unsqueeze(1))
+    return Lines(mass, mean, centre, slopes, inverse, size, narrowest, centred)
+
+
+def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tensor, products: Tensor) -> Lines:
+    """Fit a line for each query from the sums over its neighbours.
+
+    Parameters
+    ----------
+    mass : Tensor, shape (r,)
+        ``Σ_j K_ij``.
+    places : Tensor, shape (r, d)
+        ``Σ_j K_ij (x_j - q_i)``.
+    squares : Tensor, shape (r, d, d)
+        ``Σ_j K_ij (x_j - q_i) (x_j - q_i)ᵀ``.
+    sums : Tensor, shape (r, e)
+        ``Σ_j K_ij y_j``.
+    products : Tensor, shape (r, d, e)
+        ``Σ_j K_ij (x_j - q_i) y_jᵀ``.
+
+    Notes
+    -----
+    The covariance is a difference of sums here, whose rounding error is that of ``x̄ x̄ᵀ``: a query that is far
+    from its neighbours, in units of their spread, is better served by `lines_through`.
+    """
+    mass = mass.unsqueeze(-1)
+    unit = torch.where(mass > 0, mass, 1.0)
+    mean, centre = sums / unit, places / unit
+    cross = centre.unsqueeze(-1)
+    inverse, size, narrowest = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
+    slopes = inverse @ (products / unit.unsqueeze(-1) - cross @ mean.unsqueeze(1))
+    return Lines(mass, mean, centre, slopes, inverse, size, narrowest)
+
+
+def symmetric_inverse(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pseudo-inverse of symmetric positive semi-definite matrices, their largest and smallest eigenvalues.
+
+    Shapes are those of `matrix`, (r, d, d), and (r,). A matrix that is not finite has the inverse 0.
+    """
+    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    size, directions = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+    largest, narrowest = size.amax(-1), size.amin(-1)
+    keep = (size > largest.unsqueeze(-1) * _FLAT[matrix.dtype]) & (size > 0)
+    inverse = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0)
+    return (directions * inverse.unsqueeze(-2)) @ directions.mT, largest, narrowest

@@ -1,0 +1,210 @@
+"""Fitted data as tokens, and everything that is read from their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attlas.attend import attend
+from attlas.estimators.kernels import BOUNDED, as_score, distances, profile
+from attlas.estimators.local import lines_from_moments, lines_through
+from attlas.estimators.loo import strips
+from attlas.estimators.scored import weighted
+from attlas.estimators.sums import Sums, kernel_sums
+from attlas.matrix import AttentionMatrix
+from attlas.scores import Score
+
+__all__ = ["Pool"]
+
+Progress = Callable[[int, int], None]
+# Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a
+# local line whose neighbours hardly vary in some direction.
+_TRUSTED = 1e4
+_MOST_FEATURES = 16  # of kernel_sums with moments
+_QUERIES = 1 << 15  # whose moments are held at once
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Keys with values, in units of the bandwidth, and a kernel.
+
+    Attributes
+    ----------
+    kernel : str or Score
+        Name of a kernel, or a score of these tokens.
+    keys : Tensor, shape (n, d)
+        Places, divided by the bandwidths.
+    values : Tensor, shape (n, e)
+        What is pooled, centred.
+    weights : Tensor, shape (n,), optional
+        Weight of each key, above 0; None for 1.
+    degree : int
+        0 for a local mean, 1 for a local line.
+    tolerance : float
+        Of `kernel_sums`.
+    """
+
+    kernel: str | Score
+    keys: Tensor
+    values: Tensor
+    weights: Tensor | None = None
+    degree: int = 0
+    tolerance: float = 1e-7
+
+    @property
+    def bounded(self) -> bool:
+        """Whether queries may have no neighbour."""
+        return not isinstance(self.kernel, str) or self.kernel in BOUNDED
+
+    def matrix(self, x: Tensor) -> AttentionMatrix:
+        """Return the weights of all keys for each query, lazy, shape (m, n)."""
+        return attend(x, self.keys, score=weighted(as_score(self.kernel), self.weights))
+
+    def sums(
+        self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False, progress: Progress | None = None
+    ) -> Sums:
+        """Return the sums of a kernel that has a name."""
+        return kernel_sums(
+            str(self.kernel), x, self.keys, values, 1.0, weights=self.weights, tolerance=self.tolerance,
+            moments=moments, leave_one_out=leave_one_out, progress=progress,
+        )  # fmt: skip
+
+    def mean(self, x: Tensor, progress: Progress | None = None) -> Tensor:
+        """Return the prediction, shape (m, e); NaN where a query has no neighbour."""
+        if self.degree:
+            return self._at_lines(x, progress)
+        if isinstance(self.kernel, str):
+            return self.sums(x, self.values, progress=progress).mean()
+        matrix = self.matrix(x)
+        pooled = (matrix @ self.values).detach()
+        return pooled.masked_fill((matrix.lse == -math.inf).unsqueeze(-1), math.nan)
+
+    def variance(self, x: Tensor, mean: Tensor) -> Tensor:
+        """Return ``Σ_j p_ij (y_j - ŷ_ij)²``, shape (m, e), with ŷ_ij the prediction, or the local line at key j."""
+        if self.degree or not isinstance(self.kernel, str):
+            return self._residual(x)
+        sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
+        first, second = sums.split(self.values.shape[1], -1)
+        variance = second - first.square()
+        error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
+        doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
+        if len(doubtful):
+            variance[doubtful] = self._residual(x[doubtful])
+        return variance
+
+    def _residual(self, x: Tensor) -> Tensor:
+        """Return the variance from the residuals themselves."""
+        found = [self.values.new_zeros(0, self.values.shape[1])]
+        for rows, share in self.shares(x):
+            if self.degree:
+                moved = self._along_line(x[rows], share)
+                moved -= share.unsqueeze(1) @ moved
+                found.append((share.unsqueeze(1) @ moved.square()).squeeze(1))
+                continue
+            mean = share @ self.values
+            columns = [
+                (share * (self.values[:, c] - mean[:, c, None]).square()).sum(-1) for c in range(mean.shape[1])
+            ]
+            found.append(torch.stack(columns, -1))
+        return torch.cat(found)
+
+    def _along_line(self, x: Tensor, share: Tensor) -> Tensor:
+        """Return the values moved along each query's local line to the query, shape (r, n, e)."""
+        gaps = self.keys - x.unsqueeze(1)
+        line = lines_through(share, gaps, self.values)
+        return self.values - gaps @ line.slopes
+
+    def quantiles(self, x: Tensor, levels: Tensor) -> Tensor:
+        """Return the weighted quantiles of the values, shape (m, e, levels): the least value whose share reaches one.
+
+        With a local line, values are moved along it to the query first. NaN where a query has no neighbour.
+        """
+        e = self.values.shape[1]
+        found = torch.full((len(x), e, len(levels)), math.nan, dtype=x.dtype, device=x.device)
+        order = self.values.argsort(0, stable=True) if not self.degree else None
+        for rows, share in self.shares(x):
+            moved = self._along_line(x[rows], share) if order is None else None
+            for c in range(e):
+                if order is not None:
+                    place = order[:, c].expand(len(share), -1)
+                    ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
+                elif moved is not None:
+                    ordered, place = moved[..., c].sort(-1, stable=True)
+                found[rows, c] = _reached(share.gather(1, place), ordered, levels)
+        return found
+
+    def shares(self, x: Tensor, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
+        """Yield strips of whole rows of weights, each row's sum 1, or 0 where it has no neighbour."""
+        width = (self.keys.shape[1] + self.values.shape[1]) if self.degree else width
+        matrix = None if isinstance(self.kernel, str) else self.matrix(x)
+        for rows in strips(len(x), len(self.keys), x.device, width=width):
+            if matrix is not None:
+                yield rows, matrix[rows, :]
+                continue
+            weight = profile(str(self.kernel), distances(str(self.kernel), x[rows], self.keys)).weight
+            if self.weights is not None:
+                weight *= self.weights
+            mass = weight.sum(-1, keepdim=True)
+            yield rows, weight / torch.where(mass > 0, mass, 1.0)
+
+    def _at_lines(self, x: Tensor, progress: Progress | None = None) -> Tensor:
+        """Return each query's local line at the query itself."""
+        found = [self.values.new_zeros(0, self.values.shape[1])]
+        for start in range(0, len(x), _QUERIES):
+            part = x[start : start + _QUERIES]
+            if isinstance(self.kernel, str) and self.keys.shape[1] <= _MOST_FEATURES:
+                predicted, doubtful = self._by_moments(part)
+                again = doubtful.nonzero().squeeze(-1)
+                if len(again):
+                    predicted[again] = self._by_residuals(part[again])
+            else:
+                predicted = self._by_residuals(part)
+            found.append(predicted)
+            if progress is not None:
+                progress(min(len(x), start + _QUERIES), len(x))
+        return torch.cat(found)
+
+    def _by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        sums = self.sums(x, self.values, moments=1)
+        if sums.first is None:  # they were asked for
+            return sums.numerator, torch.ones_like(sums.denominator, dtype=torch.bool)
+        first, error = sums.first, max(self.tolerance, torch.finfo(x.dtype).eps)
+        line = lines_from_moments(sums.denominator, first.offset, first.outer, sums.numerator, first.cross)
+        size = line.size + line.centre.square().sum(-1)
+        doubtful = (line.narrowest < size * error * _TRUSTED) & (sums.denominator > 0)
+        return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
+
+    def _by_residuals(self, x: Tensor) -> Tensor:
+        found = [self.values.new_zeros(0, self.values.shape[1])]
+        for rows, share in self.shares(x):
+            line = lines_through(share, self.keys - x[rows].unsqueeze(1), self.values)
+            found.append(line.at_zero.masked_fill(line.mass == 0, math.nan))
+        return torch.cat(found)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""
+        found = [torch.zeros(0, dtype=torch.int64, device=x.device)]
+        if isinstance(self.kernel, str):
+            for rows in strips(len(x), len(self.keys), x.device):
+                found.append(distances(self.kernel, x[rows], self.keys).argmin(-1))
+            return torch.cat(found)
+        for rows in strips(len(x), len(self.keys), x.device):
+            found.append(distances("gaussian", x[rows], self.keys).argmin(-1))
+        return torch.cat(found)
+
+
+def _reached(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
+    """Return for each row the first of its ordered values at which the sum of shares reaches each level."""
+    total = share.cumsum(-1, dtype=torch.float64)
+    whole = total[:, -1:]
+    # A sum that should be exactly the level may be short of it by rounding.
+    target = levels * whole * (1.0 - 1e-12)
+    place = torch.searchsorted(total, target.expand(len(total), -1).contiguous()).clamp(max=total.shape[1] - 1)
+    # A level of 0 is reached by nobody's share: the least value that has a weight is meant.
+    first = (share > 0).to(torch.int8).argmax(-1, keepdim=True)
+    found = ordered.gather(1, torch.maximum(place, first))
+    return torch.where(whole > 0, found, math.nan)

@@ -1,0 +1,371 @@
+"""Kernel regression for scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+from attlas.estimators.bandwidth import spread_of
+from attlas.estimators.base import AttentionEstimator
+from attlas.estimators.loo import squared_error
+from attlas.estimators.observations import used_weights
+from attlas.estimators.sums import Sums
+from attlas.scores import Score
+
+__all__ = ["AttentionRegressor"]
+
+Array = NDArray[Any]
+
+
+class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
+    """Nadaraya-Watson regression, which is attention pooling: the weighted mean of the training outputs.
+
+    ``ŷ(x) = Σ_j w_j K((x - x_j) / h) y_j / Σ_j w_j K((x - x_j) / h)``, or with ``degree=1`` the value at x of the line
+    that fits the outputs best under these weights.
+
+    Parameters
+    ----------
+    kernel : str or Score, default "gaussian"
+        ``"gaussian"``, ``"laplace"``, ``"epanechnikov"``, ``"boxcar"`` or ``"triangular"``, as `attlas.Gaussian` and
+        its neighbours define them, or any score of attlas, which gets points divided by the bandwidth.
+    bandwidth : str, float or array-like of shape (d,), default "loo"
+        h of each feature, in its units. ``"loo"`` finds those of least leave-one-out error; ``"scott"`` is
+        ``σ_c n^(-1 / (d + 4))`` and ``"silverman"`` that times ``(4 / (d + 2))^(1 / (d + 4))``, with σ_c the unbiased
+        standard deviation, as in ``scipy.stats.gaussian_kde``.
+    degree : int, default 0
+        0 for a local mean (statsmodels' ``"lc"``), 1 for a local line (``"ll"``).
+    tolerance : float, default 1e-7
+        Error of a prediction that skipping far neighbours may cause, in units of the largest output's distance from
+        the mean output; 0 sums every pair.
+    outside : str, default "nan"
+        What a point without any neighbour within the reach of a bounded kernel is predicted to be: ``"nan"``, with
+        one warning, or ``"nearest"``, the output of the nearest training point in bandwidths.
+    max_iter : int, default 100
+        Iterations of L-BFGS from each start.
+    tol : float, default 1e-8
+        Relative decrease of the leave-one-out error at which the search stops.
+    n_restarts : int, default 2
+        Random starts of the search beside the best of the grid.
+    loo_rows : str or int, default "auto"
+        Over how many training points the leave-one-out error is averaged, each predicted from all others. ``"all"``
+        is every one; ``"auto"`` is every one up to 16,384, and a random sample above, so that the search looks at
+        2.7e8 pairs at a time at most.
+    weights_are : str, default "counts"
+        ``"counts"``: a sample weight of 3 stands for three equal observations, of which leaving one out leaves two.
+        ``"importance"``: only ratios of weights matter, and a point is left out with all its weight.
+    warm_start : bool, default False
+        Whether a further ``fit`` searches from the bandwidths of the last one, without grid and restarts.
+    random_state : int, RandomState or None, default 0
+        Where restarts and samples come from.
+    dtype : torch.dtype, optional
+        ``torch.float32`` or ``torch.float64``; the default is float32 for float32 data, and float64 else. Local
+        lines and the last search are always in float64.
+    device : str or torch.device, optional
+        Where to compute; the default is the CPU.
+
+    Attributes
+    ----------
+    bandwidth_ : ndarray of float64, shape (d,)
+        Bandwidth of each feature; ``inf`` for a constant feature, which tells nothing, under a rule or a search.
+    X_, y_ : ndarray, shape (n, d), and (n,) or (n, e)
+        Training data; points of weight 0 are left out.
+    support_ : ndarray of int64, shape (n,)
+        Which of the points given to ``fit`` these are.
+    sample_weight_ : ndarray, shape (n,), or None
+        Their weights.
+    loo_loss_ : float
+        Mean squared leave-one-out error, averaged over outputs: statsmodels' ``cv_ls``. Only after a search.
+    loo_score_ : float
+        Leave-one-out R², averaged over outputs. Only after a search.
+    loo_rows_ : int
+        Over how many points both were averaged.
+    path_ : dict of ndarray
+        Of the grid: "scale" (multiples of Scott's bandwidths) and "loss". Of the last search: "bandwidth" (k, d) and
+        "bandwidth_loss" (k,). Losses are 1 - R², outputs averaged, against the mean of all outputs.
+    n_iter_ : int
+        Iterations of all searches; 0 where no search was asked for.
+    n_features_in_, feature_names_in_
+        As everywhere in scikit-learn.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        From ``fit``, if a parameter has a value that it cannot have.
+    ValueError
+        If data are not finite, empty, or do not fit together, in scikit-learn's words.
+
+    See Also
+    --------
+    AttentionClassifier : the same for classes.
+    attlas.attend : the weights as a matrix, without scikit-learn.
+
+    Notes
+    -----
+    **Search.** The leave-one-out error ``L(h) = Σ_i w_i ‖y_i - ŷ_{-i}(x_i)‖² / Σ_i w_i`` is computed for 26 multiples
+    of Scott's bandwidths in one pass, since all share the distances; then L-BFGS moves the logarithm of each
+    bandwidth along the exact gradient, ``∂ŷ_i/∂log h_c = Σ_j p_ij u_ijc² (y_j - ŷ_i)`` for the Gaussian, from several
+    starts. Above 4,096 points the starts are compared in float32 on a sample, and the best is refined in float64. A
+    feature that tells nothing gets a bandwidth far beyond its range, which leaves it out [4]_. The loss of the boxcar
+    has no gradient: Nelder and Mead search there. The same data and `random_state` give the same bandwidths,
+    whatever the order of the points.
+
+    **Local lines** are fitted without a ridge. In a direction in which the weighted neighbours do not vary the line
+    is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there.
+
+    **Cost.** Fitting without a search: a copy of the data. Searching: some 40 passes over ``loo_rows × n`` pairs, and
+    memory linear in n. Predicting: `kernel_sums` says which way runs; at most m n pairs, memory linear in m + n.
+
+    References
+    ----------
+    .. [1] Nadaraya, "On estimating regression", 1964. Watson, "Smooth regression analysis", 1964.
+    .. [2] Fan and Gijbels, "Local polynomial modelling and its applications", 1996.
+    .. [3] Racine and Li, "Nonparametric estimation of regression functions with both categorical and continuous
+       data", 2004. Li and Racine, "Cross-validated local linear nonparametric regression", 2004.
+    .. [4] Hall, Li and Racine, "Nonparametric estimation of regression functions in the presence of irrelevant
+       regressors", 2007.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attlas.estimators import AttentionRegressor
+    >>> X = np.linspace(0.0, 6.0, 100)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> model = AttentionRegressor().fit(X, y)
+    >>> model.predict([[1.5]]).round(2)
+    array([1.])
+    >>> bool(model.loo_score_ > 0.99)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: str | Score = "gaussian",
+        *,
+        bandwidth: str | float | ArrayLike = "loo",
+        degree: int = 0,
+        tolerance: float = 1e-7,
+        outside: str = "nan",
+        max_iter: int = 100,
+        tol: float = 1e-8,
+        n_restarts: int = 2,
+        loo_rows: str | int = "auto",
+        weights_are: str = "counts",
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = 0,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.degree = degree
+        self.tolerance = tolerance
+        self.outside = outside
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_restarts = n_restarts
+        self.loo_rows = loo_rows
+        self.weights_are = weights_are
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.dtype = dtype
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Keep the data and choose the bandwidths.
+
+        Parameters
+        ----------
+        X : array-like or data frame, shape (n, d)
+            Features, finite.
+        y : array-like, shape (n,) or (n, e)
+            Outputs, finite.
+        sample_weight : array-like, shape (n,), optional
+            Weights, 0 or more; see `weights_are`.
+
+        Returns
+        -------
+        AttentionRegressor
+            Itself.
+        """
+        self._check_settings()
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        data, target, weights, self.support_ = used_weights(X, np.asarray(y), sample_weight)
+        self.X_, self.y_, self.sample_weight_ = data, target, weights
+        self._fit_pool(data, self._targets(), weights, squared_error)
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Return the prediction for each point.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+        return_std : bool, default False
+            Whether the local standard deviation of the outputs is returned too,
+            ``sqrt(Σ_j p_ij (y_j - ŷ(x_i))²)``: how far the neighbours' outputs lie from the prediction (with
+            ``degree=1`` from the local line), noise and bias together. It is not the standard error of the
+            prediction, which is smaller by about the square root of `effective_neighbours`.
+
+        Returns
+        -------
+        mean : ndarray, shape (m,) or (m, e)
+            Predictions.
+        std : ndarray of the same shape
+            With ``return_std=True``.
+
+        Notes
+        -----
+        Variances come from first and second moments where these have the digits, and from the residuals
+        themselves where they have not.
+        """
+        x = self._tokens(X)
+        mean = self._pool.mean(x)
+        lost = self._outside(mean, x)
+        predicted = self._restored(mean) + self._shift
+        if not return_std:
+            return self._shaped(predicted)
+        variance = self._pool.variance(x, mean).clamp(min=0.0)
+        variance[lost] = 0.0 if self.outside == "nearest" else torch.nan
+        return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
+
+    def predict_quantile(self, X: ArrayLike, quantiles: float | ArrayLike) -> Array:
+        """Return weighted quantiles of the neighbours' outputs: bands, and medians that outliers do not move.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+        quantiles : float or array-like, shape (q,)
+            Levels from 0 to 1.
+
+        Returns
+        -------
+        ndarray, shape (m,) or (m, e), with a last axis q where several levels are given
+            The least output at which the weights of all outputs up to it reach the level
+            (``numpy.quantile(..., method="inverted_cdf", weights=...)``).
+
+        Raises
+        ------
+        ShapeError
+            If a level is not between 0 and 1.
+
+        Notes
+        -----
+        Exact; no tolerance. With ``degree=1`` the outputs are moved along the local line to the point first.
+        Cost: m n weights, and cumulative sums along the sorted outputs; memory of a strip of whole rows.
+        """
+        levels = np.asarray(quantiles, dtype=np.float64)
+        if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():
+            raise ShapeError(
+                explain(
+                    "predict_quantile()",
+                    "quantiles must be one level from 0 to 1, or a vector of them.",
+                    found=f"quantiles = {quantiles!r}",
+                    fix="predict_quantile(X, [0.1, 0.5, 0.9])",
+                )
+            )
+        x = self._tokens(X)
+        device = x.device
+        found = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
+        wide = found.flatten(1)
+        self._outside(wide, x, each=found.shape[2])
+        columns = wide.cpu().numpy().astype(np.float64).reshape(found.shape) * self._unit[:, None]
+        columns = (columns + self._shift[:, None]).astype(self._output_dtype)
+        columns = columns if self.y_.ndim > 1 else columns[:, 0]
+        return columns[..., 0] if levels.ndim == 0 else columns
+
+    def leave_one_out(self) -> Array:
+        """Return the prediction of every training point from all others, exact.
+
+        Returns
+        -------
+        ndarray, shape (n,) or (n, e)
+            A point without neighbours but itself is predicted to be the mean of all others, as in the search.
+
+        Notes
+        -----
+        Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
+        """
+        return self._shaped(self._restored(self._left_out()) + self._shift)
+
+    def partial_sums(self, X: ArrayLike) -> Sums:
+        """Return numerators and denominators, which add up over estimators that were fitted to parts of the data.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+
+        Returns
+        -------
+        Sums
+            ``a.partial_sums(X).merge(b.partial_sums(X)).mean()`` is the prediction of one estimator for the data of
+            both, where both have the same kernel and the same given bandwidth.
+
+        Raises
+        ------
+        ShapeError
+            If the estimator is one of local lines, or its kernel is a Score.
+        """
+        if self.degree or not isinstance(self.kernel, str):
+            found = f"degree = {self.degree}" if self.degree else f"kernel = {type(self.kernel).__name__}()"
+            rule = "sums that add up belong to local means with a kernel that has a name."
+            raise ShapeError(explain("partial_sums()", rule, found=found, fix="AttentionRegressor('gaussian')"))
+        x = self._tokens(X)
+        return self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
+
+    # ------------------------------------------------------------------------------------------------------ internal
+
+    def _targets(self) -> NDArray[np.float64]:
+        targets: NDArray[np.float64] = self.y_.astype(np.float64).reshape(len(self.y_), -1)
+        return targets
+
+    def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
+        spread = spread_of(values, weights, counts=self.weights_are == "counts")
+        self._shift = spread.centre
+        self._unit = np.where(spread.deviation > 0, spread.deviation, 1.0)
+        return (values - self._shift) / self._unit
+
+    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+        gap = np.square((predicted - observed) * self._unit)
+        self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
+        self.loo_score_ = float(r2_score(observed, predicted, sample_weight=weights)) if len(observed) > 1 else np.nan
+
+    def _outside(self, found: Tensor, x: Tensor, each: int = 1) -> Tensor:
+        """Fill in the rows without a neighbour as asked, `each` columns for every output, and return which they are."""
+        lost = found.isnan().any(-1).nonzero().squeeze(-1)
+        if not len(lost):
+            return lost
+        if self.outside == "nearest":
+            values = self._pool.values[self._pool.nearest(x[lost])]
+            found[lost] = values.repeat_interleave(each, dim=-1).to(found)
+        else:
+            warnings.warn(
+                f"{len(lost)} of {len(x)} points have no training point within one bandwidth: they are predicted to "
+                "be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return lost
+
+    @property
+    def _output_dtype(self) -> Any:
+        return np.float32 if self._single else np.float64
+
+    def _restored(self, values: Tensor) -> Array:
+        restored: Array = values.detach().cpu().numpy().astype(np.float64) * self._unit
+        return restored
+
+    def _shaped(self, values: Array) -> Array:
+        shaped = values if self.y_.ndim > 1 else values[:, 0]
+        return shaped.astype(self._output_dtype)

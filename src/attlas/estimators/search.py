@@ -1,0 +1,190 @@
+"""The search for bandwidths: a grid of one shared scale, then L-BFGS on the logarithm of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from attlas.estimators.loo import Objective
+
+__all__ = ["Found", "Settings", "search"]
+
+Floats = NDArray[np.float64]
+
+# Multiples of the starting bandwidth that are looked at, and those between which a search may move. A bandwidth at
+# the upper end gives all neighbours one weight: its feature is left out, as it should be where it tells nothing.
+_SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
+_LOWEST, _HIGHEST = np.log(2.0**-9), np.log(2.0**11)
+_JUMP = 1.0  # standard deviation of the logarithms of random starts
+_COARSE = 1e3  # how much less exact the search before the last one may be
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to search.
+
+    Attributes
+    ----------
+    max_iter : int
+        Iterations of L-BFGS from each start.
+    tol : float
+        Relative decrease of the loss below which a search stops.
+    n_restarts : int
+        Random starts beside the best points of the grid.
+    random : numpy.random.RandomState
+        Where random starts come from.
+    smooth : bool
+        Whether the loss has a gradient; a search of Nelder and Mead takes its place else.
+    """
+
+    max_iter: int
+    tol: float
+    n_restarts: int
+    random: np.random.RandomState
+    smooth: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, and the way there.
+
+    Attributes
+    ----------
+    log_scale : ndarray, shape (d,)
+        Logarithm of the multiple of each starting bandwidth.
+    iterations : int
+        Iterations from all starts together.
+    grid, grid_loss : ndarray, shape (g,)
+        Shared multiples, and their loss.
+    visited, visited_loss : ndarray, shape (k, d) and (k,)
+        Every point that the last search looked at.
+    """
+
+    log_scale: Floats
+    iterations: int
+    grid: Floats
+    grid_loss: Floats
+    visited: Floats
+    visited_loss: Floats
+
+    @classmethod
+    def nothing(cls, features: int) -> Found:
+        """Return what a search finds that has nothing to look at."""
+        none = np.empty(0)
+        return cls(np.zeros(features), 0, none, none, np.empty((0, features)), none)
+
+    def as_path(self, start: Floats) -> dict[str, Floats]:
+        """Return the way there in the units of the features, from the bandwidths that it started with."""
+        visited = np.exp(self.visited) * start
+        return {"scale": self.grid, "loss": self.grid_loss, "bandwidth": visited, "bandwidth_loss": self.visited_loss}
+
+
+class _Descent:
+    """One search from one start, with a record of what it looked at."""
+
+    def __init__(self, objective: Objective, settings: Settings, tol: float) -> None:
+        self.objective, self.settings, self.tol = objective, settings, tol
+        self.points: list[Floats] = []
+        self.losses: list[float] = []
+
+    def run(self, start: Floats) -> Any:
+        """Return scipy's result; its `x` is the best point seen, whatever the search ended with."""
+        start = np.clip(start, _LOWEST, _HIGHEST)
+        first, _ = self._look(start, gradient=False) if self.settings.smooth else (1.0, start)
+        # scipy compares decreases with 1: losses are given in units of the first.
+        unit = first if first > 0 else 1.0
+        bounds = [(_LOWEST, _HIGHEST)] * len(start)
+        if self.settings.smooth:
+            options: dict[str, Any] = {"maxiter": self.settings.max_iter, "ftol": self.tol, "gtol": 1e-9}
+            result = minimize(self._both(unit), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        else:
+            simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
+            options = {
+                "maxiter": self.settings.max_iter, "fatol": self.tol, "xatol": 1e-2,
+                "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST),
+            }  # fmt: skip
+            result = minimize(self._alone, start, method="Nelder-Mead", bounds=bounds, options=options)
+        best = int(np.argmin(self.losses))
+        result.x, result.fun = self.points[best], self.losses[best]
+        return result
+
+    def _look(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
+        loss, slope = self.objective.value(torch.from_numpy(point.copy()), gradient=gradient)
+        self.points.append(point.copy())
+        self.losses.append(loss)
+        return loss, slope.numpy()
+
+    def _both(self, unit: float) -> Callable[[Floats], tuple[float, Floats]]:
+        def both(point: Floats) -> tuple[float, Floats]:
+            loss, slope = self._look(point, gradient=True)
+            return loss / unit, slope / unit
+
+        return both
+
+    def _alone(self, point: Floats) -> float:
+        return self._look(point, gradient=False)[0]
+
+
+def search(coarse: Objective, exact: Objective, features: int, settings: Settings, warm: Floats | None = None) -> Found:
+    """Return the bandwidths of least loss that a grid and several descents find.
+
+    Parameters
+    ----------
+    coarse : Objective
+        Loss that is looked at often; `exact` itself, or that of fewer rows in less precision.
+    exact : Objective
+        Loss that the last descent minimises.
+    features : int
+        Number of bandwidths.
+    settings : Settings
+        How long to search.
+    warm : ndarray, shape (features,), optional
+        Logarithms from which the last descent starts; grid and other starts are then left out.
+
+    Notes
+    -----
+    The loss has several local minima. Descents start at the best point of the grid, at its second-best local minimum
+    and at `n_restarts` random points about the best; the best of all is where the last descent starts.
+    """
+    if warm is not None:
+        last = _Descent(exact, settings, settings.tol)
+        end = last.run(warm)
+        none = np.empty(0)
+        return Found(end.x, max(1, int(end.nit)), none, none, np.stack(last.points), np.asarray(last.losses))
+    losses = coarse.grid(torch.from_numpy(_SCALES)).numpy()
+    starts = _starts(losses, features, settings)
+    steps, best, least = 0, starts[0], np.inf
+    if losses.max() > 0:
+        for start in starts:
+            descent = _Descent(coarse, settings, settings.tol if coarse is exact else settings.tol * _COARSE)
+            end = descent.run(start)
+            steps += int(end.nit)
+            if end.fun < least:
+                best, least, last = end.x, end.fun, descent
+        if coarse is not exact:
+            last = _Descent(exact, settings, settings.tol)
+            end = last.run(best)
+            best, steps = end.x, steps + int(end.nit)
+        visited, visited_loss = np.stack(last.points), np.asarray(last.losses)
+    else:  # nothing to learn: every bandwidth predicts without an error
+        visited, visited_loss = best[None], losses[:1]
+    return Found(best, max(1, steps), _SCALES.copy(), losses, visited, visited_loss)
+
+
+def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:
+    """Return where descents start, the best first."""
+    padded = np.concatenate([[np.inf], losses, [np.inf]])
+    valleys = np.flatnonzero((losses <= padded[:-2]) & (losses <= padded[2:]))
+    # Of equal losses the one nearest to the rule of thumb comes first.
+    order = sorted(valleys.tolist(), key=lambda place: (losses[place], abs(np.log(_SCALES[place]))))
+    found = [np.full(features, np.log(_SCALES[place])) for place in order[:2]]
+    if features > 1:
+        jumps = settings.random.normal(scale=_JUMP, size=(settings.n_restarts, features))
+        found += [found[0] + jump for jump in jumps]
+    return found

@@ -1,0 +1,208 @@
+"""A fitted estimator as one file: safetensors, with everything that is no array as JSON in its header."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkstemp
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from attlas.errors import AttlasError, CheckpointError, DtypeError, explain
+from attlas.scores import Score
+
+if TYPE_CHECKING:
+    from attlas.estimators.base import AttentionEstimator
+
+__all__ = ["read_fit", "write_fit"]
+
+_FORMAT, _VERSION = "attlas-estimator", 1
+_KEY = "attlas"
+_ARRAYS = ("X_", "support_", "bandwidth_")
+_FACTS = ("n_features_in_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
+_WRONG = (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
+          RecursionError, MemoryError)  # fmt: skip
+
+Array = NDArray[Any]
+Kind = TypeVar("Kind", bound="AttentionEstimator")
+
+
+def write_fit(estimator: AttentionEstimator, path: str | os.PathLike[str]) -> None:
+    """Write a fitted estimator; the file appears, or replaces an older one, when it is complete.
+
+    Raises
+    ------
+    CheckpointError, DtypeError
+        As `AttentionEstimator.save` says.
+    """
+    target = Path(path)
+    arrays, facts = _taken(estimator)
+    facts["sha256"] = {name: _digest(array) for name, array in arrays.items()}
+    text = json.dumps(facts, sort_keys=True)
+    metadata = {_KEY: text, "format": _FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    partial = None
+    try:
+        handle, name = mkstemp(prefix=f".{target.name}.partial-", dir=target.absolute().parent)
+        os.close(handle)
+        partial = Path(name)
+        save_file(arrays, partial, metadata)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        # mkstemp's file is for its owner alone; the mode is that of any other new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        partial.chmod(0o666 & ~mask)
+        partial.replace(target)
+    except (OSError, SafetensorError) as error:
+        if partial is not None:
+            with suppress(OSError):
+                partial.unlink()
+        raise CheckpointError(
+            explain("save()", "the file must be one that can be written.", {"path": str(target)},
+                    found=str(error), fix="give a path in a folder that is there and may be written to.")
+        ) from error  # fmt: skip
+
+
+def read_fit(kind: type[Kind], path: str | os.PathLike[str], kernel: Score | None) -> Kind:
+    """Return the estimator in a file.
+
+    Raises
+    ------
+    CheckpointError
+        As `AttentionEstimator.load` says.
+    """
+    arrays, facts = _read(Path(path))
+    if facts["class"] != kind.__name__:
+        raise _broken(Path(path), f"a fitted {facts['class']}, not a {kind.__name__}", f"{facts['class']}.load(path)")
+    stored = facts["parameters"]["kernel"]
+    if (stored is None) != (kernel is not None):
+        found = f"a kernel that was the score {facts['score']}" if stored is None else f"the kernel {stored!r}"
+        fix = f"load(path, kernel=attlas.{facts['score']}(...))" if stored is None else "leave kernel out."
+        raise _broken(Path(path), found, fix)
+    try:
+        return _given_back(kind, arrays, facts, kernel)
+    except (*_WRONG, AttlasError) as error:
+        raise _broken(Path(path), f"contents that do not fit together ({error})") from error
+
+
+def _taken(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays of an estimator, and the rest as plain data."""
+    arrays = {name: np.ascontiguousarray(getattr(estimator, name)) for name in _ARRAYS}
+    if estimator.sample_weight_ is not None:
+        arrays["sample_weight_"] = np.ascontiguousarray(estimator.sample_weight_)
+    facts: dict[str, Any] = {"version": _VERSION, "class": type(estimator).__name__, "score": None}
+    labels = getattr(estimator, "classes_", None)
+    if labels is None:
+        arrays["y_"] = np.ascontiguousarray(estimator.y_)
+    else:
+        arrays["y_"] = np.searchsorted(labels, estimator.y_)
+        facts["classes"] = {"dtype": labels.dtype.str, "labels": _plain_labels(labels)}
+    arrays |= {f"path_{name}": np.ascontiguousarray(array) for name, array in getattr(estimator, "path_", {}).items()}
+    parameters = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
+    if isinstance(estimator.kernel, Score):
+        facts["score"], parameters["kernel"] = type(estimator.kernel).__name__, None
+    names = getattr(estimator, "feature_names_in_", None)
+    facts |= {"parameters": parameters, "feature_names": None if names is None else list(names)}
+    facts["facts"] = {name: _plain(getattr(estimator, name)) for name in _FACTS if hasattr(estimator, name)}
+    return arrays, facts
+
+
+def _given_back(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, Any], kernel: Score | None) -> Kind:
+    parameters = dict(facts["parameters"])
+    dtype = parameters["dtype"]
+    parameters["dtype"] = None if dtype is None else {"float32": torch.float32, "float64": torch.float64}[dtype]
+    parameters["kernel"] = parameters["kernel"] if kernel is None else kernel
+    estimator: Any = kind(**parameters)
+    path = {name.removeprefix("path_"): array for name, array in arrays.items() if name.startswith("path_")}
+    for name in (*_ARRAYS, "y_"):
+        setattr(estimator, name, arrays[name])
+    estimator.sample_weight_ = arrays.get("sample_weight_")
+    for name, value in facts["facts"].items():
+        if name not in _FACTS:
+            raise ValueError(name)
+        setattr(estimator, name, float("nan") if value is None else value)
+    if path:
+        estimator.path_ = path
+    if "classes" in facts:
+        labels = facts["classes"]
+        estimator.classes_ = np.array(labels["labels"], dtype=np.dtype(labels["dtype"]))
+        estimator.y_ = estimator.classes_[arrays["y_"]]
+    if facts["feature_names"] is not None:
+        estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+    estimator.resume()
+    return estimator  # type: ignore[no-any-return]  # it is of the kind asked for
+
+
+def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return what a file holds, after its checksums were found right."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise _broken(path, "a safetensors file that no estimator wrote")
+            text = metadata.get(_KEY, "")
+            if hashlib.sha256(text.encode()).hexdigest() != metadata.get("sha256"):
+                raise _broken(path, "a header that is not the one that was written: it was changed")
+            facts = json.loads(text)
+            if facts["version"] > _VERSION:
+                found = f"format version {facts['version']}, this attlas reads up to {_VERSION}"
+                raise _broken(path, found, "update attlas.")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        for name, digest in facts["sha256"].items():
+            if name not in arrays or _digest(arrays[name]) != digest:
+                raise _broken(path, f"{name} is not what was written: it was changed")
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise _broken(path, "no such file", "give the path of save().") from error
+    except _WRONG as error:
+        found = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise _broken(path, f"{found}: it was cut off, changed, or is no safetensors file") from error
+    return arrays, facts
+
+
+def _digest(array: Array) -> str:
+    total = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    total.update(np.ascontiguousarray(array).data if array.size else b"")
+    return total.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting or a number as JSON knows it."""
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    # A generator of random numbers has a state, not a name: a loaded estimator starts from no seed.
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _plain_labels(labels: Array) -> list[Any]:
+    found: list[Any] = labels.tolist()
+    if all(isinstance(label, str | int | float | bool) for label in found):
+        return found
+    raise DtypeError(
+        explain(
+            "save()",
+            "labels must be texts, numbers or True and False.",
+            found=f"labels of the kinds {sorted({type(label).__name__ for label in found})}",
+            fix="fit to y.astype(str).",
+        )
+    )
+
+
+def _broken(path: Path, found: str, fix: str = "save() the estimator again.") -> CheckpointError:
+    rule = "the file must be one that save() wrote, as it wrote it."
+    return CheckpointError(explain("load()", rule, {"path": str(path)}, found=found, fix=fix))
