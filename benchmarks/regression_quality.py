@@ -37,7 +37,7 @@ def sine(n: int = 400) -> Data:
     return x, np.sin(2.0 * x[:, 0] ** 2) + 0.3 * generator.normal(size=n)
 
 
-def steps(n: int = 1000) -> Data:
+def steps(n: int = 500) -> Data:
     """Five features, jumps along two of them: what trees are made of."""
     generator = np.random.default_rng(1)
     x = generator.uniform(0.0, 1.0, (n, 5))
@@ -45,7 +45,7 @@ def steps(n: int = 1000) -> Data:
     return x, height + 0.5 * generator.normal(size=n)
 
 
-def additive(n: int = 1000) -> Data:
+def additive(n: int = 500) -> Data:
     """Twenty features that all matter, each by itself: too many for any neighbourhood."""
     generator = np.random.default_rng(2)
     x = generator.uniform(-1.0, 1.0, (n, 20))
@@ -55,9 +55,9 @@ def additive(n: int = 1000) -> Data:
 DATA: dict[str, Callable[[], Data]] = {
     "sine": sine,
     "diabetes": lambda: load_diabetes(return_X_y=True),
-    "friedman1": lambda: make_friedman1(1000, 10, noise=1.0, random_state=0),
-    "friedman2": lambda: make_friedman2(1000, noise=125.0, random_state=0),
-    "friedman3": lambda: make_friedman3(1000, noise=0.1, random_state=0),
+    "friedman1": lambda: make_friedman1(500, 10, noise=1.0, random_state=0),
+    "friedman2": lambda: make_friedman2(500, noise=125.0, random_state=0),
+    "friedman3": lambda: make_friedman3(500, noise=0.1, random_state=0),
     "steps": steps,
     "additive": additive,
 }
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "nearest neighbours": lambda: GridSearchCV(
         KNeighborsRegressor(weights="distance"), {"n_neighbors": [3, 5, 8, 12, 20, 35]}, cv=5
     ),
-    "random forest": lambda: RandomForestRegressor(300, random_state=0),
+    "random forest": lambda: RandomForestRegressor(200, random_state=0),
     "gradient boosting": lambda: HistGradientBoostingRegressor(random_state=0),
     "kernel, Scott": lambda: AttentionRegressor(bandwidth="scott"),
     "kernel": AttentionRegressor,
@@ -91,7 +91,7 @@ def judge(data: Data, make: Callable[[], Any], repeats: int) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="times with other folds (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, help="times with other folds (default: %(default)s)")
     parser.add_argument("--only", help="one data set, printed and not saved")
     options = parser.parse_args()
     warnings.simplefilter("error")

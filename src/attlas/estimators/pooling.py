@@ -125,7 +125,7 @@ class Pool:
         """
         e = self.values.shape[1]
         found = torch.full((len(x), e, len(levels)), math.nan, dtype=x.dtype, device=x.device)
-        order = self.values.argsort(0, stable=True) if not self.degree else None
+        order = self.values.argsort(dim=0, stable=True) if not self.degree else None
         for rows, share in self.shares(x):
             moved = self._along_line(x[rows], share) if order is None else None
             for c in range(e):
