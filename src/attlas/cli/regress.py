@@ -163,10 +163,7 @@ def _fit(
         kernel=arguments.kernel,
         degree=arguments.degree,
         rule=bandwidth if isinstance(bandwidth, str) else "given",
-        features=[
-            Feature(name, float(h), float(s))
-            for name, h, s in zip(features, np.broadcast_to(model.bandwidth_, len(features)), _spread(x), strict=True)
-        ],
+        features=_features(features, x, np.asarray(model.bandwidth_)),
         mean=baselines.judge(baselines.mean(y), y),
         linear=baselines.judge(baselines.linear(x, y), y),
         kernel_regression=own,
@@ -177,12 +174,16 @@ def _fit(
     return model, found
 
 
-def _spread(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return standard deviations that do not overflow."""
-    size = np.abs(x).max(0)
-    scale = np.where(size > 0, size, 1.0)
-    spread: NDArray[np.float64] = (x / scale).std(0, ddof=1) * scale
-    return np.where(x.max(0) == x.min(0), 0.0, spread)
+def _features(names: list[str], x: NDArray[np.float64], bandwidths: NDArray[np.float64]) -> list[Feature]:
+    """Return what is told of each feature; its spread does not overflow."""
+    found = []
+    for name, column, h in zip(names, x.T, bandwidths, strict=True):
+        known = np.unique(column)
+        scale = float(np.abs(known).max()) or 1.0
+        spread = float((column / scale).std(ddof=1)) * scale if len(known) > 1 else 0.0
+        gap = float(np.diff(known).min()) if len(known) > 1 else 0.0
+        found.append(Feature(name, float(h), spread, gap))
+    return found
 
 
 def _write(

@@ -74,15 +74,17 @@ def _curve(model: AttentionRegressor, fit: Fit, x: NDArray[np.float64], y: NDArr
     ax.margins(x=0.01)
     _titles(figure, f"{fit.target} over {fit.features[0].name}", fit)
     shown = "" if len(drawn) == len(y) else f" · {len(drawn):,} of {len(y):,} rows are drawn"
-    _below(figure, f"line: the estimate, ± 2 standard errors · pale band: where 90 % of the values lie{shown}")
+    _below(figure, f"line: the estimate, ± 2 standard errors · pale band: 90 % of the values around{shown}")
     return figure
 
 
 def _dependence(model: AttentionRegressor, fit: Fit, x: NDArray[np.float64], y: NDArray[np.float64]) -> Figure:
-    order = sorted(range(x.shape[1]), key=lambda place: fit.features[place].reach)[:_PANELS]
-    across = min(len(order), 4 if len(order) > 6 else 3)
+    order = sorted(range(x.shape[1]), key=lambda place: fit.features[place].reach)
+    telling = [place for place in order if not fit.features[place].flat]
+    order = (telling or order)[:_PANELS]
+    across = 1 if len(order) == 1 else 4 if len(order) > 6 else 2 if len(order) in (2, 4) else 3
     down = math.ceil(len(order) / across)
-    figure = pictures.sheet(2.9 * across + 0.6, 2.5 * down + 0.9)
+    figure = pictures.sheet(max(2.9 * across + 0.6, 7.2), 2.5 * down + 1.2)
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.set(hspace=0.08, wspace=0.04)  # type: ignore[call-arg]  # of this engine
@@ -139,15 +141,20 @@ def _between(column: NDArray[np.float64]) -> NDArray[np.float64]:
 def _titles(figure: Figure, title: str, fit: Fit) -> None:
     judged = fit.kernel_regression
     h = f", h = {number(fit.features[0].bandwidth, 3)}" if len(fit.features) == 1 else ""
-    figure.suptitle(
-        f"{title}\n", x=0.01, ha="left", fontsize=12.5, fontweight="bold", color=pictures.INK, parse_math=False
-    )
+    tall = figure.get_figheight()
     figure.text(
-        0.01, 0.985 - 0.34 / figure.get_figheight(),
+        0.01, 1.0 - 0.12 / tall, title,
+        ha="left", va="top", fontsize=12.5, fontweight="bold", color=pictures.INK, parse_math=False,
+    )  # fmt: skip
+    figure.text(
+        0.01, 1.0 - 0.40 / tall,
         f"{fit.rows:,} rows of {fit.source}; {fit.kernel} kernel{h}; rows left out: "
         f"error {number(judged.error)} (mean {number(fit.mean.error)}, linear {number(fit.linear.error)})",
         ha="left", va="top", fontsize=8.5, color=pictures.SOFT, parse_math=False,
     )  # fmt: skip
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.set(rect=(0.0, 0.0, 1.0, 1.0 - 0.62 / tall))  # type: ignore[call-arg]  # of this engine
 
 
 def _below(figure: Figure, text: str) -> None:

@@ -16,6 +16,7 @@ __all__ = ["Feature", "Fit", "as_json", "say"]
 _SHOWN = 24  # features that are listed; the others matter less
 _BAR = 16
 _FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
+_NEAR = 0.03  # and of so few, that it has the longest bar
 _RULES = {
     "loo": "bandwidths of least leave-one-out error",
     "scott": "bandwidths by Scott's rule",
@@ -27,16 +28,27 @@ _DEGREES = ("local mean", "local line")
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature, its bandwidth, and the standard deviation of its values."""
+    """A feature, its bandwidth, the standard deviation of its values, and the least distance between two of them."""
 
     name: str
     bandwidth: float
     spread: float
+    gap: float
 
     @property
     def reach(self) -> float:
         """Bandwidth in standard deviations."""
         return self.bandwidth / self.spread if self.spread > 0 else math.inf
+
+    @property
+    def flat(self) -> bool:
+        """Whether the bandwidth is so wide that the feature says next to nothing."""
+        return self.reach >= _FLAT
+
+    @property
+    def exact(self) -> bool:
+        """Whether only rows of the same value have weight for each other."""
+        return self.bandwidth < self.gap / 6.0
 
 
 @dataclass(frozen=True)
@@ -108,9 +120,8 @@ def say(fit: Fit, terminal: Terminal) -> None:
     many = f"{count(len(fit.features))} feature" + ("s" if len(fit.features) != 1 else "")
     title = f"{fit.target} from {many}, {count(fit.rows)} rows of {fit.source}"
     terminal.say(terminal.style(title, "bold"))
-    terminal.say(
-        f"  {fit.kernel} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}; fitted in {_seconds(fit.seconds)}"
-    )
+    how = f"{fit.kernel.capitalize()} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}"
+    terminal.say(f"  {how}; fitted in {_seconds(fit.seconds)}")
     if fit.dropped:
         terminal.say(f"  {count(fit.dropped)} rows with a missing value are left out")
     terminal.say()
@@ -127,18 +138,25 @@ def _features(fit: Fit, terminal: Terminal) -> None:
     shown = ordered[:_SHOWN]
     width = min(max(len("feature"), *(len(feature.name) for feature in shown)), max(12, terminal.width - 60))
     terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
-    nearest = max(ordered[0].reach, 1e-300)
     for feature in shown:
         name = feature.name if len(feature.name) <= width else feature.name[: width - 1] + "…"
-        flat = feature.reach >= _FLAT
-        length = 0 if flat else max(1, round(_BAR * nearest / max(feature.reach, 1e-300)))
-        told = "constant" if feature.spread == 0 else "hardly matters" if flat else "━" * length
         reach = "–" if math.isinf(feature.reach) else number(feature.reach, 3)
         line = f"  {name.ljust(width)}  {number(feature.bandwidth).rjust(9)}  {number(feature.spread).rjust(9)}"
-        terminal.say(f"{line}  {reach.rjust(8)}  {terminal.style(told, 'dim' if flat else 'cyan')}".rstrip())
+        told = terminal.style(_told(feature), *(("dim",) if feature.flat else ("cyan",)))
+        terminal.say(f"{line}  {reach.rjust(8)}  {told}".rstrip())
     if len(ordered) > len(shown):
         more = len(ordered) - len(shown)
         terminal.say(terminal.style(f"  and {count(more)} of wider bandwidth; --json has all", "dim"))
+
+
+def _told(feature: Feature) -> str:
+    """Return a bar that is longer the more a feature tells rows apart, on a logarithmic scale, or words."""
+    if feature.spread == 0:
+        return "constant"
+    if feature.flat:
+        return "hardly matters"
+    share = math.log(_FLAT / max(feature.reach, _NEAR)) / math.log(_FLAT / _NEAR)
+    return "━" * max(1, round(_BAR * share)) + (" the same value only" if feature.exact else "")
 
 
 def _errors(fit: Fit, terminal: Terminal) -> None:
