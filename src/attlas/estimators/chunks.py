@@ -1,0 +1,117 @@
+"""Rows of arrays in memory, of arrays on disk, and of Parquet files, some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attlas.errors import ShapeError, explain
+from attlas.estimators.parquet import ParquetFile
+
+__all__ = ["ROWS", "Chunks", "Source"]
+
+ROWS = 65_536
+Source: TypeAlias = "NDArray[Any] | Chunks | Path | str | Iterable[ArrayLike]"
+
+
+class Chunks:
+    """Rows of a source, some at a time; a source that can be read again can be walked over again.
+
+    Parameters
+    ----------
+    source : ndarray, Path, str, or iterable of arrays
+        An array, a ``numpy.memmap`` among them; the path of an ``.npy`` file, which is mapped, or of a ``.parquet``
+        file, which is read through polars or pyarrow; or arrays of shape (rows, columns), one after another.
+    columns : sequence of str, optional
+        Columns of a Parquet file, in this order; the default is all of them.
+    rows : int
+        Rows of a chunk, at most; 65,536 by default. Arrays of an iterable are cut where they are longer.
+
+    Raises
+    ------
+    ShapeError
+        If the source is no such thing, or has no such columns.
+    MissingExtraError
+        If a Parquet file is given and neither polars nor pyarrow is installed.
+
+    Notes
+    -----
+    Memory: one chunk. A mapped array belongs to the system's cache of files, which gives its memory away when
+    somebody else needs it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [len(chunk) for chunk in Chunks(np.zeros((5, 2)), rows=2)]
+    [2, 2, 1]
+    """
+
+    def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise _error("Chunks()", "rows must be a whole number above 0.", f"rows = {rows!r}", "leave rows out.")
+        self.rows = rows
+        self.columns = None if columns is None else list(columns)
+        self.source = self._opened(source)
+        if self.columns is not None and not isinstance(self.source, ParquetFile):
+            raise _error(
+                "Chunks()", "columns are named in a Parquet file only.", f"columns = {self.columns!r}",
+                "pick columns of an array by their places: array[:, [0, 2]].",
+            )  # fmt: skip
+
+    def _opened(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
+        if isinstance(source, Chunks):
+            self.columns = source.columns if self.columns is None else self.columns
+            return source.source
+        if isinstance(source, str | Path):
+            path = Path(source)
+            if path.suffix.lower() == ".npy":
+                source = np.load(path, mmap_mode="r", allow_pickle=False)
+            elif path.suffix.lower() in (".parquet", ".pq"):
+                return ParquetFile(path, "Chunks()", self.columns)
+            else:
+                raise _error("Chunks()", "a path must end in .npy or .parquet.", str(path), "np.save(path, array)")
+        if isinstance(source, np.ndarray) and source.ndim not in (1, 2):
+            raise _error(
+                "Chunks()",
+                "an array must have rows and columns.",
+                f"shape {source.shape}",
+                "array.reshape(len(array), -1)",
+            )
+        if not isinstance(source, Iterable):
+            raise _error(
+                "Chunks()", "the source must be an array, a path, or arrays one after another.",
+                f"{type(source).__name__}", "np.asarray(source)",
+            )  # fmt: skip
+        return source
+
+    @property
+    def total(self) -> int | None:
+        """How many rows there are, or None where nobody knows before the end."""
+        if isinstance(self.source, ParquetFile):
+            return self.source.rows
+        return len(self.source) if isinstance(self.source, np.ndarray) else None
+
+    @property
+    def parts(self) -> int:
+        """How many chunks there will be, 0 where nobody knows."""
+        return -(-(self.total or 0) // self.rows)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Yield arrays of shape (rows, columns)."""
+        if isinstance(self.source, ParquetFile):
+            yield from self.source.batches(self.columns or self.source.names, self.rows)
+            return
+        arrays = [self.source] if isinstance(self.source, np.ndarray) else self.source
+        for given in arrays:
+            array = np.asarray(given)
+            for start in range(0, len(array), self.rows):
+                part = array[start : start + self.rows]
+                yield part[:, None] if part.ndim == 1 else part
+
+
+def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
+    return ShapeError(explain(where, rule, found=found, fix=fix))

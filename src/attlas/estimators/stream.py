@@ -1,0 +1,235 @@
+"""Data that do not fit in memory: predictions and kernel sums chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attlas.errors import ShapeError, explain
+from attlas.estimators.chunks import ROWS, Chunks, Source
+from attlas.estimators.parquet import ParquetFile
+from attlas.estimators.writing import SUFFIXES, whole_file, write_chunks
+
+if TYPE_CHECKING:
+    from attlas.estimators.sums import Sums
+
+__all__ = ["Predicts", "predict_chunks", "predict_file", "sum_chunks"]
+
+
+class Predicts(Protocol):
+    """What can predict: an AttentionRegressor, a Pipeline that ends in one, any estimator of scikit-learn."""
+
+    def predict(self, X: Any, /) -> Any:
+        """Return predictions for rows of X."""
+
+
+def predict_chunks(
+    model: Predicts,
+    source: Source,
+    *,
+    return_std: bool = False,
+    rows: int = ROWS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[NDArray[Any]]:
+    """Predict chunk by chunk: the same numbers as in one call, in the memory of one chunk.
+
+    Parameters
+    ----------
+    model : AttentionRegressor, or any estimator of scikit-learn
+        What predicts.
+    source : ndarray, Path, str, Chunks, or iterable of arrays
+        Rows to predict for, as `Chunks` takes them. Of a Parquet file the columns that the model was fitted on
+        are read, where it knows their names.
+    return_std : bool
+        Whether standard deviations are asked for, too.
+    rows : int
+        Rows of a chunk.
+    progress : callable, optional
+        Called with (rows done, rows in all; 0 where nobody knows) after each chunk.
+
+    Yields
+    ------
+    ndarray, shape (rows,) or (rows, outputs)
+        Predictions. With `return_std`, of shape (rows, 2) or (rows, 2 · outputs): predictions, then their
+        standard deviations.
+
+    See Also
+    --------
+    predict_file : writes them to a file.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> x = np.arange(10.0)[:, None]
+    >>> model = LinearRegression().fit(x, 2.0 * x[:, 0])
+    >>> [chunk.shape for chunk in predict_chunks(model, x, rows=4)]
+    [(4,), (4,), (2,)]
+    """
+    chunks = _for_model(model, source, rows)
+    done = 0
+    for chunk in chunks:
+        if return_std:
+            both = model.predict(chunk, return_std=True)  # type: ignore[call-arg]  # of those that can
+            found = np.column_stack([np.asarray(part) for part in both])
+        else:
+            found = np.asarray(model.predict(chunk))
+        done += len(chunk)
+        yield found
+        if progress is not None:
+            progress(done, chunks.total or 0)
+
+
+def predict_file(
+    model: Predicts,
+    source: Source,
+    out: Path | str,
+    *,
+    return_std: bool = False,
+    names: Sequence[str] = ("prediction",),
+    rows: int = ROWS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Predict chunk by chunk into a file, which is whole or is not there.
+
+    Parameters
+    ----------
+    model : AttentionRegressor, or any estimator of scikit-learn
+        What predicts.
+    source : ndarray, Path, str, Chunks, or iterable of arrays
+        Rows to predict for, as `Chunks` takes them.
+    out : Path or str
+        Where predictions go: ``.npy``, ``.csv``, or ``.parquet`` (with polars or pyarrow).
+    return_std : bool
+        Whether standard deviations are written, too.
+    names : sequence of str
+        Names of the outputs, for files whose columns have names; ``_std`` is added for standard deviations.
+    rows : int
+        Rows of a chunk.
+    progress : callable, optional
+        Called with (rows done, rows in all; 0 where nobody knows) after each chunk.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ShapeError
+        If the file has another suffix, or there are more or fewer outputs than names.
+    MissingExtraError
+        If Parquet is asked for and neither polars nor pyarrow is installed.
+
+    Notes
+    -----
+    Predictions are appended to a hidden file beside `out`, which takes the name when it is complete: whoever
+    stops the process leaves an older `out` as it was. Memory: one chunk and its predictions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> x = np.arange(10.0)[:, None]
+    >>> model = LinearRegression().fit(x, 2.0 * x[:, 0])
+    >>> folder = getfixture("tmp_path")
+    >>> np.load(predict_file(model, x, folder / "out.npy", rows=4))[-2:]
+    array([16., 18.])
+    """
+    path = Path(out)
+    if path.suffix.lower() not in SUFFIXES:
+        raise _error(
+            "predict_file()", "out must end in .npy, .csv or .parquet.", f"out = {str(path)!r}", 'out="out.npy"'
+        )
+    labels = [*names, *(f"{name}_std" for name in names)] if return_std else list(names)
+    with whole_file(path) as temporary:
+        chunks = predict_chunks(model, source, return_std=return_std, rows=rows, progress=progress)
+        write_chunks(temporary, labels, chunks, "predict_file()")
+    return path
+
+
+def sum_chunks(
+    x: Tensor,
+    pairs: Iterable[tuple[Any, Any]],
+    bandwidth: float | Tensor,
+    *,
+    kernel: str = "gaussian",
+    tolerance: float = 1e-7,
+    progress: Callable[[int], None] | None = None,
+) -> Sums:
+    """Return the kernel sums of queries over keys that come in chunks.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, d)
+        Queries, all of them at once.
+    pairs : iterable of (keys, values)
+        Chunks of keys, shape (n_c, d), and of their values, shape (n_c,) or (n_c, e): arrays or tensors.
+    bandwidth : float or Tensor, shape (d,)
+        Bandwidth of the kernel.
+    kernel : str
+        Its name, as `attlas.estimators.sums.kernel_sums` takes it.
+    tolerance : float
+        Relative error that a chunk's sums may have.
+    progress : callable, optional
+        Called with the number of keys seen, after each chunk.
+
+    Returns
+    -------
+    Sums
+        Numerator and denominator of every query; ``mean()`` of it is the Nadaraya-Watson estimate.
+
+    Raises
+    ------
+    ShapeError
+        If there is no chunk.
+
+    Notes
+    -----
+    Sums of two sets of keys are added, with the larger of their scales, which is exact: in which chunks the keys
+    come does not matter, and machines that hold parts of the keys can merge what each has. Memory: one chunk, and
+    ``m · (e + 2)`` numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, keys = torch.rand(5, 2), torch.rand(100, 2)
+    >>> values = keys.sum(1)
+    >>> parts = sum_chunks(x, zip(keys.split(30), values.split(30)), 0.2)
+    >>> whole = sum_chunks(x, [(keys, values)], 0.2)
+    >>> torch.allclose(parts.mean(), whole.mean())
+    True
+    """
+    from attlas.estimators.sums import kernel_sums
+
+    total: Sums | None = None
+    seen = 0
+    for keys, values in pairs:
+        k, v = (torch.as_tensor(part).to(x) for part in (keys, values))
+        part = kernel_sums(kernel, x, k, v[:, None] if v.ndim == 1 else v, bandwidth, tolerance=tolerance)
+        total = part if total is None else total.merge(part)
+        seen += len(k)
+        if progress is not None:
+            progress(seen)
+    if total is None:
+        raise _error("sum_chunks()", "there must be a chunk of keys.", "no chunk", "pairs=[(keys, values)]")
+    return total
+
+
+def _for_model(model: Predicts, source: Source, rows: int) -> Chunks:
+    """Return the chunks that a model can take: of a Parquet file the columns that it knows."""
+    chunks = source if isinstance(source, Chunks) else Chunks(source, rows=rows)
+    known = getattr(model, "feature_names_in_", None)
+    if isinstance(chunks.source, ParquetFile) and chunks.columns is None and known is not None:
+        return Chunks(chunks.source.path, columns=[str(name) for name in known], rows=chunks.rows)
+    return chunks
+
+
+def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
+    return ShapeError(explain(where, rule, found=found, fix=fix))

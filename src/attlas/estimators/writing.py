@@ -1,0 +1,137 @@
+"""Files that are written chunk by chunk, and are whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attlas.errors import ShapeError, explain
+from attlas.estimators.parquet import write_parquet
+
+__all__ = ["SUFFIXES", "whole_file", "write_chunks"]
+
+SUFFIXES = (".npy", ".csv", ".parquet", ".pq")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write a file that is whole or not there: a hidden one beside it takes its name in the end.
+
+    Parameters
+    ----------
+    path : Path
+        Name of the file.
+
+    Yields
+    ------
+    Path
+        Where to write.
+
+    Examples
+    --------
+    >>> folder = getfixture("tmp_path")
+    >>> with whole_file(folder / "a.txt") as temporary:
+    ...     _ = temporary.write_text("all of it")
+    >>> [file.name for file in folder.iterdir()]
+    ['a.txt']
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:
+    r"""Write arrays one below another, in the format that the suffix of the file names.
+
+    Parameters
+    ----------
+    path : Path
+        The file, of one of `SUFFIXES`.
+    names : sequence of str
+        Names of the columns; an array on disk has none.
+    chunks : iterable of ndarray, shape (rows,) or (rows, columns)
+        What is written.
+    where : str
+        Who asks, for errors.
+
+    Raises
+    ------
+    ShapeError
+        If there are more or fewer columns than names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> file = getfixture("tmp_path") / "out.csv"
+    >>> write_chunks(file, ["y"], [np.array([0.1, 2.0])], "here")
+    >>> file.read_text()
+    'y\n0.1\n2.0\n'
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        _write_array(path, chunks)
+    elif suffix == ".csv":
+        _write_text(path, names, _of_width(chunks, names, where))
+    else:
+        write_parquet(path, names, _of_width(chunks, names, where), where)
+
+
+def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str], where: str) -> Iterator[NDArray[Any]]:
+    for chunk in chunks:
+        table = chunk.reshape(len(chunk), -1)
+        if table.shape[1] != len(names):
+            raise ShapeError(
+                explain(
+                    where,
+                    "every column that is written must have a name.",
+                    {"names": ", ".join(names)},
+                    found=f"{len(names)} names, {table.shape[1]} columns",
+                    fix="names=[...], one for each output.",
+                )
+            )
+        yield table
+
+
+def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
+    """Append raw numbers after a header, which has room for a first axis that grows."""
+    shape, dtype = (0,), np.dtype(np.float64)
+    with path.open("wb") as file:
+        _header(file, shape, dtype)
+        for place, chunk in enumerate(chunks):
+            if place == 0:
+                shape, dtype = (0, *chunk.shape[1:]), chunk.dtype
+                file.seek(0)
+                _header(file, shape, dtype)
+            file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+            shape = (shape[0] + len(chunk), *shape[1:])
+        file.seek(0)
+        _header(file, shape, dtype)
+
+
+def _header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, facts)
+
+
+def _write_text(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for chunk in chunks:
+            # repr() of a float is the shortest text that is read back as the same number.
+            writer.writerows(chunk.tolist())

@@ -1,0 +1,290 @@
+"""Chunk by chunk gives what a whole gives: arrays on disk, Parquet, keys in parts; and no half file is ever seen."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="the room of the estimators needs scikit-learn (attlas[sklearn])")
+
+from sklearn.linear_model import LinearRegression
+
+from attlas import errors
+from attlas.estimators import parquet
+from attlas.estimators.chunks import Chunks
+from attlas.estimators.parquet import ParquetFile
+from attlas.estimators.stream import predict_chunks, predict_file, sum_chunks
+from attlas.estimators.sums import kernel_sums
+from attlas.estimators.writing import whole_file
+
+generator = np.random.default_rng(5)
+X = generator.normal(size=(1000, 3))
+Y = X @ [1.0, -2.0, 0.5] + generator.normal(size=1000)
+MODEL = LinearRegression().fit(X, Y)
+WHOLE = MODEL.predict(X)
+
+
+class Sure(LinearRegression):
+    """A model that says how sure it is."""
+
+    def predict(self, X, return_std=False):
+        mean = super().predict(X)
+        return (mean, np.abs(mean)) if return_std else mean
+
+
+@pytest.fixture(params=["polars", "pyarrow"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each library that reads Parquet, alone."""
+    pytest.importorskip(request.param, reason=f"Parquet through {request.param}")
+    find = importlib.util.find_spec
+    other = {"polars": "pyarrow", "pyarrow": "polars"}[request.param]
+    monkeypatch.setattr(parquet.importlib.util, "find_spec", lambda name: None if name == other else find(name))
+    return request.param
+
+
+# -------------------------------------------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("rows", [1, 7, 999, 1000, 5000])
+def test_a_mapped_file_is_read_in_chunks(tmp_path: Path, rows: int) -> None:
+    np.save(tmp_path / "x.npy", X.astype(np.float32))
+    chunks = Chunks(tmp_path / "x.npy", rows=rows)
+    assert (chunks.total, chunks.parts) == (1000, -(-1000 // rows))
+    for _ in range(2):  # twice: a file can be walked over again
+        found = list(chunks)
+        assert len(found) == chunks.parts
+        assert max(map(len, found)) <= rows
+        np.testing.assert_array_equal(np.concatenate(found), X.astype(np.float32))
+    assert isinstance(chunks.source, np.memmap)
+
+
+def test_arrays_one_after_another_are_cut_where_they_are_long() -> None:
+    chunks = Chunks((part for part in (X[:3], X[3:600], X[600:])), rows=256)
+    assert (chunks.total, chunks.parts) == (None, 0)
+    found = list(chunks)
+    assert [len(part) for part in found] == [3, 256, 256, 85, 256, 144]
+    np.testing.assert_array_equal(np.concatenate(found), X)
+
+
+def test_an_array_of_one_axis_is_one_column() -> None:
+    assert [part.shape for part in Chunks(X[:5, 0], rows=4)] == [(4, 1), (1, 1)]
+
+
+REFUSED = [
+    (lambda: Chunks(X, rows=0), "Chunks(): rows must be a whole number above 0.\n"
+     "  found: rows = 0\n  fix: leave rows out."),
+    (lambda: Chunks("x.csv"), "Chunks(): a path must end in .npy or .parquet.\n"
+     "  found: x.csv\n  fix: np.save(path, array)"),
+    (lambda: Chunks(X[None]), "Chunks(): an array must have rows and columns.\n"
+     "  found: shape (1, 1000, 3)\n  fix: array.reshape(len(array), -1)"),
+    (lambda: Chunks(3), "Chunks(): the source must be an array, a path, or arrays one after another.\n"
+     "  found: int\n  fix: np.asarray(source)"),
+    (lambda: Chunks(X, columns=["a"]), "Chunks(): columns are named in a Parquet file only.\n"
+     "  found: columns = ['a']\n  fix: pick columns of an array by their places: array[:, [0, 2]]."),
+    (lambda: predict_file(MODEL, X, "out.txt"), "predict_file(): out must end in .npy, .csv or .parquet.\n"
+     "  found: out = 'out.txt'\n  fix: out=\"out.npy\""),
+    (lambda: sum_chunks(torch.zeros(1, 1), [], 1.0), "sum_chunks(): there must be a chunk of keys.\n"
+     "  found: no chunk\n  fix: pairs=[(keys, values)]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_what_cannot_be_read_is_refused(call, text: str) -> None:
+    with pytest.raises(errors.ShapeError) as caught:
+        call()
+    assert str(caught.value) == text
+
+
+# ------------------------------------------------------------------------------------------------------------- Parquet
+
+
+def write(path: Path, groups: int = 128) -> Path:
+    polars = pytest.importorskip("polars", reason="the test writes Parquet through polars")
+    columns = {"c": X[:, 2], "odd": [str(i) for i in range(1000)], "a": X[:, 0], "b": X[:, 1], "flag": X[:, 0] > 0}
+    polars.DataFrame(columns).write_parquet(path, row_group_size=groups)
+    return path
+
+
+@pytest.mark.parametrize("rows", [50, 128, 300, 4096])
+def test_parquet_is_read_in_chunks(tmp_path: Path, library: str, rows: int) -> None:
+    path = write(tmp_path / "x.parquet")
+    chunks = Chunks(path, columns=["a", "b", "c", "flag"], rows=rows)
+    assert chunks.total == 1000
+    found = list(chunks)
+    assert max(map(len, found)) <= rows
+    assert {part.dtype for part in found} == {np.dtype(np.float64)}
+    np.testing.assert_array_equal(np.concatenate(found), np.column_stack([X, X[:, 0] > 0]))
+
+
+def test_parquet_says_what_it_holds(tmp_path: Path, library: str) -> None:
+    file = ParquetFile(write(tmp_path / "x.parquet"), "here")
+    assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)
+    assert [file.kinds[name] for name in ("c", "flag")] == ["number", "bool"]
+    assert file.kinds["odd"] not in ("number", "bool")
+    with pytest.raises(errors.ShapeError) as caught:
+        ParquetFile(file.path, "here", ["a", "z"])
+    assert str(caught.value) == (
+        "here: every column must be in the file.\n  found: no column 'z' in x.parquet\n  fix: one of c, odd, a, b, flag"
+    )
+
+
+def test_parquet_is_written_in_chunks(tmp_path: Path, library: str) -> None:
+    polars = pytest.importorskip("polars", reason="the test reads Parquet through polars")
+    out = predict_file(Sure().fit(X, Y), X, tmp_path / "out.parquet", rows=300, return_std=True, names=["y"])
+    frame = polars.read_parquet(out)
+    np.testing.assert_array_equal(frame["y"].to_numpy(), WHOLE)
+    np.testing.assert_array_equal(frame["y_std"].to_numpy(), np.abs(WHOLE))
+
+
+def test_parquet_without_a_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(errors.MissingExtraError) as caught:
+        Chunks(tmp_path / "x.parquet")
+    assert str(caught.value) == (
+        "Chunks(): polars or pyarrow must be installed to read Parquet.\n"
+        f"  file: {tmp_path / 'x.parquet'}\n  found: no module named polars or pyarrow\n  fix: pip install polars"
+    )
+    with pytest.raises(errors.MissingExtraError, match="to write Parquet"):
+        predict_file(MODEL, X, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_knows_names_reads_its_columns(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="a data frame gives a model names")
+    model = LinearRegression().fit(pandas.DataFrame(X, columns=["a", "b", "c"]), Y)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        found = np.concatenate(list(predict_chunks(model, write(tmp_path / "x.parquet"), rows=99)))
+    np.testing.assert_allclose(found, WHOLE, rtol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------- predictions
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_are_written_in_chunks(tmp_path: Path, outputs: int, dtype: type) -> None:
+    target = np.column_stack([Y, 2 * Y])[:, :outputs].squeeze()
+    model = LinearRegression().fit(X.astype(dtype), target.astype(dtype))
+    seen: list[tuple[int, int]] = []
+    out = predict_file(model, X.astype(dtype), tmp_path / "out.npy", rows=300, progress=lambda *done: seen.append(done))
+    found = np.load(out)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, model.predict(X.astype(dtype)), rtol=1e-5 if dtype is np.float32 else 1e-12)
+    assert seen == [(300, 1000), (600, 1000), (900, 1000), (1000, 1000)]
+    assert np.load(out, mmap_mode="r").shape == ((1000,) if outputs == 1 else (1000, 2))
+
+
+def test_text_is_written_in_chunks(tmp_path: Path) -> None:
+    out = predict_file(MODEL, X, tmp_path / "out.csv", rows=300, names=["price"])
+    lines = out.read_text().splitlines()
+    assert lines[0] == "price"
+    np.testing.assert_array_equal([float(line) for line in lines[1:]], MODEL.predict(X))
+    with pytest.raises(errors.ShapeError) as caught:
+        predict_file(LinearRegression().fit(X, np.column_stack([Y, Y])), X, tmp_path / "out.csv")
+    assert str(caught.value) == (
+        "predict_file(): every column that is written must have a name.\n  names: prediction\n"
+        "  found: 1 names, 2 columns\n  fix: names=[...], one for each output."
+    )
+    assert out.read_text().splitlines() == lines
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_no_chunk_is_an_empty_file(tmp_path: Path) -> None:
+    assert np.load(predict_file(MODEL, iter(()), tmp_path / "out.npy")).shape == (0,)
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "epanechnikov", "triangular", "boxcar"])
+def test_keys_may_come_in_chunks(kernel: str) -> None:
+    x = torch.as_tensor(np.concatenate([X[:50], X[:5] + 40.0]))  # the last five are far from every key
+    keys, values = torch.as_tensor(X), torch.as_tensor(np.column_stack([Y, Y**2]))
+    seen: list[int] = []
+    whole = kernel_sums(kernel, x, keys, values, 0.7, tolerance=0.0)
+    pairs = zip(Chunks(X, rows=170), values.split(170), strict=True)
+    parts = sum_chunks(x, pairs, 0.7, kernel=kernel, tolerance=0.0, progress=seen.append)
+    torch.testing.assert_close(parts.mean(), whole.mean(), rtol=1e-11, atol=1e-11, equal_nan=True)
+    torch.testing.assert_close(parts.log_denominator(), whole.log_denominator(), rtol=1e-12, atol=1e-12)
+    assert seen == [170, 340, 510, 680, 850, 1000]
+    reverse = sum_chunks(x, [(keys[a:b], Y[a:b]) for a, b in ((600, 1000), (0, 600))], 0.7, kernel=kernel)
+    torch.testing.assert_close(reverse.mean(), whole.mean()[:, :1], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("before")
+
+    def chunks() -> Iterator[np.ndarray]:
+        yield X[:10]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_file(MODEL, chunks(), out)
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
+    with whole_file(out) as temporary:
+        temporary.write_text("after")
+        assert out.read_text() == "before"
+    assert out.read_text() == "after"
+    assert out.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
+def test_a_killed_process_leaves_no_half_file(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, numpy as np\n"
+        "from attlas.estimators.stream import predict_file\n"
+        "class Slow:\n"
+        "    def predict(self, X):\n"
+        "        print('chunk', flush=True); time.sleep(0.05); return X[:, 0]\n"
+        f"predict_file(Slow(), np.zeros((10_000, 2)), {str(tmp_path / 'out.npy')!r}, rows=10)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline() == "chunk\n"
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "out.npy").exists()
+    assert all(file.name.startswith(".out-") for file in tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    """A file of 128 MiB is predicted, and the process itself grows by less than 48 MiB."""
+    rows = 4_000_000
+    mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (rows, 4))
+    mapped[:: rows // 100] = 1.0
+    mapped.flush()
+    del mapped
+    program = (
+        "import numpy as np\n"
+        "from attlas.estimators.stream import predict_file\n"
+        "def anonymous():\n"
+        "    return int(next(l for l in open('/proc/self/status') if l.startswith('RssAnon')).split()[1]) * 1024\n"
+        "class Sum:\n"
+        "    def predict(self, X): return X.sum(1)\n"
+        "before, peak = anonymous(), 0\n"
+        "def look(done, total):\n"
+        "    global peak\n"
+        "    peak = max(peak, anonymous())\n"
+        f"out = predict_file(Sum(), {str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'y.npy')!r}, progress=look)\n"
+        "print(peak - before, float(np.load(out, mmap_mode='r').sum()))\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    grown, total = done.stdout.split()
+    assert int(grown) < 48 * 2**20
+    assert float(total) == 400.0
+    assert time.perf_counter() - start < 60
