@@ -118,7 +118,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     missing = { missing: results.reduce((sum, one) => sum + one.missing, 0), pending: results.some((one) => one.pending) };
     if (budget.exhausted()) invalidate(); // tiles that wait for their colours
     wantTiles();
-    tools.show(store.state.zoom, camera);
+    tools.show(store.state.zoom);
+    const busy = String(Boolean(dirty || missing.missing || missing.pending || camera.moving()));
+    if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
   }
 
   function drawPane(pane, budget) {

@@ -167,6 +167,7 @@ export function bindHash(store, view = window) {
   };
   const off = store.on(Object.keys(FIELDS), later);
   view.addEventListener("hashchange", restore);
+  later();
   return () => {
     off();
     clearTimeout(timer);
