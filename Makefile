@@ -139,7 +139,7 @@ $(BIN)/python:
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@if [ -z "$$(find $(VENV)/.dev-ready -newer pyproject.toml -newer constraints.txt 2>/dev/null)" ]; then \
 	  echo "Installing attlas, PyTorch and transformers into $(VENV); once, a minute or two."; \
-	  $(INSTALL) -e '.[hf,plot]'; \
+	  $(INSTALL) -e '.[hf,plot,view]'; \
 	fi
 	@touch $@
 

@@ -14,6 +14,7 @@ __all__ = [
     "DeviceError",
     "DtypeError",
     "MissingExtraError",
+    "PortError",
     "RecordingError",
     "ShapeError",
     "TooLargeError",
@@ -65,6 +66,10 @@ class ContractError(AttlasError, AssertionError):
 
 class MissingExtraError(AttlasError, ImportError):
     """An optional package that is needed here and not installed."""
+
+
+class PortError(AttlasError, OSError):
+    """A port of this machine that cannot be listened on."""
 
 
 def describe(value: object) -> str:

@@ -375,6 +375,24 @@ class AttentionMatrix(TensorLike):
 
         return plot(self, **options)
 
+    def view(self, **options: Any) -> Any:
+        """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.
+
+        See `attlas.view.show` for the options.
+
+        Returns
+        -------
+        attlas.view.widget.Viewer or None
+        """
+        from attlas.view import show
+
+        return show(self, **options)
+
+    def _repr_html_(self) -> str:
+        from attlas.view import preview
+
+        return preview(self)
+
 
 def _each(result: Any, restore: Callable[[Tensor], Tensor]) -> Any:
     """Give a result, a tensor or a (named) tuple of tensors, the leading axes of the matrix."""

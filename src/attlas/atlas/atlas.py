@@ -318,6 +318,24 @@ class Atlas:
         with Writer(folder, overwrite) as writer:
             writer.finish(self, progress)
 
+    def view(self, **options: Any) -> Any:
+        """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.
+
+        See `attlas.view.show` for the options.
+
+        Returns
+        -------
+        attlas.view.widget.Viewer or None
+        """
+        from attlas.view import show  # a door to an upper room, opened only when called
+
+        return show(self, **options)
+
+    def _repr_html_(self) -> str:
+        from attlas.view import preview
+
+        return preview(self)
+
     def __repr__(self) -> str:
         title = f"Atlas of {self.model}" if self.model else "Atlas"
         if not self.entries:

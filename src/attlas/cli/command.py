@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo, picture, record, reporting, scaling, stats
+from attlas.cli import demo, picture, record, reporting, scaling, stats, view
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.add(commands)
     record.add(commands)
+    view.add(commands)
     stats.add(commands)
     picture.add(commands)
     reporting.add(commands)

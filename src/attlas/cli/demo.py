@@ -19,6 +19,7 @@ from attlas.cli.reader import read
 from attlas.cli.reading import Reading
 from attlas.cli.report import page
 from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.view import offer
 from attlas.cli.words import COLUMNS, count, memory, others, percent
 from attlas.errors import explain
 from attlas.heads import KINDS, MIXED
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
+_RUN = "run.atlas"
 _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
@@ -65,20 +67,25 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--model", type=Path, metavar="DIR", help="folder of a Hugging Face causal model (default: the shipped GPT-2)"
     )
+    command.add_argument("--no-browser", action="store_true", help="do not open the run in the browser at the end")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Read the model on the text; print the table; write report and pictures."""
+    """Read the model on the text; print the table; write report, pictures and the run; open it where somebody sits."""
     text_file, text = read_text(arguments.text, "demo")
     folder = models.path() if arguments.model is None else arguments.model
     _writable(arguments.out)
+    run_folder = arguments.out / _RUN
+    if run_folder.exists() and not (run_folder / "atlas.json").is_file():
+        found = f"no recording, and in the place of one: {run_folder}"
+        raise _error("--out must be a folder where the run can be saved.", found, "--out ./attlas-demo")
     terminal.say(terminal.style("attlas demo", "bold"))
     with terminal.step("loading the model"):
         loaded = load(folder)
     ids = tokenize(loaded, text, arguments.tokens)
     unseen = arguments.text is None and arguments.model is None  # its card lists the modules that were held out
-    reading = read(loaded, ids, text_file.name, _command(arguments), terminal, unseen=unseen)
+    reading = read(loaded, ids, text_file.name, _command(arguments), terminal, unseen=unseen, keep=run_folder)
     terminal.say()
     _table(reading, terminal)
     terminal.say()
@@ -87,6 +94,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.say(f"  {memory(reading.cost)}")
     terminal.say()
     _write(reading, arguments.out, terminal)
+    offer(run_folder, terminal, browser=not arguments.no_browser)
 
 
 def _writable(out: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from attlas import pictures, stats
+from attlas.atlas import Atlas, Entry
 from attlas.cli.loading import Loaded, texts
 from attlas.cli.memory import Peak
 from attlas.cli.numbers import side_of, weights_of
@@ -43,7 +45,14 @@ class _Layer:
 
 
 def read(
-    loaded: Loaded, ids: Tensor, source: str, command: str, terminal: Terminal, *, unseen: bool = False
+    loaded: Loaded,
+    ids: Tensor,
+    source: str,
+    command: str,
+    terminal: Terminal,
+    *,
+    unseen: bool = False,
+    keep: Path | None = None,
 ) -> Reading:
     """Run the model and collect everything that the demo shows.
 
@@ -61,6 +70,8 @@ def read(
         Where progress is shown.
     unseen : bool
         Whether the text was kept out of the model's training.
+    keep : Path, optional
+        Folder where the run is saved as an atlas; one that is there is replaced.
 
     Raises
     ------
@@ -89,13 +100,18 @@ def read(
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
+    tokens = texts(loaded.tokenizer, ids)
+    if keep is not None:
+        details = {"source": source, "command": command, "seconds": took, "peak": grown}
+        with terminal.step("saving the run"):
+            _atlas(loaded, attentions, ids, tokens, details).save(keep, overwrite=True)
     allowed = torch.stack([A.logits[0, :, span, span].float().cpu() for A in attentions]) > -torch.inf
     return Reading(
         model=loaded.name,
         source=source,
         unseen=unseen,
         command=command,
-        tokens=texts(loaded.tokenizer, ids),
+        tokens=tokens,
         layers=len(layers),
         per_layer=len(layers[0].heads),
         heads=heads,
@@ -129,6 +145,23 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
             )
         )
     return attentions, output.logits.cpu()
+
+
+def _atlas(
+    loaded: Loaded,
+    attentions: tuple[AttentionMatrix, ...],
+    ids: Tensor,
+    tokens: tuple[str, ...],
+    details: dict[str, Any],
+) -> Atlas:
+    """Return the run as a recording, which other commands can open."""
+    n = len(ids)
+    heads = tuple(range(attentions[0].shape[1]))
+    entries = [
+        Entry(f"layers.{layer}", layer, "self", 0, heads, (0, n), 0, (1, len(heads), n, n), A)
+        for layer, A in enumerate(attentions)
+    ]
+    return Atlas(entries, model=loaded.name, ids=ids[None].cpu(), tokens=list(tokens), details=details)
 
 
 def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int, side: int) -> _Layer:

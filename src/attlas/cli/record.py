@@ -39,7 +39,7 @@ from attlas.recording.tap import subscribed
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-__all__ = ["add", "run"]
+__all__ = ["add", "run", "write"]
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 _PERIOD = 128  # length of the random block that occurs twice
@@ -98,7 +98,18 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Load, generate if asked, read the text once, and give the folder its name."""
+    """Record, and say what there is now."""
+    _say(write(arguments, terminal), arguments, terminal)
+
+
+def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
+    """Load, generate if asked, read the text once, give the folder its name, and return what is in it.
+
+    Raises
+    ------
+    UsageError
+        If what was asked for cannot be done.
+    """
     check_folder(arguments.out, overwrite=arguments.overwrite)
     device = _device(arguments.device)
     file, text = read_text(arguments.text, "record")
@@ -155,7 +166,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
                 atlas.model = loaded.name
             if arguments.keep == "statistics":
                 atlas.save(folder)
-    _say(atlas, arguments, terminal)
+    return atlas
 
 
 class _Ticks:

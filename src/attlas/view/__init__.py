@@ -1,5 +1,8 @@
 """The viewer: a matrix of any size in the browser, every number exact."""
 
+from attlas.view.notebook import show
+from attlas.view.server import Server, serve
 from attlas.view.service import Answer, Service
+from attlas.view.still import preview
 
-__all__ = ["Answer", "Service"]
+__all__ = ["Answer", "Server", "Service", "preview", "serve", "show"]

@@ -15,7 +15,7 @@ import numpy as np
 from attlas.atlas import Atlas
 from attlas.errors import AttlasError
 from attlas.matrix import AttentionMatrix
-from attlas.view import codes
+from attlas.view import bundle, codes
 from attlas.view.codes import Array
 from attlas.view.exact import Head, UnwantedError, Wanted
 from attlas.view.largest import largest
@@ -144,6 +144,7 @@ class Service:
             "heads": self._heads,
             "focus": self._focus,
             "status": self._status,
+            "offline": self._offline,
         }
 
     @property
@@ -211,6 +212,9 @@ class Service:
             raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
         return _json({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+
+    def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
+        return _json({"page": bundle.offline_page()})
 
     def _search(self, given: Parameters, wanted: Wanted) -> Answer:
         limit = given.whole("limit", 1, _MATCHES + 1, default=100)

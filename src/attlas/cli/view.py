@@ -1,0 +1,187 @@
+"""``attlas view``: a recording in the browser, every cell of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attlas
+from attlas.cli import record
+from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.words import count
+from attlas.errors import AttlasError, explain
+from attlas.view.server import has_browser, need_extra, stay, store_beside
+from attlas.view.service import Service
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add", "offer", "run"]
+
+_RECORDED = ("model", "text", "tokens", "generate", "out")
+
+_EXAMPLES = """\
+examples:
+  attlas view run.atlas
+  attlas view --text book.txt --tokens 4096
+  attlas view --model ./my-model --text book.txt -o run.atlas
+"""
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the command line."""
+    command = commands.add_parser(
+        "view",
+        help="open a recording in the browser",
+        description="Open a recording in the browser: pan and zoom through the whole matrix of every head. The page "
+        "is served to this machine only, until Ctrl-C.",
+        epilog=_EXAMPLES,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", nargs="?", type=Path, metavar="FOLDER", help="what attlas record has written")
+    new = command.add_argument_group("instead of a folder, a run that is recorded now")
+    new.add_argument("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
+    new.add_argument("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
+    new.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
+    new.add_argument("--generate", type=int, metavar="N", help="let the model write N tokens more")
+    new.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="keep the recording there (default: drop it)")
+    how = command.add_argument_group("the viewer")
+    how.add_argument("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
+    how.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Record if asked, open the folder, and serve it until Ctrl-C."""
+    need_extra()
+    given = [name for name in _RECORDED if getattr(arguments, name) is not None]
+    if arguments.atlas is not None and given:
+        found = f"{arguments.atlas} and --{given[0]}"
+        raise _error(
+            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}"
+        )
+    if arguments.atlas is None and not given:
+        fix = "attlas view run.atlas, or attlas view --text FILE"
+        raise _error("name a recording, or a text that is recorded now.", "neither", fix)
+    with _terminable(), contextlib.ExitStack() as stack:
+        folder = arguments.atlas or _recorded(arguments, stack, terminal)
+        show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
+
+
+def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> None:
+    """Serve a recording until Ctrl-C.
+
+    Parameters
+    ----------
+    folder : Path
+        What `attlas record` has written.
+    terminal : Terminal
+        Where the address is written.
+    port : int, optional
+        Port of 127.0.0.1.
+    browser : bool
+        Whether a browser is opened.
+
+    Raises
+    ------
+    UsageError
+        If there is no recording, or nothing in it.
+    """
+    if not folder.is_dir():
+        found = f"{'no folder' if folder.exists() else 'nothing there'}: {folder}"
+        raise _error("FOLDER must be what attlas record has written.", found, f"attlas record -o {folder}")
+    with terminal.step(f"opening {folder.name}"):
+        atlas = attlas.load(folder)
+    if not atlas.entries:
+        raise _error("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
+    source = atlas.details.get("source")
+    named = [str(part) for part in (source, atlas.model) if part]
+    tokens = f", {count(len(atlas.tokens))} tokens" if atlas.tokens else ""
+
+    def announce(url: str) -> None:
+        terminal.say(terminal.style(url, "bold"))
+        heads = max(len(entry.heads) for entry in atlas.entries)
+        of = f" of {atlas.model}" if atlas.model else ""
+        terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
+
+    title = " · ".join(named) or folder.resolve().name
+    with contextlib.closing(Service(atlas, title=title, store=store_beside(folder))) as service:
+        stay(service, port=port, browser=browser, announce=announce)
+    terminal.complain("the viewer is closed.")
+
+
+def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
+    """Open a recording where somebody sits before a browser with windows; elsewhere say how to open it.
+
+    Parameters
+    ----------
+    folder : Path
+        The recording.
+    terminal : Terminal
+        Where that is said.
+    browser : bool
+        Whether it may be opened at all.
+    """
+    command = f"attlas view {shlex.quote(str(folder))}"
+    try:
+        need_extra()
+    except AttlasError:
+        terminal.say(f"  {command}  needs pip install 'attlas[view]'")
+        return
+    if browser and _attended(terminal) and has_browser():
+        terminal.say()
+        with _terminable():
+            show(folder, terminal)
+    else:
+        terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
+
+
+def _attended(terminal: Terminal) -> bool:
+    """Tell whether a person reads the output and can press Ctrl-C: no pipe, no log, no continuous integration."""
+    return terminal.out.isatty() and sys.stdin is not None and sys.stdin.isatty() and not os.environ.get("CI")
+
+
+def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, terminal: Terminal) -> Path:
+    """Record what was asked for; without a folder of the user's, one that goes when the viewer is closed."""
+    folder = arguments.out
+    if folder is None:
+        beside = stack.enter_context(tempfile.TemporaryDirectory(prefix="attlas-view-"))
+        folder = Path(beside) / "run.atlas"
+    words = ["record", "--out", str(folder)]
+    for name in ("model", "text", "tokens", "generate"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    record.add(parser.add_subparsers())
+    try:
+        record.write(parser.parse_args(words), terminal)
+    except AttlasError as error:
+        raise type(error)(str(error).replace("record:", "view:", 1)) from error
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the process as an exit does, so that temporary folders go; the server stops at it by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _error(rule: str, found: str, fix: str) -> UsageError:
+    return UsageError(explain("view", rule, found=found, fix=fix))

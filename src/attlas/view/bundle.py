@@ -1,0 +1,208 @@
+"""The page as one script: for the notebook, which loads a single module, and for the file that works offline.
+
+The files of `static` are ES modules that keep to a few rules: names are exported one by one in front of their
+definition, and imported in braces from a file beside. Under these rules a script is the modules one after another,
+each in a function of its own, so that no two names meet. No tool is needed, and the text stays readable.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib import resources
+
+from attlas.errors import AttlasError, explain
+
+__all__ = ["DATA", "BundleError", "offline_page", "policy", "script", "styles", "widget_module"]
+
+DATA = "/*data*/"  # where the packed numbers go in the offline page
+
+_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+\.js)";$', re.M)
+_EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
+_LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
+_STYLES = ("style.css", "panels.css")
+
+
+class BundleError(AttlasError, ValueError):
+    """A file of the page that does not keep to the rules by which files are joined."""
+
+
+def script(entry: str) -> str:
+    """Return a module and everything that it imports, as the text of one script.
+
+    Parameters
+    ----------
+    entry : str
+        Name of the file in `static`.
+
+    Returns
+    -------
+    str
+        Statements that define one constant for each module, ``$main`` for `main.js`, an object of what it
+        exports; a module comes after those that it imports.
+
+    Raises
+    ------
+    BundleError
+        If a file is missing, imports or exports in another way, or imports itself through others.
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> bundle.script("numbers.js").splitlines()[0]
+    'const $numbers = (() => {'
+    """
+    done: dict[str, str] = {}
+    _add(entry, done, ())
+    return "\n".join(done.values())
+
+
+def _add(name: str, done: dict[str, str], path: tuple[str, ...]) -> None:
+    """Add a module behind those that it needs."""
+    if name in path:
+        raise _error("no file may import itself, through others either.", " → ".join((*path, name)))
+    if name in done:
+        return
+    source = _read(name)
+    for _, imported in _IMPORT.findall(source):
+        _add(imported, done, (*path, name))
+    done[name] = _wrapped(name, source)
+
+
+def _wrapped(name: str, source: str) -> str:
+    """Return a module as a function that is called once and returns what it exports."""
+    exported = _EXPORT.findall(source)
+    body = _IMPORT.sub(lambda found: f"const {{ {_names(found[1])} }} = {_constant(found[2])};", source)
+    body = _EXPORT.sub("", body)
+    wrong = _LEFT.search(body)
+    if wrong:
+        raise _error(
+            'files export in front of a definition, and import as `import { a, b as c } from "./file.js";`.',
+            f"{wrong[0][:60]!r} in {name}",
+        )
+    return f"const {_constant(name)} = (() => {{\n{body.rstrip()}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def _names(imported: str) -> str:
+    """Return the names of an import as those of a destructuring: ``a, b as c`` is ``a, b: c``."""
+    names = [re.sub(r"\s+as\s+", ": ", name.strip()) for name in imported.split(",")]
+    return ", ".join(name for name in names if name)
+
+
+def _constant(name: str) -> str:
+    return "$" + re.sub(r"\W", "_", name.removesuffix(".js"))
+
+
+@cache
+def _read(name: str) -> str:
+    try:
+        return resources.files("attlas.view").joinpath("static", name).read_text("utf-8")
+    except FileNotFoundError:
+        raise _error("every file that is imported must be in attlas/view/static.", name) from None
+
+
+def _error(rule: str, found: str) -> BundleError:
+    return BundleError(explain("attlas.view.bundle", rule, found=found, fix="install attlas again."))
+
+
+def styles() -> str:
+    """Return the style sheets of the page as one text.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> ".attlas" in bundle.styles()
+    True
+    """
+    return "\n".join(_read(name) for name in _STYLES)
+
+
+def widget_module() -> str:
+    """Return the page as the one ES module that anywidget loads.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> bundle.widget_module().splitlines()[-1]
+    'export default { render: $widget.render };'
+    """
+    return f"{script('widget.js')}\nexport default {{ render: $widget.render }};\n"
+
+
+@cache
+def offline_page() -> str:
+    """Return the page that works offline, without its data: `DATA` stands where the packed numbers go.
+
+    Returns
+    -------
+    str
+        HTML with one script and one style sheet, which its content security policy names by their hashes;
+        everything else, and every request, is forbidden.
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> page = bundle.offline_page()
+    >>> page.count(bundle.DATA), "connect-src" in page, "http:" in page.replace("http://www.w3.org", "")
+    (2, False, False)
+    """
+    code = f'(() => {{\n"use strict";\n{script("offline.js")}\n$offline.startOffline();\n}})();\n'
+    style = styles()
+    if "</script" in code.lower() or "</style" in style.lower() or DATA in code.replace(f'"{DATA}"', ""):
+        raise _error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")
+    icon = re.search(r'<link rel="icon"[^>]*>', _read("index.html"))
+    # The mark stands in the code too, in quotes, where a page is saved once more: the first one is that of the data.
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy(code, style)}">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>attlas</title>
+{icon[0] if icon else ""}
+<style>{style}</style>
+</head>
+<body>
+<div class="attlas attlas-page"></div>
+<script type="application/json" id="attlas-data">{DATA}</script>
+<script>{code}</script>
+</body>
+</html>
+"""
+
+
+def policy(code: str, style: str) -> str:
+    """Return the content security policy of a page with one inline script and one inline style sheet.
+
+    Parameters
+    ----------
+    code, style : str
+        Their texts, to the last character.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> bundle.policy("", "")[:70]
+    "default-src 'none'; script-src 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5N"
+    """
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (code, style)]
+    return (
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
+        "img-src blob: data:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,302 @@
+"""The viewer as a local web server: `serve` opens it and stays, `Server` runs beside other work."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attlas
+from attlas.errors import MissingExtraError, PortError, ShapeError, explain
+from attlas.view.assets import assets
+from attlas.view.guard import Guard
+from attlas.view.service import Service
+from attlas.view.urgency import Urgency
+from attlas.view.workers import Workers
+
+if TYPE_CHECKING:
+    from attlas.atlas import Atlas
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["Server", "has_browser", "need_extra", "serve", "stay", "store_beside"]
+
+HOST = "127.0.0.1"
+_FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free
+
+
+class Server:
+    """A viewer on a port of this machine, as a context manager or with `run`.
+
+    It listens on 127.0.0.1 only, and answers nobody who was not told `url`.
+
+    Parameters
+    ----------
+    service : Service
+        What answers the page; it is not closed here.
+    port : int, optional
+        Which port; 0 for any that is free. The default is the next free one from 8750 on.
+
+    Attributes
+    ----------
+    url : str
+        Address of the page, with a random token; whoever knows it can read the text and its attention.
+    port : int
+        Where it listens.
+
+    Raises
+    ------
+    MissingExtraError
+        If starlette or uvicorn is not installed.
+    PortError
+        If the port is taken.
+    ShapeError
+        If `port` is no port.
+
+    See Also
+    --------
+    attlas.view.serve : opens the browser and stays.
+
+    Notes
+    -----
+    Requests run in a few threads: the quick ones and exact rows first, then the tiles nearest the centre of what
+    the page looks at. When a browser gives a request up, its computation stops before the next tile. At most
+    128 connections are held; a request must come within 10 seconds, and its answer be read within 30.
+
+    Examples
+    --------
+    >>> import attlas, torch, urllib.request
+    >>> from attlas.view import Server, Service
+    >>> A = attlas.attend(torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16))
+    >>> service = Service(A)
+    >>> with Server(service, port=0) as server, urllib.request.urlopen(server.url + "api/info") as answer:
+    ...     answer.status
+    200
+    >>> service.close()
+    """
+
+    def __init__(self, service: Service, *, port: int | None = None) -> None:
+        need_extra()
+        from attlas.view.app import application
+        from attlas.view.connections import HTTPServer
+
+        files = assets()
+        self._socket = _listen(port)
+        self.port = int(self._socket.getsockname()[1])
+        self._guard = Guard()
+        self.url = f"http://{HOST}:{self.port}/{self._guard.token}/"
+        self._workers = Workers(service, Urgency(), max(2, min(4, os.cpu_count() or 1)))
+        self._http = HTTPServer(application(self._workers, self._guard, files), self._workers.drop)
+        self._thread: threading.Thread | None = None
+
+    def once(self) -> str:
+        """Return an address that leads to the page once, within a minute: for a command line, which others can see."""
+        return f"http://{HOST}:{self.port}/{self._guard.ticket()}"
+
+    def run(self) -> None:
+        """Serve in this thread until Ctrl-C, SIGTERM or `stop`; a server runs once."""
+        try:
+            self._http.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self._workers.close()
+
+    def start(self) -> None:
+        """Serve in a thread of its own until `stop`."""
+        self._thread = threading.Thread(target=self.run, name="attlas-view", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it: running requests are dropped, connections closed, threads joined."""
+        self._http.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        elif not self._http.started:
+            self._socket.close()
+            self._workers.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    source: Atlas | AttentionMatrix | str | os.PathLike[str],
+    *,
+    tokens: Any = None,
+    title: str | None = None,
+    port: int | None = None,
+    browser: bool = True,
+    announce: Callable[[str], object] | None = None,
+) -> None:
+    """Open the viewer in the browser, and serve it until Ctrl-C.
+
+    Parameters
+    ----------
+    source : Atlas, AttentionMatrix, str or Path
+        A recording, or its folder, or a matrix.
+    tokens : list of str, optional
+        Text of each token; an atlas knows it.
+    title : str, optional
+        What the page is called; the default is the name of the folder.
+    port : int, optional
+        Which port of 127.0.0.1; the default is the next free one from 8750 on.
+    browser : bool, default True
+        Whether a browser is opened, where there is one with windows.
+    announce : callable, optional
+        Is told the address, once, when the server listens; the default writes it to the standard output.
+
+    Raises
+    ------
+    MissingExtraError
+        If starlette or uvicorn is not installed.
+    PortError
+        If the port is taken.
+    RecordingError
+        If the folder is no atlas.
+
+    See Also
+    --------
+    attlas.view.Server : the same beside other work.
+
+    Notes
+    -----
+    Overviews of a folder ``run.atlas`` are kept in ``run.atlas.view`` beside it, so that a second opening is
+    instant. Nothing that is computed leaves the machine.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> attlas.view.serve("run.atlas")  # doctest: +SKIP
+    http://127.0.0.1:8750/FmmJ2cW4qA9b5cYzX0oLr1Qd7u3ePpTk/
+    """
+    need_extra()
+    settings: dict[str, Any] = {} if title is None else {"title": title}
+    if isinstance(source, str | os.PathLike):
+        folder = Path(source)
+        settings = {"title": folder.resolve().name, "store": store_beside(folder)} | settings
+        source = attlas.load(folder)
+    with contextlib.closing(Service(source, tokens=tokens, **settings)) as service:
+        stay(service, port=port, browser=browser, announce=announce or _print)
+
+
+def stay(service: Service, *, port: int | None, browser: bool, announce: Callable[[str], object]) -> None:
+    """Serve until Ctrl-C; say the address once, and open a browser if one is wanted and there.
+
+    Parameters
+    ----------
+    service : Service
+        What answers the page.
+    port : int or None
+        Which port; None for the next free one.
+    browser : bool
+        Whether a browser is opened.
+    announce : callable
+        Is told the address.
+    """
+    server = Server(service, port=port)
+    announce(server.url)
+    if browser and has_browser():
+        threading.Thread(target=_open, args=(server.once(),), daemon=True).start()
+    server.run()
+
+
+def store_beside(folder: Path) -> Path:
+    """Return the folder where the overviews of an atlas are kept."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}.view")
+
+
+def _print(url: str) -> None:
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+
+
+def has_browser() -> bool:
+    """Tell whether there is a browser with windows: one that runs in the terminal would take it over."""
+    if os.environ.get("BROWSER"):
+        return True
+    if sys.platform in ("darwin", "win32"):
+        return True
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
+
+
+def _open(url: str) -> None:
+    """Open an address in the user's browser; the address has been printed for where that fails."""
+    with contextlib.suppress(webbrowser.Error, OSError):
+        webbrowser.open(url)
+
+
+def need_extra() -> None:
+    """Raise a MissingExtraError unless starlette and uvicorn are installed.
+
+    Raises
+    ------
+    MissingExtraError
+        If one of them is not.
+    """
+    for name in ("starlette", "uvicorn"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise MissingExtraError(
+                explain(
+                    "view",
+                    "starlette and uvicorn must be installed to open the viewer.",
+                    found=f"no module named {name}",
+                    fix="pip install 'attlas[view]'",
+                )
+            ) from error
+
+
+def _listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on a port of the loopback interface."""
+    if port is not None:
+        if not 0 <= port <= 65_535:
+            fix = f"--port {_FIRST_PORT}, or leave it out"
+            raise ShapeError(explain("view", "the port must be between 0 and 65535.", found=f"port {port}", fix=fix))
+        try:
+            return _bound(port)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            found = f"port {port} is taken" if taken else f"{error.strerror or error}: port {port}"
+            fix = "another --port, or none for the next that is free"
+            raise PortError(explain("view", "the port must be free.", found=found, fix=fix)) from None
+    for number in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
+        try:
+            return _bound(number)
+        except OSError:
+            continue
+    return _bound(0)
+
+
+def _bound(port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # a port that a viewer has just left; on Windows this would share one with others
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((HOST, port))
+        found.listen()
+    except OSError:
+        found.close()
+        raise
+    return found

@@ -1,0 +1,141 @@
+// Single cells: grid lines, numbers in the cells, and everything that is known of one cell.
+
+import { colourOf, inkOn, ratioColourOf } from "./colour.js";
+
+const GRID_FROM = 9; // pixels a cell
+const NUMBERS_FROM = 36;
+const FAINT = 1e-3; // weights whose numbers are paler
+const BLOCK = 32; // cells of a side that are fetched together
+const KEPT_BLOCKS = 160;
+const KEPT_CELLS = 400;
+
+/** A weight in as many characters as fit into a cell of `pixels`. */
+export function shortWeight(weight, pixels) {
+  if (weight === 0) return "0";
+  const places = pixels >= 54 ? 4 : 3;
+  const fixed = weight.toFixed(places);
+  if (fixed.startsWith("1")) return "1.0";
+  if (weight >= 10 ** -(places - 1)) return fixed.slice(1);
+  return weight.toExponential(pixels >= 54 ? 1 : 0).replace("-", "−");
+}
+
+/** A difference in log2, with its sign. */
+export function shortRatio(log2) {
+  if (!Number.isFinite(log2)) return log2 > 0 ? "∞" : log2 < 0 ? "−∞" : "";
+  return `${log2 > 0 ? "+" : log2 < 0 ? "−" : ""}${Math.abs(log2).toFixed(1)}`;
+}
+
+/** Exact weights, fetched in blocks for the numbers in cells and one by one for what is pointed at. */
+export function createCells(transport, { changed }) {
+  const blocks = new Map();
+  const cells = new Map();
+  let destroyed = false;
+
+  const trim = (map, most) => {
+    for (const key of map.keys()) {
+      if (map.size <= most) return;
+      map.delete(key);
+    }
+  };
+
+  async function fetchBlock(key, source, entry, y, x) {
+    const { head, batch, variant } = source;
+    const [r0, c0] = [y * BLOCK, x * BLOCK];
+    const [r1, c1] = [Math.min(entry.m, r0 + BLOCK), Math.min(entry.n, c0 + BLOCK)];
+    try {
+      const { buffer } = await transport.get("region", { entry: source.entry, head, batch, variant, r0, r1, c0, c1 });
+      blocks.set(key, { values: new Float32Array(buffer), width: c1 - c0 });
+      trim(blocks, KEPT_BLOCKS);
+      if (!destroyed) changed();
+    } catch {
+      blocks.delete(key); // asked for again when it is next drawn
+    }
+  }
+
+  const cellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
+
+  return {
+    /** The exact weight of a cell if its block is here; else null, and the block is asked for. */
+    weight(source, entry, i, j) {
+      const [y, x] = [Math.floor(i / BLOCK), Math.floor(j / BLOCK)];
+      const key = `${source.entry}/${source.head}/${source.batch}/${source.variant}/${y}/${x}`;
+      const block = blocks.get(key);
+      if (block === undefined) {
+        blocks.set(key, null);
+        fetchBlock(key, source, entry, y, x);
+      }
+      return block ? block.values[(i - y * BLOCK) * block.width + (j - x * BLOCK)] : null;
+    },
+    /** What is already known of a cell, without asking. */
+    known: (source, i, j) => cells.get(cellKey(source, i, j)) ?? null,
+    /** Everything about one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
+    async exact(source, i, j, signal) {
+      const key = cellKey(source, i, j);
+      if (!cells.has(key)) {
+        const { entry, head, batch, variant } = source;
+        const { json } = await transport.get("cell", { entry, head, batch, variant, i, j }, { signal });
+        cells.set(key, json);
+        trim(cells, KEPT_CELLS);
+      }
+      return cells.get(key);
+    },
+    /** Where the largest weight of a block is: [i, j, weight], or null. */
+    async largest(source, { r0, r1, c0, c1 }, signal) {
+      const key = `top/${source.entry}/${source.head}/${source.batch}/${source.variant}/${r0}/${r1}/${c0}/${c1}`;
+      if (!cells.has(key)) {
+        const { entry, head, batch, variant } = source;
+        const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
+        cells.set(key, json.cells[0] ?? null);
+        trim(cells, KEPT_CELLS);
+      }
+      return cells.get(key);
+    },
+    destroy() {
+      destroyed = true;
+    },
+  };
+}
+
+/** Lines between cells, in device pixels, where cells are large enough. */
+export function drawGrid(ctx, pane, { scale, dpr, look }) {
+  if (scale < GRID_FROM) return;
+  const { region, px, py } = pane;
+  const wide = Math.max(1, Math.round(dpr * (scale > 30 ? 1 : 0.6)));
+  ctx.fillStyle = look.paper;
+  ctx.globalAlpha = Math.min(0.8, (scale - GRID_FROM) / 24 + 0.12);
+  const [left, right, top, bottom] = [px(region.c0), px(region.c1), py(region.r0), py(region.r1)];
+  for (let j = region.c0 + 1; j < region.c1; j++) ctx.fillRect(px(j), top, wide, bottom - top);
+  for (let i = region.r0 + 1; i < region.r1; i++) ctx.fillRect(left, py(i), right - left, wide);
+  ctx.globalAlpha = 1;
+}
+
+/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` says whose number a cell shows. */
+export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
+  if (scale < NUMBERS_FROM) return;
+  const { region, X, Y } = pane;
+  ctx.font = `${Math.min(13, Math.round(scale * 0.24 + 1))}px ${look.sans}`;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  ctx.save();
+  const ratio = layers[0].other;
+  for (let i = region.r0; i < region.r1; i++) {
+    for (let j = region.c0; j < region.c1; j++) {
+      const target = targetAt(i, j);
+      if (!target || !target.allowed) continue;
+      const weight = cells.weight(target.source, target.entry, target.i, target.j);
+      if (weight === null) continue;
+      let [text, colour] = [null, null];
+      if (ratio) {
+        const other = cells.weight(ratio, target.entry, target.i, target.j);
+        if (other === null) continue;
+        const log2 = weight === other ? 0 : Math.log2(weight) - Math.log2(other);
+        [text, colour] = [shortRatio(log2), ratioColourOf(log2, state)];
+      } else [text, colour] = [shortWeight(weight, scale), colourOf(weight, state)];
+      if (colour === "transparent") continue;
+      ctx.fillStyle = inkOn(colour);
+      ctx.globalAlpha = !ratio && weight < FAINT ? 0.62 : 1; // what matters stands out
+      ctx.fillText(text, X(j + 0.5), Y(i + 0.5) + 0.5);
+    }
+  }
+  ctx.restore();
+}

@@ -1,0 +1,177 @@
+// Codes, weights and colours. A code is the logarithm of a weight in 16 bits; one table turns it into a colour,
+// so that colours can change without fetching anything.
+
+import { paletteBytes } from "./palettes.js";
+
+export const MASKED = 0;
+export const ZERO = 1;
+export const PENDING = 65535;
+const FIRST = 2;
+const STEPS = 65532; // codes 2 to 65534 stand for log2 weights -64 to 0
+const LOG2_MIN = -64;
+
+/** The weight that a code stands for: 0 for masked and for zero, NaN for what is not computed yet. */
+export function decode(code) {
+  if (code === PENDING) return NaN;
+  return code < FIRST ? 0 : 2 ** log2Of(code);
+}
+
+/** log2 of the weight of a code from 2 to 65534. */
+export function log2Of(code) {
+  return LOG2_MIN - (LOG2_MIN * (code - FIRST)) / STEPS;
+}
+
+/** The code of a weight of an allowed pair. */
+export function encode(weight) {
+  if (!(weight > 0)) return Number.isNaN(weight) ? PENDING : ZERO;
+  const log2 = Math.log2(weight);
+  return log2 < LOG2_MIN ? ZERO : FIRST + Math.round(((Math.min(log2, 0) - LOG2_MIN) * STEPS) / -LOG2_MIN);
+}
+
+/** The range of a colour bar that shows a matrix with n keys: from a sixteenth of an even weight up to 1. */
+export function defaultRange(colour, n) {
+  return colour === "log" ? { low: Math.max(-40, -Math.ceil(Math.log2(Math.max(2, n))) - 4), high: 0 } : { low: 0, high: 1 };
+}
+
+/** The range in use: what was chosen, where it fits the kind of scale, else the default. */
+export function rangeOf(state) {
+  const n = state.info?.entries[state.entry]?.n ?? 1024;
+  const { colour, low, high } = state;
+  const fits = low !== null && high !== null && low < high && (colour === "log" ? high <= 0 : low >= 0);
+  return fits ? { low, high } : defaultRange(colour, n);
+}
+
+// Two hues with even lightness at the ends: blue where the second head has more, orange where the first has.
+const DIVERGING = {
+  light: ["#0a3a6b", "#2f7ab8", "#9cc4de", "#f3f1ec", "#f0b27f", "#c9601c", "#6f2806"],
+  dark: ["#b5dcff", "#5fa5dc", "#2a587d", "#1b232a", "#7c4520", "#d9813f", "#ffd2a6"],
+};
+const grey = { light: ["#fbfbfa", "#0c0f12"], dark: ["#0d1217", "#f4f6f6"] };
+
+const cube = (x) => x * x * x;
+const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+const toSrgb = (c) => {
+  const bounded = Math.min(1, Math.max(0, c));
+  return Math.round(255 * (bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055));
+};
+
+function oklabOf(hex) {
+  const [r, g, b] = [1, 3, 5].map((i) => toLinear(parseInt(hex.slice(i, i + 2), 16) / 255));
+  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
+  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
+  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
+  ];
+}
+
+function srgbOf([L, a, b]) {
+  const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
+  const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);
+  const s = cube(L - 0.0894841775 * a - 1.291485548 * b);
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ].map(toSrgb);
+}
+
+// Colours between the stops, even to the eye: mixed in Oklab.
+function blended(stops) {
+  const points = stops.map(oklabOf);
+  const bytes = new Uint8Array(768);
+  for (let i = 0; i < 256; i++) {
+    const at = ((points.length - 1) * i) / 255;
+    const from = Math.min(Math.floor(at), points.length - 2);
+    bytes.set(srgbOf(points[from].map((c, k) => c + (at - from) * (points[from + 1][k] - c))), 3 * i);
+  }
+  return bytes;
+}
+
+const mixed = new Map();
+function blendedOnce(name, stops) {
+  if (!mixed.has(name)) mixed.set(name, blended(stops));
+  return mixed.get(name);
+}
+
+/** The 256 colours of the chosen palette, as 768 bytes; grey follows the theme, so that nothing is the paper's colour. */
+export function colours(state) {
+  const theme = state.dark ? "dark" : "light";
+  return state.palette === "grey" ? blendedOnce(`grey-${theme}`, grey[theme]) : paletteBytes(state.palette);
+}
+
+/** The 256 colours of a comparison, from "second head has more" over "equal" to "first head has more". */
+export function divergingColours(state) {
+  const theme = state.dark ? "dark" : "light";
+  return blendedOnce(`diverging-${theme}`, DIVERGING[theme]);
+}
+
+// Where a weight stands on the colour bar, 0 to 1.
+function placeOf(weight, log2, colour, { low, high }) {
+  const value = colour === "log" ? log2 : weight;
+  return Math.min(1, Math.max(0, (value - low) / (high - low)));
+}
+
+const packed = (bytes, i) => (0xff000000 | (bytes[3 * i + 2] << 16) | (bytes[3 * i + 1] << 8) | bytes[3 * i]) >>> 0;
+
+// log2 and weight of every code; filled once, so that a colour table costs no powers while its range is dragged.
+const ofCode = { log2: null, weight: null };
+function codeTables() {
+  if (!ofCode.log2) {
+    ofCode.log2 = Float64Array.from({ length: PENDING }, (_, code) => (code < FIRST ? -Infinity : log2Of(code)));
+    ofCode.weight = ofCode.log2.map((log2) => 2 ** log2);
+  }
+  return ofCode;
+}
+
+/** The colour of every code, as little-endian RGBA words; masked and not yet computed are transparent. */
+export function makeLut(state) {
+  const bytes = colours(state);
+  const words = Uint32Array.from({ length: 256 }, (_, i) => packed(bytes, i));
+  const { low, high } = rangeOf(state);
+  const values = codeTables()[state.colour === "log" ? "log2" : "weight"];
+  const table = new Uint32Array(65536);
+  const factor = 255 / (high - low);
+  for (let code = ZERO; code < PENDING; code++) {
+    const place = (values[code] - low) * factor;
+    table[code] = words[place <= 0 ? 0 : place >= 255 ? 255 : Math.round(place)];
+  }
+  return table;
+}
+
+/** The colour of every difference of two codes: entry 32768 + (first - second) / 2. */
+export function makeRatioLut(state) {
+  const bytes = divergingColours(state);
+  const table = new Uint32Array(65536);
+  for (let i = 0; i < 65536; i++) table[i] = packed(bytes, ratioIndex(((2 * (i - 32768)) * -LOG2_MIN) / STEPS, state));
+  return table;
+}
+
+const ratioIndex = (log2, state) => Math.round(127.5 + 127.5 * Math.min(1, Math.max(-1, log2 / state.ratio)));
+
+const css = (bytes, i) => `rgb(${bytes[3 * i]} ${bytes[3 * i + 1]} ${bytes[3 * i + 2]})`;
+
+function indexOf(weight, state) {
+  const code = encode(weight); // through the code, so that a number has the very colour that the map gives it
+  const log2 = code === ZERO ? -Infinity : log2Of(code);
+  return Math.round(255 * placeOf(2 ** log2, log2, state.colour, rangeOf(state)));
+}
+
+/** The colour of a weight as CSS text; "transparent" where there is none. */
+export function colourOf(weight, state) {
+  return weight === null || Number.isNaN(weight) ? "transparent" : css(colours(state), indexOf(weight, state));
+}
+
+/** The colour of a difference in log2, first head less second. */
+export function ratioColourOf(log2, state) {
+  return Number.isNaN(log2) ? "transparent" : css(divergingColours(state), ratioIndex(log2, state));
+}
+
+/** Black or white, whichever reads better on the colour of this weight (WCAG contrast). */
+export function inkOn(colour) {
+  const [r, g, b] = colour.match(/\d+/g).map((c) => toLinear(Number(c) / 255));
+  const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  return (light + 0.05) ** 2 > 1.05 * 0.05 ? "#0b0f14" : "#ffffff";
+}

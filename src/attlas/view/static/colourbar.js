@@ -1,0 +1,244 @@
+// The colour bar: which weights get which colours, and how cells become one pixel.
+
+import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./colour.js";
+import { debounced, make, picker, segmented } from "./elements.js";
+import { digits, superscript, ticks } from "./numbers.js";
+import { createRange } from "./range.js";
+
+const LOWEST = -64; // log2 of the smallest weight that a code tells apart
+const SPAN = 16; // octaves below the largest weight in view that "fit" shows
+
+// The stretch of weights over which the bar is drawn; wider than the brush, so that there is room to drag.
+export function barOf(state) {
+  const { low, high } = rangeOf(state);
+  if (state.colour === "log") return { min: low < -40 ? LOWEST : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
+  let max = 1;
+  // 1, 0.5, 0.2, 0.1, ...: the smallest that leaves a fifth of the bar free.
+  for (const smaller of steps()) {
+    if (smaller < high * 1.25) break;
+    max = smaller;
+  }
+  return { min: 0, max };
+}
+function* steps() {
+  for (let power = 0; power > -12; power--) {
+    for (const factor of [1, 0.5, 0.2]) yield factor * 10 ** power;
+  }
+}
+
+// Marks of the axis: [{at (a value of the scale), text}], powers of ten on a log scale.
+export function marksOf(colour, { min, max }, room) {
+  if (colour === "linear") return ticks(min, max, room / 64).map((at) => ({ at, text: at === 0 ? "0" : digits(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
+  const decades = (max - min) / Math.log2(10);
+  const every = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(room / 52))));
+  const marks = [];
+  for (let power = 0; power * Math.log2(10) >= min - 1e-9; power -= every) {
+    const text = power === 0 ? "1" : power >= -2 ? String(10 ** power) : `10${superscript(power)}`;
+    marks.push({ at: power * Math.log2(10), text });
+  }
+  return marks;
+}
+
+export function mountColourbar(element, { store, transport, map, announce }) {
+  let bar = { min: -24, max: 0 };
+  let hovered = null; // weight under the crosshair
+  let asking = null;
+  let fitting = null;
+
+  const canvas = make("canvas", { class: "bar-canvas", height: 1, width: 256, "aria-hidden": "true" });
+  const marker = make("i", { class: "bar-marker", hidden: true });
+  const axis = make("div", { class: "bar-axis", "aria-hidden": "true" });
+  const range = createRange({
+    label: "Colour range",
+    names: ["lowest weight", "highest weight"],
+    step: () => (store.state.colour === "log" ? 0.5 : (bar.max - bar.min) / 200),
+    say: (value) => `weight ${digits(store.state.colour === "log" ? 2 ** value : value, 2)}`,
+    onInput: (low, high) => store.set({ low, high }),
+    onDone: () => render(),
+  });
+  const read = make("output", { class: "bar-read", "aria-live": "off" });
+  const fit = make("button", { type: "button", class: "text-button", title: "Fit the range to the largest weight in view" }, "fit");
+  const reset = make("button", { type: "button", class: "text-button", title: "The range that the page began with" }, "reset");
+  const label = make("span", { class: "bar-title" }, "weight");
+  const scale = segmented(
+    "Colour scale",
+    [
+      { value: "log", text: "log", title: "Colour by the logarithm of the weight" },
+      { value: "linear", text: "linear", title: "Colour by the weight itself" },
+    ],
+    setScale,
+  );
+  const pool = segmented(
+    "A pixel of many cells shows",
+    [
+      { value: "mean", text: "mean", title: "A pixel of many cells shows the mean over its allowed pairs" },
+      { value: "max", text: "max", title: "A pixel of many cells shows the largest weight" },
+    ],
+    (value) => store.set({ pool: value }),
+  );
+  const named = (names) => names.map((value) => ({ value, text: value }));
+  const palette = picker("Palette", named(["viridis", "magma", "cividis", "grey"]), (value) => store.set({ palette: value }));
+  const sink = make("input", { type: "checkbox" });
+  const sinkWords = make("span", {}, "without first key");
+  const sinkLabel = make("label", { class: "sink", title: "Leave out the first key and divide each row by what is left" }, sink, sinkWords);
+  sink.addEventListener("change", () => {
+    store.set({ variant: sink.checked ? "nosink" : "plain" });
+    announce(sink.checked ? "The first key is left out, rows are renormalised" : "All keys are shown");
+  });
+
+  const plot = make("div", { class: "bar-plot" }, make("div", { class: "bar-strip" }, canvas, range.element, marker), axis);
+  element.classList.add("colourbar");
+  element.append(
+    make("div", { class: "bar" }, make("div", { class: "bar-words" }, label, read), plot, make("div", { class: "bar-buttons" }, fit, reset)),
+    make(
+      "div",
+      { class: "bar-controls" },
+      group("Colours", scale.element, palette.element),
+      group("Pixel", pool.element),
+      sinkLabel,
+    ),
+  );
+
+  function setScale(colour) {
+    const { state } = store;
+    if (colour === state.colour) return;
+    const { low, high } = rangeOf(state);
+    const n = state.info?.entries[state.entry]?.n ?? 1024;
+    const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: defaultRange("log", n).low, high: Math.max(Math.log2(high), defaultRange("log", n).low + 1) };
+    store.set({ colour, ...wanted });
+  }
+  reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4 }));
+  fit.addEventListener("click", async () => {
+    fitting?.abort();
+    fitting = new AbortController();
+    const { signal } = fitting;
+    const { state } = store;
+    fit.disabled = true;
+    try {
+      const { r0, r1, c0, c1 } = map.visibleRegion();
+      const { entry, head, batch, variant } = state;
+      const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
+      const largest = json.cells[0]?.[2] ?? 0;
+      if (signal.aborted || !(largest > 0)) return;
+      if (store.state.colour === "linear") store.set({ low: 0, high: largest });
+      else {
+        const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
+        store.set({ low: Math.max(LOWEST, high - SPAN), high });
+      }
+      announce(`The largest weight in view is ${digits(largest)}`);
+    } catch (error) {
+      if (!signal.aborted) announce(error.message);
+    } finally {
+      fit.disabled = false;
+    }
+  });
+
+  function paint(state) {
+    const context = canvas.getContext("2d");
+    const { low, high } = rangeOf(state);
+    const bytes = state.compare === "ratio" ? divergingColours(state) : colours(state);
+    const image = context.createImageData(256, 1);
+    for (let x = 0; x < 256; x++) {
+      const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
+      const place = state.compare === "ratio" ? x : Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
+      image.data.set([bytes[3 * place], bytes[3 * place + 1], bytes[3 * place + 2], 255], 4 * x);
+    }
+    context.putImageData(image, 0, 0);
+  }
+  const share = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
+  function showMarks(marks) {
+    axis.replaceChildren(
+      ...marks.map(({ at, text }) => {
+        const mark = make("span", {}, text);
+        mark.style.left = `${100 * share(at)}%`;
+        mark.classList.toggle("first", share(at) < 0.02);
+        mark.classList.toggle("last", share(at) > 0.98);
+        return mark;
+      }),
+    );
+  }
+  function showHovered() {
+    const { state } = store;
+    const ratio = state.compare === "ratio";
+    marker.hidden = hovered === null || ratio || Number.isNaN(hovered);
+    read.textContent = "";
+    if (marker.hidden) return;
+    const value = state.colour === "log" ? Math.log2(hovered) : hovered;
+    marker.style.left = `${100 * share(value)}%`;
+    const patch = make("i", { class: "patch" });
+    patch.style.background = colourOf(hovered, state);
+    read.replaceChildren(patch, digits(hovered));
+  }
+  function render() {
+    const { state } = store;
+    const ratio = state.compare === "ratio";
+    element.classList.toggle("is-ratio", ratio);
+    if (!range.dragging()) bar = ratio ? { min: -state.ratio, max: state.ratio } : barOf(state);
+    const room = plot.clientWidth || 320;
+    paint(state);
+    label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "weight, renormalised" : "weight";
+    range.element.hidden = ratio;
+    if (ratio) {
+      const most = state.ratio;
+      showMarks([-most, -most / 2, 0, most / 2, most].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2).replace(/\.0$/, "")}×` })));
+    } else {
+      showMarks(marksOf(state.colour, bar, room));
+      range.set({ ...bar, ...rangeOf(state) });
+    }
+    scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
+    pool.set(state.pool);
+    palette.set(state.palette);
+    palette.select.disabled = ratio;
+    fit.disabled = ratio;
+    const entry = state.info?.entries[state.entry];
+    sink.checked = state.variant === "nosink";
+    sink.disabled = entry !== undefined && entry.n < 2;
+    sinkWords.textContent = sink.checked ? "without first key, rows renormalised" : "without first key";
+    showHovered();
+  }
+
+  // The exact weight under the crosshair, once it rests.
+  const ask = debounced(async () => {
+    asking?.abort();
+    asking = new AbortController();
+    const { signal } = asking;
+    const { hover, entry, head, batch, variant, info } = store.state;
+    const given = info?.entries[entry];
+    if (hover === null || !given || hover.i < 0 || hover.j < 0 || hover.i >= given.m || hover.j >= given.n) return;
+    try {
+      const { json } = await transport.get("cell", { entry, head, batch, variant, i: hover.i, j: hover.j }, { signal });
+      if (signal.aborted) return;
+      hovered = json.allowed === false ? null : json.weight;
+      showHovered();
+    } catch {
+      // A number that cannot be had is not shown; the status line tells of a server that is gone.
+    }
+  }, 60);
+  const offHover = store.on(["hover"], () => {
+    if (store.state.hover === null) {
+      asking?.abort();
+      hovered = null;
+      showHovered();
+    }
+    ask();
+  });
+  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
+  const resized = new ResizeObserver(render);
+  resized.observe(plot);
+  render();
+  return {
+    destroy() {
+      offHover();
+      off();
+      resized.disconnect();
+      ask.cancel();
+      asking?.abort();
+      fitting?.abort();
+      element.replaceChildren();
+    },
+  };
+}
+
+function group(title, ...parts) {
+  return make("div", { class: "control" }, make("span", { class: "control-title", "aria-hidden": "true" }, title), ...parts);
+}

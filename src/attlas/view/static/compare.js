@@ -1,0 +1,123 @@
+// A second head beside the first: which one, and how the two are shown.
+
+import { make, segmented } from "./elements.js";
+import { headName } from "./numbers.js";
+
+const modes = [
+  { value: "none", text: "one", title: "The first head alone" },
+  { value: "side", text: "side by side", title: "Two maps that move together" },
+  { value: "triangle", text: "triangle", title: "The second head fills the empty triangle of a causal map" },
+  { value: "ratio", text: "log-ratio", title: "log₂ of the first weight over the second, cell by cell" },
+];
+
+// Two heads can be compared where their cells mean the same pairs of tokens.
+export function comparable(info, first, second) {
+  const [a, b] = [info.entries[first], info.entries[second]];
+  return a.m === b.m && a.n === b.n && a.first_query === b.first_query && a.first_key === b.first_key && b.readable !== false;
+}
+
+const says = {
+  none: "Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too.",
+  side: "Two maps, one place and one zoom. The numbers in the text are of the first head.",
+  triangle: "Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty.",
+  ratio: "log₂ of the first weight over the second: orange where the first head gives more, blue where the second does.",
+};
+
+export function mountCompare(element, { store, announce, uid }) {
+  const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": "Compare two heads", hidden: true });
+  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id, title: "Show a second head" }, "Compare");
+  const choice = make("select", { "aria-label": "Second head", id: uid("second") });
+  const swap = make("button", { type: "button", class: "icon", title: "Swap the two heads", "aria-label": "Swap the two heads" }, "⇄");
+  const how = segmented("How two heads are shown", modes, (compare) => pick(compare));
+  const words = make("p", { class: "compare-says" });
+  box.append(
+    make("label", { class: "compare-label", htmlFor: choice.id }, "Second head"),
+    make("div", { class: "compare-line" }, choice, swap),
+    how.element,
+    words,
+  );
+  element.append(open, box);
+
+  open.addEventListener("click", () => store.set({ panel: store.state.panel === "compare" ? "" : "compare" }));
+  const outside = (event) => {
+    if (store.state.panel === "compare" && !element.contains(event.target)) store.set({ panel: "" });
+  };
+  document.addEventListener("pointerdown", outside);
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    store.set({ panel: "" });
+    open.focus();
+  });
+
+  let listed = null;
+  function list() {
+    const { info, entry } = store.state;
+    if (!info || listed === `${info.key}:${entry}`) return;
+    listed = `${info.key}:${entry}`;
+    const groups = info.entries.flatMap((given, index) => {
+      if (!comparable(info, entry, index)) return [];
+      const options = [...given.heads.keys(), "mean"].map((head) => make("option", { value: `${index}:${head}` }, headName(info, index, head)));
+      return [make("optgroup", { label: headName(info, index, 0).replace(/, head.*/, "") }, ...options)];
+    });
+    choice.replaceChildren(make("option", { value: "" }, "no second head"), ...groups);
+  }
+  const parse = (value) => {
+    const [entry, head] = value.split(":");
+    return { entry: Number(entry), head: head === "mean" ? "mean" : Number(head) };
+  };
+  function pick(compare) {
+    const { second, info, entry, head } = store.state;
+    if (compare !== "none" && second === null) {
+      // A mode without a head: the next head of the layer, so that something is seen at once.
+      const heads = info.entries[entry].heads.length;
+      const other = heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
+      store.set({ second: other, compare });
+    } else store.set({ compare });
+  }
+  choice.addEventListener("change", () => {
+    const second = choice.value ? parse(choice.value) : null;
+    const { compare } = store.state;
+    store.set({ second, compare: second === null ? "none" : compare === "none" ? "side" : compare });
+  });
+  swap.addEventListener("click", () => {
+    const { entry, head, second } = store.state;
+    store.set({ entry: second.entry, head: second.head, second: { entry, head } });
+    announce("The two heads are swapped");
+  });
+
+  function render() {
+    const { info, entry, second, compare, panel } = store.state;
+    if (!info) return;
+    list();
+    const usable = second !== null && info.entries[second.entry] !== undefined && comparable(info, entry, second.entry);
+    if (second !== null && !usable) {
+      store.set({ second: null, compare: "none" });
+      announce("The second head has another shape and is closed");
+      return;
+    }
+    box.hidden = panel !== "compare";
+    open.setAttribute("aria-expanded", String(!box.hidden));
+    words.textContent = says[compare];
+    choice.value = second === null ? "" : `${second.entry}:${second.head}`;
+    swap.disabled = second === null;
+    const given = info.entries[entry];
+    const causal = given.causal && (second === null || info.entries[second.entry].causal);
+    const alone = given.heads.length < 2 && info.entries.length < 2;
+    how.set(compare, {
+      side: alone && "There is one head only",
+      triangle: alone ? "There is one head only" : !causal && "Only a causal map has an empty triangle",
+      ratio: alone && "There is one head only",
+    });
+    if (compare === "triangle" && !causal) store.set({ compare: "side" });
+  }
+  const off = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
+  render();
+  return {
+    destroy() {
+      off();
+      document.removeEventListener("pointerdown", outside);
+      element.replaceChildren();
+    },
+  };
+}

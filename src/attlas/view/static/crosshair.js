@@ -1,0 +1,288 @@
+// What lies over the map: the crosshair, the pin, and the box that says what is under the pointer.
+
+import { PENDING, decode } from "./colour.js";
+import { TILE } from "./geometry.js";
+import { make } from "./elements.js";
+import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
+import { tileKey } from "./tiles.js";
+import { tokenLabel } from "./axes.js";
+
+const QUIET = 55; // ms of rest before exact numbers are asked for
+const BANDS_FROM = 12; // pixels of a cell
+const LOOK_AROUND = 140; // ms of rest before the largest cell of a block is sought
+const WIDEST = 300; // CSS pixels of the box
+const TALLEST = 150;
+const MOST_ROWS = 4096; // cells of a block's side up to which its largest cell is sought
+
+/** Draw crosshair and pin into the fields of all panes, in CSS pixels. */
+export function drawCrosshair(ctx, panes, { scale, hover, pin, look, keyboard }) {
+  for (const pane of panes) {
+    const { field } = pane;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(pane.left, pane.top, Math.max(0, pane.right - pane.left), Math.max(0, pane.bottom - pane.top));
+    ctx.clip();
+    if (pin) {
+      ctx.setLineDash([3, 3]);
+      hairs(ctx, pane, pin, scale, look.pin, "transparent");
+      ctx.setLineDash([]);
+      ring(ctx, pane, pin, scale, look);
+    }
+    if (hover) {
+      hairs(ctx, pane, hover, scale, keyboard ? look.accent : look.hair, look.shade);
+      if (keyboard || scale >= 4) box(ctx, pane, hover, scale, look, keyboard);
+    }
+    ctx.restore();
+    if (hover && field.w > 60) {
+      badges(ctx, pane, hover, scale, look);
+    }
+  }
+}
+
+// Lines through the middle of a cell that leave the cell itself free; the edges of its row and column where cells are large.
+function hairs(ctx, pane, { i, j }, scale, style, shade) {
+  const line = (at) => Math.floor(at) + 0.5;
+  ctx.beginPath();
+  if (scale >= BANDS_FROM) {
+    for (const y of [pane.Y(i), pane.Y(i + 1)]) {
+      ctx.moveTo(pane.left, line(y));
+      ctx.lineTo(pane.right, line(y));
+    }
+    for (const x of [pane.X(j), pane.X(j + 1)]) {
+      ctx.moveTo(line(x), pane.top);
+      ctx.lineTo(line(x), pane.bottom);
+    }
+  } else {
+    const [x, y, free] = [pane.X(j + 0.5), pane.Y(i + 0.5), 8];
+    ctx.moveTo(pane.left, line(y));
+    ctx.lineTo(x - free, line(y));
+    ctx.moveTo(x + free, line(y));
+    ctx.lineTo(pane.right, line(y));
+    ctx.moveTo(line(x), pane.top);
+    ctx.lineTo(line(x), y - free);
+    ctx.moveTo(line(x), y + free);
+    ctx.lineTo(line(x), pane.bottom);
+  }
+  // Light within dark: to be seen on every colour of a map, and on paper.
+  for (const [width, colour] of [[3, shade], [1, style]]) {
+    ctx.lineWidth = width;
+    ctx.strokeStyle = colour;
+    ctx.stroke();
+  }
+}
+
+function box(ctx, pane, { i, j }, scale, look, keyboard) {
+  const side = Math.max(scale, 8);
+  const [x, y] = [pane.X(j + 0.5) - side / 2, pane.Y(i + 0.5) - side / 2];
+  ctx.lineWidth = 3;
+  ctx.strokeStyle = look.card;
+  ctx.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+  ctx.lineWidth = keyboard ? 2 : 1.25;
+  ctx.strokeStyle = keyboard ? look.accent : look.ink;
+  ctx.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+}
+
+function ring(ctx, pane, { i, j }, scale, look) {
+  const radius = Math.max(6, scale * 0.62);
+  for (const [width, style] of [[4, look.card], [2, look.accent]]) {
+    ctx.lineWidth = width;
+    ctx.strokeStyle = style;
+    ctx.beginPath();
+    ctx.arc(pane.X(j + 0.5), pane.Y(i + 0.5), radius, 0, 2 * Math.PI);
+    ctx.stroke();
+  }
+}
+
+// The positions of the crosshair, on the axes.
+function badges(ctx, pane, { i, j }, scale, look) {
+  const x = pane.X(j + 0.5);
+  const y = pane.Y(i + 0.5);
+  ctx.font = `600 11px ${look.sans}`;
+  ctx.textBaseline = "middle";
+  const badge = (text, cx, cy, align) => {
+    const width = ctx.measureText(text).width + 10;
+    const left = align === "right" ? cx - width : cx - width / 2;
+    ctx.fillStyle = look.ink;
+    ctx.beginPath();
+    ctx.roundRect(left, cy - 8.5, width, 17, 4);
+    ctx.fill();
+    ctx.fillStyle = look.card;
+    ctx.textAlign = "left";
+    ctx.fillText(text, left + 5, cy + 0.5);
+  };
+  const { band } = pane.gutter;
+  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - 10, "center");
+  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - 5, y, "right");
+}
+
+/** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
+export function blockValue(tiles, source, level, i, j) {
+  const size = TILE * 2 ** level;
+  const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
+  const tile = tiles.get(tileKey(source, level, y, x));
+  if (!tile) return null;
+  const row = Math.floor((i - y * size) / 2 ** level);
+  const code = tile.codes[row * TILE + Math.floor((j - x * size) / 2 ** level)];
+  return code === PENDING ? { pending: true } : { masked: code === 0, weight: decode(code) };
+}
+
+/** What a cell is, in one sentence for those who listen. */
+export function sentence(target, tokens, value) {
+  const name = (position) => tokenLabel(tokens, position) ?? "";
+  const query = `query ${whole(target.query)} ${name(target.query)}`;
+  const key = `key ${whole(target.key)} ${name(target.key)}`;
+  if (!target.allowed || value?.masked) return `${query}, ${key}: masked`;
+  return value && !value.pending ? `${query}, ${key}: weight ${digits(value.weight)}` : `${query}, ${key}`;
+}
+
+/** The box beside the pointer. `show(target, place, level)` fills it; exact numbers follow when the pointer rests. */
+export function createTip(stage, { cells, tiles, tokens, announce, size }) {
+  const element = make("div", { class: "tip", hidden: true });
+  stage.append(element);
+  let timers = [];
+  let stop = null;
+  let shown = null;
+
+  function clear() {
+    timers.forEach(clearTimeout);
+    timers = [];
+    stop?.abort();
+    stop = null;
+  }
+
+  function hide() {
+    clear();
+    shown = null;
+    element.hidden = true;
+  }
+
+  function put({ x, y }) {
+    // Placed by its nearer corner, so that its size need not be measured: that would lay out the whole page.
+    const { width, height } = size();
+    const across = x > width - WIDEST ? `calc(${Math.round(x - 16)}px - 100%)` : `${Math.round(x + 18)}px`;
+    const down = y > height - TALLEST ? `calc(${Math.round(y - 14)}px - 100%)` : `${Math.round(y + 18)}px`;
+    element.style.transform = width < 2 * WIDEST ? `translate(max(4px, min(${Math.round(x)}px - 50%, ${width - 4}px - 100%)), ${down})` : `translate(${across}, ${down})`;
+  }
+
+  function fill(target, found) {
+    element.replaceChildren(...headline(target, found), places(target, tokens, found), ...more(target, found));
+  }
+
+  async function ask(job, target, found, place) {
+    const mine = (stop ??= new AbortController());
+    try {
+      await job(mine.signal);
+    } catch {
+      return; // the next movement asks again; the queue says when the server is gone
+    }
+    if (mine.signal.aborted || shown !== target) return;
+    fill(target, found);
+    put(place);
+  }
+
+  return {
+    hide,
+    get target() {
+      return shown;
+    },
+    show(target, place, { level, pool, spoken = false }) {
+      const same = shown && ["i", "j", "level"].every((field) => shown[field] === target[field]) && shown.source.key === target.source.key;
+      if (same) {
+        put(place);
+        return;
+      }
+      clear();
+      shown = target;
+      const found = { pool, block: blockValue(tiles, target.source, level, target.i, target.j), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
+      if (target.other) {
+        found.otherBlock = blockValue(tiles, target.other, level, target.i, target.j);
+        found.other = cells.known(target.other, target.i, target.j);
+      }
+      element.hidden = false;
+      fill(target, found);
+      put(place);
+      if (spoken) announce(sentence(target, tokens, level === 0 ? found.block : found.exact));
+      if (!target.allowed) return;
+      const exact = async (signal) => {
+        found.exact = await cells.exact(target.source, target.i, target.j, signal);
+        if (target.other) found.other = await cells.exact(target.other, target.i, target.j, signal);
+        if (spoken && !signal.aborted) announce(sentence(target, tokens, { weight: found.exact.weight, masked: !found.exact.allowed }));
+      };
+      timers.push(setTimeout(() => ask(exact, target, found, place), QUIET));
+      if (level > 0 && pool === "max" && 2 ** level <= MOST_ROWS && !found.block?.masked && !found.block?.pending) {
+        const largest = async (signal) => {
+          found.largest = target.best = await cells.largest(target.source, target.block, signal);
+        };
+        timers.push(setTimeout(() => ask(largest, target, found, place), LOOK_AROUND));
+      }
+    },
+    destroy() {
+      hide();
+      element.remove();
+    },
+  };
+}
+
+const line = (name, ...children) => make("div", { class: name }, ...children);
+// The shortest decimal that is this float32, with its power of ten as people write it.
+const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+
+function headline(target, { pool, block, exact, other, otherBlock }) {
+  if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
+    const why = target.empty ? "empty row: this query may see no key" : "masked: this query may not see this key";
+    return [line("tip-mask", why)];
+  }
+  if (block?.masked) return [line("tip-mask", "masked")];
+  if (target.level) {
+    if (block?.pending) return [line("tip-mask", "not computed yet")];
+    const side = whole(2 ** target.level);
+    const words = `${pool === "max" ? "maximum" : "mean"} of ${side} × ${side} cells`;
+    const value = block ? `≈ ${digits(block.weight)}` : "…";
+    const lines = [line("tip-weight", value, " ", make("small", {}, words))];
+    if (target.other && otherBlock) lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, "second head")));
+    return lines;
+  }
+  const first = exact ? weighed(exact.weight) : [block ? `≈ ${digits(block.weight)}` : "…"];
+  const lines = [line("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
+  if (target.other) {
+    const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
+    lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
+  }
+  return lines;
+}
+
+function places(target, tokens, { largest }) {
+  const list = make("dl");
+  const add = (word, position) => {
+    const label = tokenLabel(tokens, position);
+    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, whole(position)));
+  };
+  if (largest) {
+    add("query", largest[0] + target.firstQuery);
+    add("key", largest[1] + target.firstKey);
+  } else {
+    add("query", target.query);
+    add("key", target.key);
+  }
+  return list;
+}
+
+function more(target, { exact, largest }) {
+  const lines = [];
+  if (largest) lines.push(`largest of the block: ${exactly(largest[2])}`);
+  if (exact?.allowed && !target.level) {
+    const parts = [];
+    if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);
+    if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(`entropy ${digits(exact.row_entropy)}`);
+    if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(`column mass ${digits(exact.column_mass)}`);
+    if (parts.length) lines.push(parts.join(" · "));
+  }
+  return lines.map((text) => line("tip-more", text));
+}
+
+function ordinal(rank) {
+  if (rank === 1) return "largest";
+  const tail = rank % 100 > 10 && rank % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][rank % 10] ?? "th";
+  return `${whole(rank)}${tail} largest`;
+}

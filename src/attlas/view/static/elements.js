@@ -1,0 +1,109 @@
+// Small pieces that every panel is made of.
+
+// An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as
+// properties, everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null) continue;
+    if (name === "class") element.className = value;
+    else if (name in element && !name.startsWith("aria-")) element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+// A row of buttons of which exactly one is pressed.
+export function segmented(label, options, onPick) {
+  const element = make("div", { class: "segmented", role: "group", "aria-label": label });
+  const buttons = options.map(({ value, text, title }) => {
+    const button = make("button", { type: "button", title }, text);
+    button.addEventListener("click", () => onPick(value));
+    element.append(button);
+    return { value, button };
+  });
+  return {
+    element,
+    set(chosen, disabled = {}) {
+      for (const { value, button } of buttons) {
+        button.setAttribute("aria-pressed", String(value === chosen));
+        button.disabled = Boolean(disabled[value]);
+        if (typeof disabled[value] === "string") button.title = disabled[value];
+        else button.title = options.find((option) => option.value === value).title ?? "";
+      }
+    },
+  };
+}
+
+// A labelled <select>.
+export function picker(label, options, onPick, { hidden = true } = {}) {
+  const select = make("select", { "aria-label": hidden ? label : undefined });
+  const fill = (next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
+  fill(options);
+  select.addEventListener("change", () => onPick(select.value));
+  const element = hidden ? select : make("label", { class: "picker" }, make("span", {}, label), select);
+  return {
+    element,
+    select,
+    fill,
+    set(value) {
+      select.value = value;
+    },
+  };
+}
+
+// Runs the last call after a quiet time.
+export function debounced(run, milliseconds) {
+  let timer = 0;
+  const later = (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => run(...given), milliseconds);
+  };
+  later.cancel = () => clearTimeout(timer);
+  return later;
+}
+
+// A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
+export function createDialog(parent, title, uid, onClose) {
+  const heading = make("h2", { id: uid("dialog") }, title);
+  const shut = make("button", { type: "button", class: "dialog-close", "aria-label": "Close" }, "×");
+  const body = make("div", { class: "dialog-body" });
+  const element = make(
+    "dialog",
+    { class: "dialog", "aria-labelledby": heading.id },
+    make("div", { class: "dialog-head" }, heading, shut),
+    body,
+  );
+  shut.addEventListener("click", () => element.close());
+  element.addEventListener("pointerdown", (event) => {
+    if (event.target === element) element.close(); // the backdrop is the dialog's own
+  });
+  // Keys in a dialog are the dialog's: the map under it must not move.
+  element.addEventListener("keydown", (event) => event.stopPropagation());
+  element.addEventListener("close", onClose);
+  parent.append(element);
+  return {
+    element,
+    body,
+    open() {
+      if (!element.open) element.showModal();
+    },
+    close() {
+      if (element.open) element.close();
+    },
+    destroy() {
+      element.remove();
+    },
+  };
+}
+
+// Hands a file to the user.
+export function download(name, blob) {
+  const url = URL.createObjectURL(blob);
+  const link = make("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}

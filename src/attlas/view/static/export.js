@@ -1,0 +1,183 @@
+// What can be taken away: a link, a picture, a table, a page that works offline.
+
+import { createDialog, download, make } from "./elements.js";
+import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
+import { bytes, headMark, whole } from "./numbers.js";
+import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
+import { drawPicture } from "./picture.js";
+
+export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
+  let running = null;
+  const open = make("button", { type: "button", class: "toggle", title: "Copy a link, save a picture, a table, or a page that works offline" }, "Export");
+  open.addEventListener("click", () => store.set({ panel: "export" }));
+  element.append(open);
+  const dialog = createDialog(root, "Export", uid, () => {
+    running?.abort();
+    if (store.state.panel === "export") store.set({ panel: "" });
+  });
+  const line = make("p", { class: "export-line", role: "status" });
+  const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the export" });
+  const cancel = make("button", { type: "button", class: "text-button", hidden: true }, "cancel");
+  cancel.addEventListener("click", () => running?.abort());
+
+  const kinds = [
+    { name: "link", title: "Copy link", run: copyLink, words: () => "This view: head, place, zoom, colours, pin. It works while this viewer runs." },
+    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption." },
+    { name: "csv", title: "Table", run: saveTable, words: tableWords },
+    { name: "html", title: "Offline page", run: savePage, words: pageWords },
+  ];
+  for (const kind of kinds) {
+    kind.says = make("span", { class: "export-words" });
+    kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
+    kind.button.addEventListener("click", () => start(kind));
+  }
+  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-foot" }, line, bar, cancel));
+  dialog.element.classList.add("export");
+
+  const region = () => cellsOf(map.visibleRegion(), store.state.info.entries[store.state.entry]);
+  function tableWords() {
+    const count = countOf(region());
+    const limit = `at most ${whole(csvLimit)}`;
+    if (count > csvLimit) return `${whole(count)} cells are in view, ${limit} fit: zoom in.`;
+    return `CSV of the ${whole(count)} cells in view, exact float32 weights, with positions and tokens (${limit}).`;
+  }
+  function pageWords() {
+    const { state } = store;
+    const heads = packedHeads(state);
+    const { finest } = levelsThatFit(state.info.entries[state.entry], packLimit / heads.length);
+    const names = heads.map((each) => headMark(state.info, each.entry, each.head)).join(" and ");
+    const depth = finest ? `down to blocks of ${2 ** finest} × ${2 ** finest} cells` : "down to single cells";
+    return `One HTML file with head ${names}, ${depth} (at most ${bytes(packLimit)} of tiles before compression), tokens and tracks. The page says what is not in it.`;
+  }
+  function describe() {
+    const { info } = store.state;
+    if (!info) return;
+    for (const kind of kinds) kind.says.textContent = kind.words();
+    kinds[2].button.disabled = countOf(region()) > csvLimit || countOf(region()) === 0;
+    const readable = info.entries[store.state.entry].readable !== false;
+    if (!readable) for (const kind of kinds.slice(2)) kind.button.disabled = true;
+  }
+  const tell = (text) => {
+    line.textContent = text;
+  };
+
+  async function start(kind) {
+    running?.abort();
+    const stop = new AbortController();
+    running = stop;
+    bar.hidden = cancel.hidden = kind.name === "link" || kind.name === "png";
+    bar.removeAttribute("value");
+    tell("");
+    try {
+      const done = await kind.run(stop.signal);
+      if (!stop.signal.aborted) {
+        tell(done);
+        announce(done);
+      }
+    } catch (error) {
+      tell(stop.signal.aborted ? "Cancelled." : `${error.message}.`);
+    } finally {
+      if (running === stop) {
+        running = null;
+        bar.hidden = cancel.hidden = true;
+      }
+    }
+  }
+  async function copyLink() {
+    // The hash is written a little after the state changes.
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    try {
+      await navigator.clipboard.writeText(window.location.href);
+    } catch {
+      // No permission, or no secure context: the older way, which asks nobody.
+      const area = make("textarea", { value: window.location.href, readOnly: true, class: "unseen" });
+      dialog.body.append(area);
+      area.select();
+      const copied = document.execCommand("copy");
+      area.remove();
+      if (!copied) return "The link is the address of this page";
+    }
+    return "Link copied.";
+  }
+  const fileName = (ending) => {
+    const { info, entry, head } = store.state;
+    const title = info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "attlas";
+    return `${title}-${headMark(info, entry, head).replace("·", "-")}.${ending}`;
+  };
+  async function savePicture() {
+    const read = getComputedStyle(root);
+    const style = Object.fromEntries(["card", "ink", "soft", "line", "sans"].map((name) => [name, read.getPropertyValue(`--${name}`).trim()]));
+    const canvas = drawPicture(map, store.state, style);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    if (!blob) throw new Error("The browser could not make the picture");
+    download(fileName("png"), blob);
+    return `Picture of ${whole(canvas.width)} × ${whole(canvas.height)} pixels saved.`;
+  }
+  async function saveTable(signal) {
+    const { state } = store;
+    const { info, entry, head, batch, variant } = state;
+    const given = info.entries[entry];
+    const cells = region();
+    const weights = await fetchRegion(transport, { entry, head, batch, variant }, cells, {
+      signal,
+      onPart: (share) => {
+        bar.value = share;
+      },
+    });
+    const texts = new Map();
+    const stretches = [
+      [given.first_query + cells.r0, given.first_query + cells.r1],
+      [given.first_key + cells.c0, given.first_key + cells.c1],
+    ];
+    for (const [start, stop] of stretches) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
+    const textOf = (position) => texts.get(position) ?? "";
+    // A blob of a million lines as one string would need twice its size: the table is small enough for one.
+    download(fileName("csv"), new Blob([table(weights, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
+    return `${whole(countOf(cells))} cells saved.`;
+  }
+  async function savePage(signal) {
+    const { json } = await transport.get("offline", {}, { signal });
+    const page = json.page ?? ownPage();
+    const data = await gather(transport, store.state, {
+      signal,
+      tell(share, words) {
+        if (share !== null) bar.value = share;
+        tell(words);
+      },
+    });
+    const blob = new Blob([fileOf(page, data)], { type: "text/html;charset=utf-8" });
+    download(fileName("html"), blob);
+    return `Page of ${bytes(blob.size)} saved; it opens without a server.`;
+  }
+  const off = [
+    store.on(["panel"], () => {
+      if (store.state.panel !== "export") return dialog.close();
+      describe();
+      tell("");
+      dialog.open();
+      return undefined;
+    }),
+  ];
+  // A guest in a notebook has no address of its own.
+  kinds[0].button.hidden = !root.classList.contains("attlas-page");
+  if (store.state.panel === "export") {
+    describe();
+    dialog.open();
+  }
+  return {
+    destroy() {
+      for (const end of off) end();
+      running?.abort();
+      dialog.destroy();
+      element.replaceChildren();
+    },
+  };
+}
+
+// An offline page saves itself: its own scripts and styles, with the mark where the data was.
+function ownPage() {
+  const copy = document.documentElement.cloneNode(true);
+  copy.querySelector("#attlas-data").textContent = dataMark;
+  copy.querySelector(".attlas").replaceChildren();
+  return `<!doctype html>\n${copy.outerHTML}`;
+}

@@ -1,0 +1,196 @@
+// A long text as a flow of tokens of which only those near the window exist: 100,000 tokens scroll like a hundred.
+
+import { make } from "./elements.js";
+import { whole } from "./numbers.js";
+import { visible } from "./tokens.js";
+
+const piece = 128; // tokens that come and go together; their position stands before the first
+
+export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
+  let length = 0;
+  let texts = 0; // positions before this have a text
+  let pieces = []; // {element, filled, height}
+  let focusAt = 0;
+  let marked = [];
+  let typical = 96; // pixels of a piece that was not laid out yet
+  const help = make("span", { class: "unseen", id: uid("flow-help") }, "Arrow keys move from token to token, Enter pins one.");
+  const box = make("div", { class: "flow", role: "group", "aria-label": label, tabIndex: 0, "aria-describedby": help.id });
+  const element = make("div", { class: "flow-frame" }, box, help);
+
+  const watch = new IntersectionObserver(
+    (changes) => {
+      for (const { target, isIntersecting } of changes) {
+        const at = Number(target.dataset.piece);
+        if (isIntersecting) fill(at);
+        else empty(at);
+      }
+    },
+    { root: box, rootMargin: "600px 0px" },
+  );
+
+  function start(count, known) {
+    [length, texts] = [count, known];
+    pieces = [];
+    watch.disconnect();
+    const all = document.createDocumentFragment();
+    for (let at = 0; at * piece < length; at++) {
+      const part = make("div", { class: "piece", "data-piece": at });
+      part.style.minHeight = `${typical}px`;
+      pieces.push({ element: part, filled: false });
+      all.append(part);
+    }
+    box.replaceChildren(all);
+    for (const { element: part } of pieces) watch.observe(part);
+  }
+  function fill(at) {
+    const part = pieces[at];
+    const [from, to] = [at * piece, Math.min(length, (at + 1) * piece)];
+    part.near = true;
+    if (part.filled) return;
+    if (from < texts) tokens.prefetch(from, Math.min(to, texts));
+    if (from < texts && tokens.peek(from) === null) return; // refresh() comes back when the texts are here
+    part.filled = true;
+    const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(from))];
+    for (let position = from; position < to; position++) content.push(tokenElement(position));
+    part.element.replaceChildren(...content);
+    part.element.style.minHeight = "";
+    for (const child of part.element.querySelectorAll(".t")) dress(child);
+    typical = Math.max(24, part.element.offsetHeight || typical);
+  }
+  function empty(at) {
+    const part = pieces[at];
+    part.near = false;
+    if (!part.filled || part.element.contains(document.activeElement)) return;
+    // What leaves keeps its height, so that nothing else moves.
+    part.element.style.minHeight = `${part.element.offsetHeight}px`;
+    part.element.replaceChildren();
+    part.filled = false;
+  }
+  function tokenElement(position) {
+    const span = make("span", { class: "t", "data-position": position });
+    const text = position < texts ? tokens.peek(position) : null;
+    const joined = position < texts ? tokens.joined(position) : null;
+    span.title = whole(position);
+    if (text === null) {
+      span.classList.add("number");
+      span.append(String(position));
+    } else if (joined) {
+      // A character of several tokens: the whole of it before the first, then the bytes of each.
+      span.classList.add("part");
+      span.title = `${whole(position)} · part ${position - joined.start + 1} of ${joined.stop - joined.start} of ${joined.text}`;
+      if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
+      span.append(make("small", {}, text.replace(/^⟨(.*)⟩$/u, "$1")));
+    } else spell(span, text);
+    return span;
+  }
+  // Whitespace is text of its own: a faint sign where it stands, and the line break after its sign.
+  function spell(span, text) {
+    if (text === "") {
+      span.append(make("small", { class: "sign" }, "∅"));
+      return;
+    }
+    for (const part of text.split(/(\r\n|\s|[\u0000-\u001f\u007f\u200b])/u)) {
+      if (part === "") continue;
+      if (!/^(\r\n|\s|[\u0000-\u001f\u007f\u200b])$/u.test(part)) {
+        span.append(part);
+        continue;
+      }
+      span.append(make("small", { class: "sign" }, visible(part)));
+      if (part.includes("\n")) span.append("\n");
+      // An ordinary space stays one, so that lines can break there.
+      else span.append(make("wbr"));
+    }
+  }
+  function dress(span) {
+    const { classes, background, ink } = paint(Number(span.dataset.position));
+    const kept = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
+    span.className = [...kept, ...classes].join(" ");
+    span.style.background = background;
+    span.style.color = ink;
+  }
+  const find = (position) => pieces[Math.floor(position / piece)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
+
+  const positionOf = (event) => {
+    const span = event.target.closest?.(".t");
+    return span ? Number(span.dataset.position) : null;
+  };
+  box.addEventListener("pointerover", (event) => {
+    const position = positionOf(event);
+    if (position !== null && event.pointerType !== "touch") onHover(position);
+  });
+  box.addEventListener("pointerleave", () => onHover(null));
+  box.addEventListener("click", (event) => {
+    const position = positionOf(event);
+    if (position === null) return;
+    focusAt = position;
+    onPick(position);
+  });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -length, End: length, PageUp: -200, PageDown: 200 }[event.key];
+    if (step !== undefined && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      focusAt = Math.min(length - 1, Math.max(0, focusAt + step));
+      reveal(focusAt, "nearest");
+      onHover(focusAt);
+    } else if (event.key === "Enter" || event.key === " ") onPick(focusAt);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+
+  // Brings a token into the window; its piece is filled on the way.
+  function reveal(position, block = "center") {
+    const part = pieces[Math.floor(position / piece)];
+    if (!part) return;
+    focusAt = position;
+    const span = find(position);
+    const target = span ?? part.element;
+    const [outer, inner] = [box.getBoundingClientRect(), target.getBoundingClientRect()];
+    if (!outer.height) return;
+    const inside = inner.top >= outer.top + 8 && inner.bottom <= outer.bottom - 8;
+    if (!(span && inside)) {
+      const gap = block === "center" || !span ? (outer.height - Math.min(inner.height, outer.height)) / 2 : inner.top < outer.top ? 24 : outer.height - inner.height - 24;
+      box.scrollTop += inner.top - outer.top - gap;
+    }
+    if (!span) {
+      part.near = true;
+      part.wanted = { position, block };
+      fill(Math.floor(position / piece));
+      settle(part);
+    }
+  }
+  function settle(part) {
+    if (!part.filled || !part.wanted) return;
+    const { position, block } = part.wanted;
+    part.wanted = null;
+    reveal(position, block);
+  }
+  return {
+    element,
+    start,
+    reveal,
+    // Colours have changed.
+    repaint() {
+      for (const part of pieces) if (part.filled) for (const span of part.element.querySelectorAll(".t")) dress(span);
+    },
+    // Texts have come.
+    refresh() {
+      pieces.forEach((part, at) => {
+        if (!part.near || part.filled) return;
+        fill(at);
+        settle(part);
+      });
+    },
+    // The tokens under the crosshair.
+    mark(positions) {
+      for (const position of new Set([...marked, ...positions])) {
+        const span = find(position);
+        if (span) dress(span);
+      }
+      marked = positions;
+    },
+    destroy() {
+      watch.disconnect();
+      element.remove();
+    },
+  };
+}

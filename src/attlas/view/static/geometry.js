@@ -1,0 +1,124 @@
+// Where things are: panes, gutters, levels, and the way between cells and pixels. Pure arithmetic.
+
+export const TILE = 256;
+
+// CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
+const SIZES = {
+  wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
+  narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
+};
+const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
+const NARROW = 560;
+
+/** The level whose blocks are at least one device pixel wide, and less than two. */
+export function levelFor(pixels, levels) {
+  const level = Math.ceil(-Math.log2(pixels) - 1e-6);
+  return Math.min(levels - 1, Math.max(0, level));
+}
+
+/** How far the gutters have opened for tokens: 0 zoomed out, 1 from TOKENS_FROM pixels a cell on. */
+export function opening(scale) {
+  const t = Math.min(1, Math.max(0, (scale / TOKENS_FROM - 0.75) * 4));
+  return t * t * (3 - 2 * t);
+}
+
+/** Whether tokens are written at this scale. */
+export function showsTokens(scale) {
+  return scale >= TOKENS_FROM;
+}
+
+function gutters(width, scale, hasSpans) {
+  const size = SIZES[width < NARROW ? "narrow" : "wide"];
+  const band = hasSpans ? size.band : 0;
+  const open = opening(scale);
+  const closedTop = size.top - band; // the corner has two lines of words, beside a band or without one
+  return {
+    track: size.track,
+    band,
+    left: Math.round(size.left + open * (size.tokensLeft - size.left)),
+    top: Math.round(closedTop + open * (size.tokensTop - closedTop)),
+    edge: size.edge,
+    closedLeft: size.track + size.left + band,
+    closedTop: size.track + size.top,
+  };
+}
+
+/** The panes of a stage: one, or two beside each other (above each other where it is tall). */
+export function panesOf(width, height, scale, { side = false, hasSpans = false } = {}) {
+  const boxes = [];
+  if (!side) boxes.push({ x: 0, y: 0, w: width, h: height });
+  else if (width > 1.1 * height) {
+    const half = Math.floor(width / 2);
+    boxes.push({ x: 0, y: 0, w: half, h: height }, { x: half, y: 0, w: width - half, h: height });
+  } else {
+    const half = Math.floor(height / 2);
+    boxes.push({ x: 0, y: 0, w: width, h: half }, { x: 0, y: half, w: width, h: height - half });
+  }
+  return boxes.map((box) => {
+    const gutter = gutters(box.w, scale, hasSpans);
+    const left = gutter.track + gutter.left + gutter.band;
+    const top = gutter.track + gutter.top + gutter.band;
+    const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left), h: Math.max(1, box.h - top) };
+    // The fixed point of a zoom about the centre must not move when the gutters open: it goes by the closed ones.
+    const cx = box.x + gutter.closedLeft + Math.max(1, box.w - gutter.closedLeft - gutter.edge) / 2;
+    const cy = box.y + gutter.closedTop + Math.max(1, box.h - gutter.closedTop - gutter.edge) / 2;
+    return { ...box, gutter, field, cx, cy };
+  });
+}
+
+/** A pane with the way from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
+export function placed(pane, { row, column, scale, dpr, m, n }) {
+  const ox = pane.cx - column * scale;
+  const oy = pane.cy - row * scale;
+  const X = (j) => ox + j * scale;
+  const Y = (i) => oy + i * scale;
+  const { field } = pane;
+  const region = {
+    r0: Math.max(0, Math.floor((field.y - oy) / scale)),
+    r1: Math.min(m, Math.ceil((field.y + field.h - oy) / scale)),
+    c0: Math.max(0, Math.floor((field.x - ox) / scale)),
+    c1: Math.min(n, Math.ceil((field.x + field.w - ox) / scale)),
+  };
+  return {
+    ...pane,
+    X,
+    Y,
+    px: (j) => Math.round(dpr * X(j)),
+    py: (i) => Math.round(dpr * Y(i)),
+    row: (y) => (y - oy) / scale,
+    column: (x) => (x - ox) / scale,
+    region,
+    // The axes hug the matrix while its edge is in view.
+    left: Math.min(Math.max(X(0), field.x), field.x + field.w),
+    top: Math.min(Math.max(Y(0), field.y), field.y + field.h),
+    right: Math.min(X(n), field.x + field.w),
+    bottom: Math.min(Y(m), field.y + field.h),
+  };
+}
+
+/** Centre and zoom that show the whole matrix. */
+export function fitting(width, height, { m, n }, options, maximum) {
+  const closed = panesOf(width, height, 0, options)[0];
+  const edge = closed.gutter.edge;
+  const within = ({ field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
+  let scale = within(closed);
+  let open = closed;
+  if (opening(scale) > 0) {
+    // Small matrices are shown with their tokens, which take some of the room.
+    open = panesOf(width, height, scale, options)[0];
+    scale = within(open);
+  }
+  const shiftX = open.field.x + (open.field.w - edge) / 2 - open.cx;
+  const shiftY = open.field.y + (open.field.h - edge) / 2 - open.cy;
+  return { row: m / 2 - shiftY / scale, column: n / 2 - shiftX / scale, zoom: Math.log2(scale) };
+}
+
+/** Where the allowed part of a causal matrix ends: key j is seen by query i when j <= i + offset. */
+export function causalOffset(entry) {
+  return entry.first_query - entry.first_key;
+}
+
+/** Whether a block of cells lies wholly behind the diagonal of a causal matrix. */
+export function beyondDiagonal(entry, r1, c0) {
+  return entry.causal && c0 > r1 - 1 + causalOffset(entry);
+}

@@ -1,0 +1,93 @@
+// The keys, and what the numbers are.
+
+import { createDialog, make } from "./elements.js";
+
+const keys = [
+  ["Moving", [
+    ["← ↑ → ↓", "move the map; with Shift by a screen"],
+    ["+ −", "nearer, farther"],
+    ["0", "the whole matrix"],
+    ["d", "to the diagonal"],
+    ["drag, wheel, pinch", "move, zoom about the pointer"],
+  ]],
+  ["Heads", [
+    ["[ ]", "previous, next head"],
+    ["{ }", "previous, next layer"],
+    ["Shift + click", "a second head, linked to the first; Shift + Enter does the same"],
+  ]],
+  ["Reading", [
+    ["Enter, click", "pin the cell under the crosshair: the text shows its row"],
+    ["/", "search: text, 50000-60000, or 60321,102"],
+    ["Escape", "let go of the pin, close what is open"],
+    ["?", "this page"],
+  ]],
+];
+
+const facts = [
+  [
+    "Every number is exact",
+    "Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture.",
+  ],
+  [
+    "The picture holds codes",
+    "A pixel is a 16-bit code of log₂ of a weight, from 2⁻⁶⁴ to 1, at most 0.034 % off. That is finer than a screen shows, and no small weight is lost.",
+  ],
+  [
+    "A pixel of many cells",
+    "Zoomed out, one pixel stands for a block. “mean” is the mean over the block’s allowed pairs, pooled exactly from sums and counts; “max” is the largest weight in it.",
+  ],
+  [
+    "Masked, zero, not yet known",
+    "Hatched: no pair is allowed there. The lowest colour: allowed, and below the range. Flat grey: not computed yet; the status line says how far the pass over the matrix is.",
+  ],
+  [
+    "Without the first key",
+    "Many heads rest on the first token. Excluding it drops that column and divides each row by what is left, so that rows sum to 1 again. Every number shown is then of the changed matrix, and the page says so.",
+  ],
+  [
+    "Sampled thumbnails",
+    "A thumbnail with a dotted corner shows one exact query for each of its rows, until the whole head has been read.",
+  ],
+];
+
+export function mountHelp(element, { store, uid, root }) {
+  const open = make("button", { type: "button", class: "icon", title: "Keys, and where the numbers come from  ?", "aria-label": "Help" }, "?");
+  open.addEventListener("click", () => store.set({ panel: "help" }));
+  element.append(open);
+  const dialog = createDialog(root, "Keys and numbers", uid, () => {
+    if (store.state.panel === "help") store.set({ panel: "" });
+  });
+  const columns = keys.map(([title, rows]) =>
+    make(
+      "section",
+      {},
+      make("h3", {}, title),
+      make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...caps(key)), make("dd", {}, does)))),
+    ),
+  );
+  const about = make(
+    "section",
+    { class: "facts" },
+    make("h3", {}, "Where the numbers come from"),
+    make("dl", {}, ...facts.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+  );
+  dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
+  dialog.element.classList.add("help");
+  const off = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
+  if (store.state.panel === "help") dialog.open();
+  return {
+    destroy() {
+      off();
+      dialog.destroy();
+      element.replaceChildren();
+    },
+  };
+}
+
+// "[ ]" as two key caps; words stay words.
+function caps(text) {
+  return text.split(/( \+ |, | )/).map((part) => {
+    if (/^( \+ |, | )$/.test(part)) return part;
+    return /^(drag|wheel|pinch|click)$/.test(part) ? part : make("kbd", {}, part);
+  });
+}

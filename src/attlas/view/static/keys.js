@@ -1,0 +1,50 @@
+// Keys that work everywhere on the page, save where somebody types.
+
+import { headStep, layerStep } from "./shell.js";
+import { headName } from "./numbers.js";
+
+/** Listen to keys under `root`; returns the function that ends it. */
+export function createKeys(root, { store, map, announce }) {
+  const say = () => {
+    const { info, entry, head } = store.state;
+    announce(headName(info, entry, head));
+  };
+  const change = (patch) => {
+    store.set(patch);
+    say();
+  };
+  const actions = {
+    "[": () => change(headStep(store.state, -1)),
+    "]": () => change(headStep(store.state, 1)),
+    "{": () => change(layerStep(store.state, -1)),
+    "}": () => change(layerStep(store.state, 1)),
+    "0": () => map.fit(),
+    d: () => map.diagonal(),
+    "+": () => map.zoomBy(1),
+    "=": () => map.zoomBy(1),
+    "-": () => map.zoomBy(-1),
+    "/": () => store.set({ panel: "search" }),
+    "?": () => store.set({ panel: store.state.panel === "help" ? "" : "help" }),
+    Escape: () => escape(),
+  };
+  function escape() {
+    const { panel, hover, pin } = store.state;
+    if (panel) store.set({ panel: "" });
+    else if (map.crosshair()) map.crosshair(null);
+    else if (hover) store.set({ hover: null });
+    else if (pin) store.set({ pin: null });
+  }
+  const pressed = (event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    if (typing && event.key !== "Escape") return;
+    const act = actions[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  };
+  // A page of its own hears keys wherever the focus is; a guest only inside itself.
+  const ear = root.classList.contains("attlas-page") ? document : root;
+  ear.addEventListener("keydown", pressed);
+  return () => ear.removeEventListener("keydown", pressed);
+}

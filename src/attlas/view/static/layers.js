@@ -1,0 +1,199 @@
+// One head drawn as tiles. What has not come yet is stood in for by coarser or finer tiles, so that nothing flickers.
+
+import { TILE, beyondDiagonal, causalOffset, levelFor } from "./geometry.js";
+import { tileKey } from "./tiles.js";
+
+const FINER = 2; // levels down to which finer tiles stand in
+
+/**
+ * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
+ * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by.
+ */
+export function layerOf(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null }) {
+  const level = levelFor(scale * dpr, entry.levels);
+  const { region } = pane;
+  const clip = (value, most) => Math.min(most, Math.max(0, value));
+  if (!transposed) return { pane, source, entry, other, level, transposed, U: pane.px, V: pane.py, region };
+  return {
+    pane,
+    source,
+    entry,
+    other,
+    level,
+    transposed,
+    U: (c) => pane.py(c - shift),
+    V: (r) => pane.px(r + shift),
+    region: {
+      r0: clip(region.c0 - shift, entry.m),
+      r1: clip(region.c1 - shift, entry.m),
+      c0: clip(region.r0 + shift, entry.n),
+      c1: clip(region.r1 + shift, entry.n),
+    },
+  };
+}
+
+// The tiles of a level that a region touches, without those that a causal matrix leaves empty.
+function* tilesIn({ entry, region, level }, margin = 0) {
+  const size = TILE * 2 ** level;
+  if (region.r1 <= region.r0 || region.c1 <= region.c0) return;
+  const last = (count) => Math.ceil(count / size) - 1;
+  const y1 = Math.min(last(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
+  const x1 = Math.min(last(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
+  for (let y = Math.max(0, Math.floor(region.r0 / size) - margin); y <= y1; y++) {
+    for (let x = Math.max(0, Math.floor(region.c0 / size) - margin); x <= x1; x++) {
+      if (!beyondDiagonal(entry, Math.min(entry.m, (y + 1) * size), x * size)) yield { y, x };
+    }
+  }
+}
+
+function itemOf(source, level, y, x, distance) {
+  const { entry, head, batch, variant, pool } = source;
+  return { key: tileKey(source, level, y, x), name: "tile", params: { entry, head, batch, variant, pool, level, y, x }, distance };
+}
+
+/** What a layer needs to be complete, and a ring around it for the next move, nearest the centre first. */
+export function wantedBy(layer, settled) {
+  const { region, level, source, other, entry } = layer;
+  const size = TILE * 2 ** level;
+  const centre = { r: (region.r0 + region.r1) / 2, c: (region.c0 + region.c1) / 2 };
+  const items = [];
+  const add = (level_, y, x, distance) => {
+    items.push(itemOf(source, level_, y, x, distance));
+    if (other) items.push(itemOf(other, level_, y, x, distance));
+  };
+  const seen = new Set();
+  for (const margin of settled ? [0, 1] : [0]) {
+    for (const { y, x } of tilesIn(layer, margin)) {
+      if (seen.has(`${y}/${x}`)) continue;
+      seen.add(`${y}/${x}`);
+      add(level, y, x, 100 * margin + Math.hypot((y + 0.5) * size - centre.r, (x + 0.5) * size - centre.c) / size);
+    }
+  }
+  // The whole matrix in one tile: a stand-in wherever the view goes next.
+  if (level < entry.levels - 1) add(entry.levels - 1, 0, 0, 90);
+  return items;
+}
+
+/** The small sampled picture of a source, which stands in before anything has been pooled. */
+export function thumbnailItem({ source, entry }) {
+  const { head, batch, variant, pool } = source;
+  const params = { entry: source.entry, head, batch, variant, pool, size: TILE };
+  return { key: `${source.key}/thumbnail/${entry.m}`, name: "thumbnail", params, distance: -1 };
+}
+
+// The lower triangle of a causal matrix (the upper one of its mirror image), as far as it is in view.
+function trianglePath(ctx, { pane, entry, transposed }, shift) {
+  const { X, Y, region } = pane;
+  const edge = causalOffset(entry) + 1;
+  const from = region.r0 - 1;
+  const to = region.r1 + 1;
+  ctx.moveTo(shift * X(from + edge), shift * Y(from));
+  ctx.lineTo(shift * X(to + edge), shift * Y(to));
+  if (transposed) {
+    ctx.lineTo(shift * X(Math.max(region.c1, to + edge)), shift * Y(from));
+  } else {
+    ctx.lineTo(shift * X(Math.min(region.c0, from + edge)), shift * Y(to));
+    ctx.lineTo(shift * X(Math.min(region.c0, from + edge)), shift * Y(from));
+  }
+  ctx.closePath();
+}
+
+/**
+ * Draw a layer into the field of its pane, in device pixels. Returns whether something is missing or still pending.
+ */
+export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
+  const { level, source, other, U, V } = layer;
+  const size = TILE * 2 ** level;
+  const ready = [];
+  const holes = [];
+  for (const { y, x } of tilesIn(layer)) {
+    const found = pictureOf(layer, level, y, x, { tiles, palette, budget });
+    if (found && !found.pending) ready.push({ y, x, surface: found.surface });
+    else holes.push({ y, x, surface: found?.surface ?? null });
+  }
+  const cover = (surface, y, x, span, sub = null) => {
+    const u0 = U(x * span);
+    const v0 = V(y * span);
+    const w = U((x + 1) * span) - u0;
+    const h = V((y + 1) * span) - v0;
+    if (w < 1 || h < 1) return;
+    if (sub) ctx.drawImage(surface, sub.x, sub.y, sub.size, sub.size, u0, v0, w, h);
+    else ctx.drawImage(surface, u0, v0, w, h);
+  };
+  if (holes.length) {
+    ctx.save();
+    if (layer.entry.causal && !other) {
+      ctx.beginPath();
+      trianglePath(ctx, layer, dpr);
+      ctx.clip();
+    }
+    const turn = () => layer.transposed && ctx.setTransform(0, 1, 1, 0, 0, 0);
+    turn();
+    for (const hole of holes) standIn(ctx, layer, hole, { tiles, palette, budget, tone, cover, size });
+    ctx.restore();
+  }
+  ctx.save();
+  if (layer.transposed) ctx.setTransform(0, 1, 1, 0, 0, 0);
+  for (const { y, x, surface } of ready) cover(surface, y, x, size);
+  ctx.restore();
+  return { missing: holes.filter((hole) => !hole.surface).length, pending: holes.some((hole) => hole.surface), source, level };
+}
+
+function pictureOf({ source, other }, level, y, x, { tiles, palette, budget }) {
+  const first = tiles.get(tileKey(source, level, y, x));
+  if (!first) return null;
+  if (!other) {
+    const surface = tiles.surface(first, palette, budget);
+    return surface && { surface, pending: first.pending };
+  }
+  const second = tiles.get(tileKey(other, level, y, x));
+  if (!second) return null;
+  const surface = tiles.ratio(first, second, palette, budget);
+  return surface && { surface, pending: first.pending || second.pending };
+}
+
+// Something to see where a tile is missing or half done: the nearest coarser tile, else a sampled picture of the whole
+// under a veil; then finer tiles where they are still here.
+function standIn(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, cover, size }) {
+  const { level, entry, source, other, U, V } = layer;
+  const paint = { tiles, palette, budget };
+  let coarser = null;
+  for (let up = 1; level + up < entry.levels && !coarser; up++) {
+    const found = pictureOf(layer, level + up, y >> up, x >> up, paint);
+    const part = TILE / 2 ** up;
+    if (found && part >= 1) {
+      coarser = { ...found, sub: { x: (x & (2 ** up - 1)) * part, y: (y & (2 ** up - 1)) * part, size: part } };
+    }
+  }
+  const whole = coarser && !coarser.pending;
+  if (!whole && !other) {
+    const r1 = Math.min(entry.m, (y + 1) * size);
+    const c1 = Math.min(entry.n, (x + 1) * size);
+    const box = [U(x * size), V(y * size), U(c1) - U(x * size), V(r1) - V(y * size)];
+    const small = tiles.get(thumbnailItem(layer).key);
+    const sampled = small && tiles.surface(small, palette, budget);
+    if (sampled) {
+      const across = TILE / entry.n;
+      const down = TILE / entry.m;
+      ctx.drawImage(sampled, x * size * across, y * size * down, (c1 - x * size) * across, (r1 - y * size) * down, ...box);
+    }
+    if (!surface && !coarser) {
+      ctx.fillStyle = tone;
+      ctx.globalAlpha = sampled ? 0.58 : 1;
+      ctx.fillRect(...box);
+      ctx.globalAlpha = 1;
+    }
+  }
+  if (whole || (coarser && !surface)) cover(coarser.surface, y, x, size, coarser.sub);
+  if (surface) cover(surface, y, x, size);
+  for (let down = Math.min(FINER, level); down >= 1; down--) {
+    for (let dy = 0; dy < 2 ** down; dy++) {
+      for (let dx = 0; dx < 2 ** down; dx++) {
+        const [fy, fx] = [y * 2 ** down + dy, x * 2 ** down + dx];
+        if (!tiles.has(tileKey(source, level - down, fy, fx))) continue;
+        const found = pictureOf(layer, level - down, fy, fx, paint);
+        if (found && !found.pending) cover(found.surface, fy, fx, size / 2 ** down);
+      }
+    }
+  }
+}

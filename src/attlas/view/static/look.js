@@ -1,0 +1,52 @@
+// The colours of the theme, for canvases; and the patterns and tables that follow from them.
+
+import { PENDING, makeLut, makeRatioLut } from "./colour.js";
+
+const NAMES = {
+  paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
+  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", track: "--track", trackLight: "--track-light",
+  spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
+};
+
+/** Read the tokens of style.css as they stand on an element. */
+export function readLook(element) {
+  const style = getComputedStyle(element);
+  return Object.fromEntries(Object.entries(NAMES).map(([name, token]) => [name, style.getPropertyValue(token).trim()]));
+}
+
+/** A tile of the hatching of masked areas, for a pattern. */
+export function hatching(look, dpr) {
+  const side = Math.round(7 * dpr);
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = side;
+  const ctx = canvas.getContext("2d");
+  ctx.fillStyle = look.land;
+  ctx.fillRect(0, 0, side, side);
+  ctx.strokeStyle = look.hatch;
+  ctx.lineWidth = dpr;
+  ctx.beginPath();
+  for (const shift of [-side, 0, side]) {
+    ctx.moveTo(shift - 1, side + 1);
+    ctx.lineTo(shift + side + 1, -1);
+  }
+  ctx.stroke();
+  return { canvas, side };
+}
+
+const wordOf = (colour) => {
+  const ctx = document.createElement("canvas").getContext("2d");
+  ctx.fillStyle = colour;
+  ctx.fillRect(0, 0, 1, 1);
+  return new Uint32Array(ctx.getImageData(0, 0, 1, 1).data.buffer)[0];
+};
+
+const VEIL = 150; // of 255: how much of a stand-in is covered
+
+let versions = 0;
+
+/** Tables of colours for tiles; a new version for each change, so that a tile knows when it is painted in old ones. */
+export function makePalette(state, look) {
+  const lut = makeLut(state);
+  lut[PENDING] = (wordOf(look.pending) & 0xffffff) | (VEIL << 24); // a veil over what stands in
+  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null };
+}

@@ -1,0 +1,147 @@
+// Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
+
+import { mountColourbar } from "./colourbar.js";
+import { mountCompare } from "./compare.js";
+import { mountExport } from "./export.js";
+import { mountHeads } from "./heads.js";
+import { mountHelp } from "./help.js";
+import { createKeys } from "./keys.js";
+import { createMap } from "./map.js";
+import { headName } from "./numbers.js";
+import { createRequests } from "./requests.js";
+import { mountSearch } from "./search.js";
+import { createShell } from "./shell.js";
+import { bindHash, createStore, readHash } from "./state.js";
+import { mountStatus } from "./status.js";
+import { mountText } from "./text.js";
+import { createTokens } from "./tokens.js";
+import { rangeOf } from "./colour.js";
+
+let mounted = 0;
+
+/**
+ * Start a page in `root` (an element of class "attlas") on the answers of `transport`.
+ *
+ * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with. Returns
+ * `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ */
+export function mount(root, transport, options = {}) {
+  const endings = [];
+  let destroyed = false;
+  const page = `attlas-${++mounted}`;
+  let ids = 0;
+  const uid = (name) => `${page}-${name}-${++ids}`;
+
+  const requests = createRequests(transport);
+  endings.push(() => requests.destroy());
+  const shell = createShell(root, uid);
+  endings.push(() => shell.destroy());
+
+  async function start() {
+    const { json: info } = await requests.get("info");
+    if (destroyed) return null;
+    const found = { ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) };
+    const store = createStore({ ...startOf(info), ...found, info });
+    endings.push(keepValid(store));
+    endings.push(followTheme(root, store));
+    const tokens = createTokens(requests, info.text_length);
+    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid });
+    endings.push(() => map.destroy());
+    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root };
+    if (options.hash) endings.push(bindHash(store));
+    endings.push(shell.connect(context));
+    const panels = [
+      [mountHeads, shell.heads],
+      [mountText, shell.text],
+      [mountSearch, shell.search],
+      [mountColourbar, shell.colourbar],
+      [mountExport, shell.export],
+      [mountHelp, shell.help],
+      [mountCompare, shell.compare],
+      [mountStatus, shell.status],
+    ];
+    for (const [mountPanel, element] of panels) {
+      const panel = mountPanel(element, context);
+      endings.push(() => panel.destroy());
+    }
+    endings.push(createKeys(root, context));
+    endings.push(followTitle(store, options));
+    root.classList.add("attlas-ready");
+    return context;
+  }
+
+  const ready = start().catch((error) => {
+    if (!destroyed) shell.fail(error.message);
+    throw error;
+  });
+  ready.catch(() => {}); // said on the page; who waits for `ready` hears of it too
+  return {
+    ready,
+    destroy() {
+      destroyed = true;
+      for (const end of endings.reverse()) end();
+    },
+  };
+}
+
+// The first entry whose cells can be read.
+function startOf(info) {
+  const readable = info.entries.findIndex((entry) => entry.readable);
+  return { entry: Math.max(0, readable) };
+}
+
+// A link may name what this atlas does not have, and a range may belong to the other kind of scale.
+function keepValid(store) {
+  const check = () => {
+    const patch = repaired(store.state);
+    if (Object.keys(patch).length) store.set(patch);
+  };
+  check();
+  return store.on(["entry", "head", "batch", "second", "compare", "pin", "colour", "low", "high"], check);
+}
+
+/** What must change in a state so that it names only what there is. */
+export function repaired(state) {
+  const { entries } = state.info;
+  const patch = {};
+  const headIn = (entry, head) => head === "mean" || head < entry.heads.length;
+  const at = state.entry < entries.length ? state.entry : 0;
+  const entry = entries[at];
+  if (at !== state.entry) patch.entry = at;
+  if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
+  if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
+  const { second } = state;
+  if (second && !(second.entry < entries.length && headIn(entries[second.entry], second.head))) patch.second = null;
+  if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
+  const { low, high } = rangeOf({ ...state, ...patch });
+  if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
+  return patch;
+}
+
+// The theme that is shown: the chosen one, or what the system asks for.
+function followTheme(root, store) {
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const show = () => {
+    const { theme } = store.state;
+    const dark = theme === "auto" ? system.matches : theme === "dark";
+    root.dataset.theme = dark ? "dark" : "light";
+    store.set({ dark });
+  };
+  show();
+  system.addEventListener("change", show);
+  const off = store.on("theme", show);
+  return () => {
+    off();
+    system.removeEventListener("change", show);
+  };
+}
+
+// The name of the tab says what is looked at; not where the page is a guest in somebody else's document.
+function followTitle(store, options) {
+  if (!options.hash) return () => {};
+  const show = ({ info, entry, head }) => {
+    document.title = `${headName(info, entry, head)} · ${info.title} · attlas`;
+  };
+  show(store.state);
+  return store.on(["entry", "head"], show);
+}

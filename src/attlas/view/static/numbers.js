@@ -1,0 +1,84 @@
+// Numbers as people read them.
+
+const raised = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+// 60321 -> "60,321"
+export function whole(number) {
+  return Math.round(number).toLocaleString("en");
+}
+
+// -7 -> "⁻⁷"
+export function superscript(number) {
+  return [...String(number)].map((digit) => raised[digit] ?? digit).join("");
+}
+
+// A weight or another positive number with three digits: 0.0312, 3.12 × 10⁻⁷.
+export function digits(value, precision = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6) return value.toExponential(precision - 1).replace(/e\+?(-?\d+)/, (_, power) => ` × 10${superscript(power)}`);
+  if (size < 1e-4) {
+    const [mantissa, power] = value.toExponential(precision - 1).split("e");
+    return `${mantissa.replace("-", "−")} × 10${superscript(Number(power))}`;
+  }
+  const places = Math.max(0, precision - 1 - Math.floor(Math.log10(size)));
+  const shown = size >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: places }) : value.toFixed(places);
+  return shown.replace("-", "−");
+}
+
+// A probability in percent, as short as it says something: 42 %, 3.1 %, 0.02 %, and 10⁻⁷ where percent are of no use.
+export function percent(weight) {
+  if (weight === 0) return "0";
+  if (weight >= 0.0995) return `${(100 * weight).toFixed(1)} %`;
+  if (weight >= 0.0001) return `${(100 * weight).toPrecision(2)} %`;
+  return digits(weight, 2);
+}
+
+// Bytes: 31.2 MB.
+export function bytes(count) {
+  if (count < 1000) return `${count} bytes`;
+  const units = ["kB", "MB", "GB"];
+  let [size, unit] = [count / 1000, 0];
+  while (size >= 1000 && unit < 2) [size, unit] = [size / 1000, unit + 1];
+  return `${size.toFixed(size < 10 ? 1 : 0)} ${units[unit]}`;
+}
+
+// The shortest decimal that reads back as the same float32, as NumPy prints it.
+export function float32Text(value) {
+  for (let precision = 6; precision < 9; precision++) {
+    const text = value.toPrecision(precision);
+    if (Math.fround(Number(text)) === value) return String(Number(text));
+  }
+  return String(Number(value.toPrecision(9)));
+}
+
+// Round steps of an axis between two numbers: 1, 2 or 5 times a power of ten.
+export function ticks(low, high, most) {
+  const width = high - low;
+  if (!(width > 0)) return [low];
+  const rough = width / Math.max(1, most);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(Number((k * step).toPrecision(12)));
+  return found;
+}
+
+// The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
+export function headName(info, entry, head) {
+  const given = info.entries[entry];
+  if (!given) return "";
+  const several = info.entries.some((other) => other !== given && other.layer === given.layer && other.kind === given.kind);
+  const kind = given.kind && given.kind !== "self" ? ` (${given.kind})` : "";
+  const pass = several && given.call !== undefined && given.call !== null ? `, pass ${given.call}` : "";
+  const which = head === "mean" ? `mean of ${given.heads.length} heads` : `head ${given.heads[head] ?? head}`;
+  return `Layer ${given.layer}${kind}${pass}, ${which}`;
+}
+
+// The short name that stands under a thumbnail: "3·5".
+export function headMark(info, entry, head) {
+  const given = info.entries[entry];
+  return `${given.layer}·${head === "mean" ? "mean" : given.heads[head] ?? head}`;
+}

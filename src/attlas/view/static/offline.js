@@ -1,0 +1,12 @@
+// Starts the page of a single file.
+
+import { make } from "./elements.js";
+import { mount } from "./main.js";
+import { missingWords, packedTransport } from "./packed.js";
+
+export function startOffline() {
+  const data = JSON.parse(document.getElementById("attlas-data").textContent);
+  const root = document.querySelector(".attlas");
+  const { ready } = mount(root, packedTransport(data), { hash: true, initial: data.state, offline: true });
+  ready.then(() => root.append(make("p", { class: "offline-note" }, missingWords(data)))).catch(() => {});
+}

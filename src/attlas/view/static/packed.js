@@ -1,0 +1,178 @@
+// Answers from a packed file: the page runs from a disk, without a server and without a network.
+
+import { unpack } from "./base64.js";
+import { decode, MASKED, PENDING } from "./colour.js";
+import { tilesOf } from "./pack.js";
+import { TransportError } from "./transport.js";
+
+const notHere = (what) => new TransportError(404, `This file does not hold ${what}`);
+const side = 256;
+
+export function packedTransport(data) {
+  const { info, parts } = data;
+  const opened = new Map();
+
+  // A part by its name, unpacked once.
+  async function part(name) {
+    if (!(name in parts)) return null;
+    if (!opened.has(name)) opened.set(name, unpack(parts[name]));
+    return opened.get(name);
+  }
+  // The packed head that a request means, or an error that says what the file holds.
+  function headOf({ entry, head, batch, variant }) {
+    const found = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
+    if (!found) throw notHere("this head");
+    if (String(batch ?? 0) !== String(data.state.batch)) throw notHere("this batch");
+    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? "rows without the first key" : "rows with the first key");
+    return { ...found, name: `${found.entry}:${found.head}`, given: info.entries[found.entry] };
+  }
+  const number = (text) => Number(text);
+
+  async function tile(params) {
+    const head = headOf(params);
+    const [level, y, x] = [params.level, params.y, params.x].map(number);
+    if (params.pool !== data.state.pool && level > 0) throw notHere(`${params.pool === "mean" ? "means" : "maxima"} of blocks`);
+    const found = await part(`tile:${head.name}:${level}:${y}:${x}`);
+    if (found) return found;
+    if (level < head.finest) throw notHere("this level of detail");
+    const real = y >= 0 && x >= 0 && y * side * 2 ** level < head.given.m && x * side * 2 ** level < head.given.n;
+    if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere("this tile");
+    return new Uint16Array(side * side).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
+  }
+  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level.
+  async function region(params, r0, r1, c0, c1) {
+    const head = headOf(params);
+    const { n } = head.given;
+    const out = new Float32Array((r1 - r0) * (c1 - c0));
+    const exact = await part(`exact:${head.name}`);
+    if (exact) {
+      const all = new Float32Array(exact);
+      for (let r = r0; r < r1; r++) out.set(all.subarray(r * n + c0, r * n + c1), (r - r0) * (c1 - c0));
+      return out;
+    }
+    const row = r1 - r0 === 1 ? await part(`row:${head.name}:${r0}`) : null;
+    if (row) return new Float32Array(row).slice(c0, c1);
+    const column = c1 - c0 === 1 ? await part(`column:${head.name}:${c0}`) : null;
+    if (column) return new Float32Array(column).slice(r0, r1);
+    if (head.finest > 0) throw notHere("the weights of single cells of this head; it holds blocks, and the row and column that were pinned");
+    for (let y = Math.floor(r0 / side); y * side < r1; y++) {
+      for (let x = Math.floor(c0 / side); x * side < c1; x++) {
+        const codes = new Uint16Array(await tile({ ...params, pool: data.state.pool, level: 0, y, x }));
+        for (let r = Math.max(r0, y * side); r < Math.min(r1, (y + 1) * side); r++) {
+          for (let c = Math.max(c0, x * side); c < Math.min(c1, (x + 1) * side); c++) {
+            const code = codes[(r - y * side) * side + c - x * side];
+            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : decode(code);
+          }
+        }
+      }
+    }
+    return out;
+  }
+  const bounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(number);
+
+  async function cell(params) {
+    const head = headOf(params);
+    const [i, j] = [number(params.i), number(params.j)];
+    const known = parts[`cell:${head.name}:${i}:${j}`];
+    if (known) return known;
+    const row = await region(params, i, i + 1, 0, head.given.n);
+    const masked = head.given.causal && head.given.first_key + j > head.given.first_query + i;
+    const entropy = row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
+    const mass = await part(`track:${head.name}:column_mass`);
+    return {
+      weight: row[j],
+      logit: null,
+      lse: null,
+      allowed: !masked,
+      rank: masked ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
+      row_entropy: entropy,
+      column_mass: mass ? new Float32Array(mass)[j] : null,
+    };
+  }
+  async function top(params) {
+    const [r0, r1, c0, c1] = bounds(params);
+    const weights = await region(params, r0, r1, c0, c1);
+    const width = c1 - c0;
+    const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
+    return { cells: order.slice(0, number(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]) };
+  }
+  // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens.
+  function search({ text, limit }) {
+    const starts = [];
+    let whole = "";
+    for (const token of data.tokens) {
+      starts.push(whole.length);
+      whole += token.toLowerCase();
+    }
+    const wanted = text.toLowerCase();
+    const tokenAt = (place) => {
+      let [low, high] = [0, starts.length - 1];
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (starts[middle] <= place) low = middle;
+        else high = middle - 1;
+      }
+      return low;
+    };
+    const matches = [];
+    let total = 0;
+    for (let at = wanted ? whole.indexOf(wanted) : -1; at >= 0; at = whole.indexOf(wanted, at + wanted.length)) {
+      total += 1;
+      if (matches.length < number(limit)) matches.push([tokenAt(at), tokenAt(at + wanted.length - 1) + 1]);
+    }
+    return { matches, total };
+  }
+  function tokens({ start, stop }) {
+    const [from, to] = [number(start), number(stop)];
+    return { start: from, tokens: data.tokens.slice(from, to), joined: data.joined.filter(([a, b]) => b > from && a < to) };
+  }
+  async function line(params, name) {
+    const head = headOf(params);
+    return name === "row" ? region(params, number(params.i), number(params.i) + 1, 0, head.given.n) : region(params, 0, head.given.m, number(params.j), number(params.j) + 1);
+  }
+  async function stored(name, what) {
+    const found = await part(name);
+    if (!found) throw notHere(what);
+    return found;
+  }
+
+  const answers = {
+    info: () => ({ json: info }),
+    heads: () => ({ json: { ...data.heads, progress: 1 } }),
+    status: () => ({ json: { jobs: [], bytes: 0 } }),
+    focus: () => ({ json: {} }),
+    tokens: (params) => ({ json: tokens(params) }),
+    search: (params) => ({ json: search(params) }),
+    tile: async (params) => ({ buffer: await tile(params) }),
+    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${headOf(params).name}`, "this thumbnail") }),
+    track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, "this track") }),
+    row: async (params) => ({ buffer: (await line(params, "row")).buffer }),
+    column: async (params) => ({ buffer: (await line(params, "column")).buffer }),
+    region: async (params) => ({ buffer: (await region(params, ...bounds(params))).buffer }),
+    cell: async (params) => ({ json: await cell(params) }),
+    top: async (params) => ({ json: await top(params) }),
+    offline: () => ({ json: { page: null } }),
+  };
+  return {
+    async get(name, params = {}, { signal } = {}) {
+      if (!(name in answers)) throw notHere(name);
+      const answer = await answers[name](params);
+      if (signal?.aborted) throw new TransportError(499, "given up", true);
+      return { ...answer, progress: 1, final: true, sampled: false };
+    },
+  };
+}
+
+// What is not in the file, in words for its foot.
+export function missingWords(data) {
+  const { info, packed, state } = data;
+  const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
+  const words = [`Offline copy: ${packed.length} of ${heads} heads`];
+  const coarse = packed.filter((each) => each.finest > 0);
+  if (coarse.length) words.push(`blocks from ${2 ** coarse[0].finest} × ${2 ** coarse[0].finest} cells on, no single weights`);
+  else if (packed.every((each) => each.exact)) words.push("weights exact in float32");
+  else words.push("weights within 0.034 %");
+  words.push(state.pool === "mean" ? "blocks as means only" : "blocks as maxima only");
+  words.push(state.variant === "nosink" ? "without the first key only" : "with the first key only");
+  return `${words.join(", ")}.`;
+}

@@ -1,0 +1,81 @@
+// The map as a picture to keep: with axes, a colour bar, and what is shown in words.
+
+import { colours, divergingColours, rangeOf } from "./colour.js";
+import { barOf, marksOf } from "./colourbar.js";
+import { digits, headName, ticks, whole } from "./numbers.js";
+
+// What a picture says under its title; every choice that changes the numbers is named.
+export function captionOf(state) {
+  const { info, compare, second, pool, variant } = state;
+  const parts = [info.title];
+  if (info.model) parts.push(info.model);
+  parts.push(pool === "mean" ? "blocks show means" : "blocks show maxima");
+  if (variant === "nosink") parts.push("first key excluded, rows renormalised");
+  if (second !== null && compare !== "none") {
+    const other = headName(info, second.entry, second.head);
+    const words = { side: "beside it", triangle: "upper triangle", ratio: "log-ratio of the first over" }[compare];
+    parts.push(compare === "ratio" ? `${words} ${other}` : `${words}: ${other}`);
+  }
+  return parts.join(" · ");
+}
+
+export function drawPicture(map, state, style) {
+  const source = map.canvas();
+  const box = source.getBoundingClientRect();
+  const ratio = source.width / Math.max(1, box.width);
+  const [width, height] = [box.width, box.height];
+  const top = 58;
+  const bottom = 62;
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round((width + 32) * ratio);
+  canvas.height = Math.round((height + top + bottom) * ratio);
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.fillStyle = style.card;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.fillStyle = style.ink;
+  pen.textBaseline = "alphabetic";
+  pen.font = `600 16px ${style.sans}`;
+  pen.fillText(headName(state.info, state.entry, state.head), 16, 26, width);
+  pen.font = `12px ${style.sans}`;
+  pen.fillStyle = style.soft;
+  pen.fillText(captionOf(state), 16, 45, width);
+  pen.drawImage(source, 16, top, width, height);
+  drawScale(pen, state, style, 16, top + height + 14, Math.min(360, width));
+  const view = map.visibleRegion();
+  const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
+  const range = (first, a, b) => `${whole(first + Math.floor(a))} to ${whole(first + Math.max(Math.floor(a), Math.ceil(b) - 1))}`;
+  const words = [`queries ${range(firstQuery, view.r0, view.r1)}`, `keys ${range(firstKey, view.c0, view.c1)}`];
+  pen.fillStyle = style.soft;
+  pen.textAlign = "right";
+  if (width > 560) words.forEach((text, line) => pen.fillText(text, 16 + width, top + height + 24 + 16 * line));
+  return canvas;
+}
+
+function drawScale(pen, state, style, left, top, width) {
+  const isRatio = state.compare === "ratio";
+  const bar = isRatio ? { min: -state.ratio, max: state.ratio } : barOf(state);
+  const { low, high } = rangeOf(state);
+  const bytes = isRatio ? divergingColours(state) : colours(state);
+  for (let x = 0; x < width; x++) {
+    const value = bar.min + ((x + 0.5) / width) * (bar.max - bar.min);
+    const place = isRatio ? (x + 0.5) / width : Math.min(1, Math.max(0, (value - low) / (high - low)));
+    const at = 3 * Math.round(255 * place);
+    pen.fillStyle = `rgb(${bytes[at]} ${bytes[at + 1]} ${bytes[at + 2]})`;
+    pen.fillRect(left + x, top, 1.5, 12);
+  }
+  pen.strokeStyle = style.line;
+  pen.strokeRect(left + 0.5, top + 0.5, width, 12);
+  pen.fillStyle = style.soft;
+  pen.font = `11px ${style.sans}`;
+  const marks = isRatio
+    ? ticks(bar.min, bar.max, 4).map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` }))
+    : marksOf(state.colour, bar, width);
+  for (const { at, text } of marks) {
+    const x = left + ((at - bar.min) / (bar.max - bar.min)) * width;
+    pen.textAlign = x < left + 8 ? "left" : x > left + width - 8 ? "right" : "center";
+    pen.fillText(text, x, top + 26);
+  }
+  pen.textAlign = "left";
+  pen.fillText(isRatio ? "weight of the first head over that of the second" : "attention weight", left, top + 40);
+}

@@ -1,0 +1,117 @@
+// A range with two handles over a picture (a colour bar, a histogram): dragged, or moved by keys.
+
+import { make } from "./elements.js";
+
+const big = 10; // steps that Page Up and Page Down take
+
+export function createRange({ label, names, step, say, onInput, onDone = () => {} }) {
+  let [min, max, low, high] = [0, 1, 0, 1];
+  let drag = null;
+  const band = make("div", { class: "range-band" });
+  const handles = names.map((name, which) =>
+    make("div", {
+      class: "range-handle",
+      role: "slider",
+      tabIndex: 0,
+      "data-which": which ? "high" : "low",
+      "aria-label": `${label}: ${name}`,
+      "aria-orientation": "horizontal",
+    }),
+  );
+  const element = make("div", { class: "range" }, band, ...handles);
+
+  const share = (value) => (max > min ? Math.min(1, Math.max(0, (value - min) / (max - min))) : 0);
+  const place = () => {
+    const [a, b] = [share(low), share(high)];
+    band.style.left = `${100 * a}%`;
+    band.style.width = `${100 * (b - a)}%`;
+    handles.forEach((handle, which) => {
+      const value = which ? high : low;
+      handle.style.left = `${100 * (which ? b : a)}%`;
+      handle.setAttribute("aria-valuemin", String(which ? low : min));
+      handle.setAttribute("aria-valuemax", String(which ? max : high));
+      handle.setAttribute("aria-valuenow", String(value));
+      handle.setAttribute("aria-valuetext", say(value));
+    });
+  };
+  const change = (nextLow, nextHigh) => {
+    if (nextLow === low && nextHigh === high) return;
+    [low, high] = [nextLow, nextHigh];
+    place();
+    onInput(low, high);
+  };
+  const clamp = (value, from, to) => Math.min(to, Math.max(from, value));
+  const move = (which, value) => {
+    const gap = step();
+    if (which) change(low, clamp(value, Math.min(low + gap, max), max));
+    else change(clamp(value, min, Math.max(high - gap, min)), high);
+  };
+  const at = (event) => {
+    const box = element.getBoundingClientRect();
+    return min + ((event.clientX - box.left) / box.width) * (max - min);
+  };
+
+  element.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    event.preventDefault();
+    const box = element.getBoundingClientRect();
+    const pixels = [low, high].map((value) => box.left + share(value) * box.width - event.clientX);
+    const near = Math.min(...pixels.map(Math.abs)) < 12;
+    const value = at(event);
+    if (!near && value > low && value < high) drag = { from: value, low, high };
+    else {
+      const [a, b] = pixels.map(Math.abs);
+      // Two handles on one place: the side of the pointer decides.
+      drag = { which: a === b ? Number(value > low) : Number(b < a) };
+      handles[drag.which].focus();
+      if (!near) move(drag.which, value);
+    }
+    element.setPointerCapture(event.pointerId);
+  });
+  element.addEventListener("pointermove", (event) => {
+    if (drag === null) return;
+    const value = at(event);
+    if (drag.which !== undefined) move(drag.which, value);
+    else {
+      const shift = clamp(value - drag.from, min - drag.low, max - drag.high);
+      change(drag.low + shift, drag.high + shift);
+    }
+  });
+  const end = () => {
+    if (drag === null) return;
+    drag = null;
+    onDone(low, high);
+  };
+  element.addEventListener("pointerup", end);
+  element.addEventListener("pointercancel", end);
+  element.addEventListener("lostpointercapture", end);
+  handles.forEach((handle, which) =>
+    handle.addEventListener("keydown", (event) => {
+      const value = which ? high : low;
+      const next = {
+        ArrowLeft: value - step(),
+        ArrowDown: value - step(),
+        ArrowRight: value + step(),
+        ArrowUp: value + step(),
+        PageDown: value - big * step(),
+        PageUp: value + big * step(),
+        Home: which ? low : min,
+        End: which ? max : high,
+      }[event.key];
+      if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      event.stopPropagation(); // the arrows would move the map
+      move(which, next);
+      onDone(low, high);
+    }),
+  );
+  return {
+    element,
+    dragging: () => drag !== null,
+    set(next) {
+      if (drag !== null) return; // the hand on the handle knows better
+      ({ min, max, low, high } = { min, max, low, high, ...next });
+      place();
+    },
+  };
+}

@@ -1,0 +1,135 @@
+// One queue for everything that a page asks: few at a time, the most wanted first, nothing that is no longer wanted.
+
+import { TransportError } from "./transport.js";
+
+const LIMIT = 6; // what a browser opens to one HTTP/1.1 server
+const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold up what is looked at
+const TRIES = 5;
+
+// What a reader waits for comes first; within a rank, what is nearest the centre.
+const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
+
+/** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
+export function backoff(count, chance = Math.random()) {
+  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * chance);
+}
+
+/** Whether another try can help: nobody answered, or the server had trouble of its own. */
+export function passing(error) {
+  return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
+}
+
+/**
+ * A transport over another one, with a queue.
+ *
+ * `get(name, params, {signal, distance})` as in any transport. `distance()` says how far from the centre of the view
+ * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
+ * requests are being tried again, and null when all is well.
+ */
+export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}) {
+  const waiting = new Set();
+  const flying = new Set();
+  const listeners = new Set();
+  let failing = 0;
+  let closed = false;
+
+  const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
+  const slow = (job) => job.rank >= RANK.thumbnail;
+
+  function next() {
+    const busy = [...flying].filter(slow).length;
+    let best = null;
+    for (const job of waiting) {
+      if (slow(job) && busy >= SLOW_LIMIT) continue;
+      job.away = job.distance ? job.distance() : 0;
+      if (!best || job.rank < best.rank || (job.rank === best.rank && job.away < best.away)) best = job;
+    }
+    return best;
+  }
+
+  function pump() {
+    while (flying.size < limit) {
+      const job = next();
+      if (!job) return;
+      waiting.delete(job);
+      flying.add(job);
+      fly(job);
+    }
+  }
+
+  async function fly(job) {
+    try {
+      const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
+      if (job.tries) recovered();
+      settle(job, () => job.resolve(answer));
+    } catch (error) {
+      failed(job, error);
+    }
+  }
+
+  function failed(job, error) {
+    flying.delete(job);
+    if (job.stop.signal.aborted || !passing(error) || job.tries + 1 >= TRIES || closed) {
+      if (job.tries) recovered();
+      settle(job, () => job.reject(error));
+      return;
+    }
+    if (!job.tries) failing += 1;
+    job.tries += 1;
+    tellTrouble(`${error.message}; trying again`);
+    job.timer = setTimeout(() => {
+      waiting.add(job);
+      pump();
+    }, wait(job.tries));
+    pump();
+  }
+
+  function recovered() {
+    failing -= 1;
+    if (!failing) tellTrouble(null);
+  }
+
+  function settle(job, end) {
+    flying.delete(job);
+    waiting.delete(job);
+    clearTimeout(job.timer);
+    job.signal?.removeEventListener("abort", job.giveUp);
+    end();
+    pump();
+  }
+
+  function get(name, params = {}, { signal, distance } = {}) {
+    return new Promise((resolve, reject) => {
+      const job = { name, params, signal, distance, resolve, reject, rank: RANK[name] ?? 0, tries: 0, timer: 0 };
+      job.stop = new AbortController();
+      job.giveUp = () => {
+        const inFlight = flying.has(job);
+        job.stop.abort();
+        if (inFlight) return; // the transport rejects
+        if (job.tries) recovered();
+        settle(job, () => reject(new TransportError(499, "given up", true)));
+      };
+      if (closed || signal?.aborted) {
+        reject(new TransportError(499, "given up", true));
+        return;
+      }
+      signal?.addEventListener("abort", job.giveUp);
+      waiting.add(job);
+      pump();
+    });
+  }
+
+  return {
+    get,
+    /** Call `tell(text | null)` when requests begin to fail, and when they no longer do. */
+    trouble(tell) {
+      listeners.add(tell);
+      return () => listeners.delete(tell);
+    },
+    counts: () => ({ waiting: waiting.size, flying: flying.size }),
+    destroy() {
+      closed = true;
+      for (const job of [...waiting, ...flying]) job.giveUp();
+    },
+  };
+}

@@ -1,0 +1,85 @@
+// What one frame shows: panes, the heads drawn in them, and which cell of which head is where.
+
+import { causalOffset, levelFor, panesOf, placed } from "./geometry.js";
+import { layerOf } from "./layers.js";
+import { sourceOf } from "./tiles.js";
+
+/** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
+export function refusal({ info, entry, second, compare }) {
+  if (compare === "none") return null;
+  if (!second) return "choose a second head to compare with";
+  const [a, b] = [info.entries[entry], info.entries[second.entry]];
+  const alike = ["m", "n", "first_query", "first_key"].every((field) => a[field] === b[field]);
+  if (compare !== "side" && !alike) return "the two heads are of different parts of the text";
+  if (compare === "triangle" && !(a.causal && b.causal)) return "only causal matrices leave a triangle empty";
+  return null;
+}
+
+/** The scene of a state on a stage of `width` x `height` CSS pixels. */
+export function sceneOf(state, width, height, dpr, hasSpans) {
+  const { info, row, column, zoom, batch, variant, pool, second } = state;
+  const scale = 2 ** zoom;
+  const refused = refusal(state);
+  const compare = refused ? "none" : state.compare;
+  const first = sourceOf({ entry: state.entry, head: state.head, batch, variant, pool });
+  const other = second && compare !== "none" ? sourceOf({ ...second, batch, variant, pool }) : null;
+  const sources = compare === "side" ? [first, other] : [first];
+  const boxes = panesOf(width, height, scale, { side: compare === "side", hasSpans });
+  const panes = boxes.map((box, at) => {
+    const source = sources[at];
+    const entry = info.entries[source.entry];
+    const pane = placed(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
+    Object.assign(pane, { source, entry, firstKey: entry.first_key, firstQuery: entry.first_query });
+    pane.layers = [layerOf(pane, source, entry, { scale, dpr, other: compare === "ratio" ? other : null })];
+    if (compare === "triangle") {
+      const shift = causalOffset(entry);
+      pane.layers.unshift(layerOf(pane, other, info.entries[other.entry], { scale, dpr, transposed: true, shift }));
+    }
+    return pane;
+  });
+  const level = levelFor(scale * dpr, panes[0].entry.levels);
+  return { panes, scale, dpr, level, compare, refused, width, height };
+}
+
+/** What cell (i, j) of a pane is: of which head, whether it may be seen, and the block that its pixel stands for. */
+export function targetOf(scene, pane, i, j) {
+  const { entry, source } = pane;
+  const { level, compare } = scene;
+  const offset = causalOffset(entry);
+  const main = pane.layers.at(-1);
+  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "" }];
+  if (compare === "triangle" && j > i + offset) {
+    const second = pane.layers[0];
+    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: "second head" }];
+    if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
+  }
+  const size = 2 ** level;
+  const [r0, c0] = [Math.floor(r / size) * size, Math.floor(c / size) * size];
+  const block = { r0, r1: Math.min(entry.m, r0 + size), c0, c1: Math.min(entry.n, c0 + size) };
+  // A block is out of sight when all of it is.
+  const allowed = !entry.causal || block.c0 <= block.r1 - 1 + offset;
+  const [firstQuery, firstKey] = [entry.first_query, entry.first_key];
+  return { ...target, i: r, j: c, level, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
+}
+
+/** The pane at a place of the stage, and the cell there; null outside the matrix. */
+export function cellUnder(scene, x, y) {
+  for (const pane of scene.panes) {
+    if (x < pane.left || y < pane.top || x >= pane.right || y >= pane.bottom) continue;
+    const cell = { i: Math.floor(pane.row(y)), j: Math.floor(pane.column(x)) };
+    if (cell.i < 0 || cell.j < 0 || cell.i >= pane.entry.m || cell.j >= pane.entry.n) continue;
+    return { pane, ...cell };
+  }
+  return null;
+}
+
+/** The integer rows and columns in view, for questions about "what is seen now". */
+export function regionOf(scene) {
+  const { r0, r1, c0, c1 } = scene.panes[0].region;
+  return { r0, r1: Math.max(r0, r1), c0, c1: Math.max(c0, c1) };
+}
+
+/** Whether this level needs a pass over the whole matrix. */
+export function needsPass(info, level) {
+  return level > (info.on_demand_level ?? 4);
+}

@@ -1,0 +1,164 @@
+// The layout: header, heads at the left, map in the middle, text at the right, colour bar and status below.
+
+import { make } from "./elements.js";
+import { headName } from "./numbers.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function mark() {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 16 16");
+  svg.setAttribute("aria-hidden", "true");
+  for (const [name, d] of [["mark-land", "M1 1v14h14z"], ["mark-stripe", "M1 7l8 8"]]) {
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("class", name);
+    path.setAttribute("d", d);
+    svg.append(path);
+  }
+  return svg;
+}
+
+/** Build the layout into `root`; `connect(context)` brings its own controls to life. */
+export function createShell(root, uid) {
+  const slot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
+  const title = make("h1", { class: "title" });
+  const layer = make("select", { class: "pick-layer", "aria-label": "Layer" });
+  const head = make("select", { class: "pick-head", "aria-label": "Head" });
+  const step = (text, label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
+  const previous = step("‹", "Previous head  [");
+  const following = step("›", "Next head  ]");
+  const headsButton = make("button", { type: "button", class: "toggle" }, "Heads");
+  const textButton = make("button", { type: "button", class: "toggle" }, "Text");
+  const theme = make("button", { type: "button", class: "icon theme" });
+  const notice = make("p", { class: "notice", role: "status" }, "Opening the atlas …");
+  const live = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
+  const part = {
+    search: slot("search"),
+    compare: slot("compare"),
+    export: slot("export"),
+    help: slot("help"),
+    heads: slot("heads", "aside", { "aria-label": "Heads", id: uid("heads") }),
+    map: slot("map", "main", { "aria-label": "Attention map" }),
+    text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
+    colourbar: slot("colourbar"),
+    status: slot("status"),
+  };
+  headsButton.setAttribute("aria-controls", part.heads.id);
+  textButton.setAttribute("aria-controls", part.text.id);
+  const scrim = make("div", { class: "scrim", hidden: true });
+  const picker = make("div", { class: "head-picker" }, previous, layer, head, following);
+  const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
+  const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
+  const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
+  const body = make("div", { class: "body" }, part.heads, part.map, part.text, scrim);
+  const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
+  part.map.append(notice);
+  const noscript = [...root.childNodes];
+  root.replaceChildren(header, body, footer, live);
+
+  const endings = [];
+  const on = (element, event, run) => {
+    element.addEventListener(event, run);
+    endings.push(() => element.removeEventListener(event, run));
+  };
+
+  function connect({ store }) {
+    const { info } = store.state;
+    notice.remove();
+    title.textContent = info.title;
+    title.title = [info.title, info.model].filter(Boolean).join(" · ");
+    const nameOf = (entry) => headName(info, info.entries.indexOf(entry), "mean").replace(/, mean of.*/, "");
+    layer.replaceChildren(...info.entries.map((entry, at) => make("option", { value: String(at) }, nameOf(entry))));
+    on(layer, "change", () => store.set({ entry: Number(layer.value) }));
+    on(head, "change", () => store.set({ head: head.value === "mean" ? "mean" : Number(head.value) }));
+    on(previous, "click", () => store.set(headStep(store.state, -1)));
+    on(following, "click", () => store.set(headStep(store.state, 1)));
+    on(theme, "click", () => store.set({ theme: nextTheme(store.state) }));
+    on(headsButton, "click", () => store.set(paneStep(store.state, "heads", narrow())));
+    on(textButton, "click", () => store.set(paneStep(store.state, "text", narrow())));
+    on(scrim, "click", () => store.set({ panel: "" }));
+    const narrow = () => root.clientWidth < 720;
+    const showHead = (state) => {
+      const entry = info.entries[state.entry];
+      const options = entry.heads.map((number, at) => make("option", { value: String(at) }, `head ${number}`));
+      options.push(make("option", { value: "mean" }, `mean of ${entry.heads.length}`));
+      head.replaceChildren(...options);
+      layer.value = String(state.entry);
+      head.value = String(state.head);
+    };
+    const showPanes = (state) => {
+      const { panel, aside } = state;
+      root.dataset.aside = aside;
+      root.dataset.panel = panel;
+      scrim.hidden = panel !== "heads" && panel !== "text";
+      for (const [button, name] of [[headsButton, "heads"], [textButton, "text"]]) {
+        const shown = narrow() ? panel === name : aside === "both" || aside === name;
+        button.setAttribute("aria-expanded", String(shown));
+      }
+    };
+    const showTheme = (state) => {
+      const next = { auto: "following the system", light: "light", dark: "dark" }[state.theme];
+      theme.textContent = { auto: "◐", light: "○", dark: "●" }[state.theme];
+      theme.title = `Theme: ${next}`;
+      theme.setAttribute("aria-label", `Theme: ${next}`);
+    };
+    showHead(store.state);
+    showPanes(store.state);
+    showTheme(store.state);
+    endings.push(store.on(["entry", "head"], showHead));
+    endings.push(store.on(["panel", "aside"], showPanes));
+    endings.push(store.on("theme", showTheme));
+    const watch = new ResizeObserver(() => showPanes(store.state));
+    watch.observe(root);
+    endings.push(() => watch.disconnect());
+    return () => endings.forEach((end) => end());
+  }
+
+  let said = 0;
+  return {
+    ...part,
+    connect,
+    /** Say a line to people who listen to the page. */
+    announce(text) {
+      clearTimeout(said);
+      said = setTimeout(() => {
+        live.textContent = text;
+      }, 60);
+    },
+    fail(text) {
+      notice.textContent = `The atlas cannot be shown: ${text}.`;
+      notice.classList.add("bad");
+    },
+    destroy() {
+      clearTimeout(said);
+      root.replaceChildren(...noscript);
+    },
+  };
+}
+
+/** The head one before or after, through layers too; the mean of heads stays the mean. */
+export function headStep({ info, entry, head }, by) {
+  if (head === "mean") return layerStep({ info, entry, head }, by);
+  const next = head + by;
+  if (next >= 0 && next < info.entries[entry].heads.length) return { head: next };
+  const other = (entry + by + info.entries.length) % info.entries.length;
+  return { entry: other, head: by > 0 ? 0 : info.entries[other].heads.length - 1 };
+}
+
+/** The same head, one layer before or after. */
+export function layerStep({ info, entry, head }, by) {
+  const other = (entry + by + info.entries.length) % info.entries.length;
+  return { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) };
+}
+
+function nextTheme({ theme }) {
+  return { auto: "light", light: "dark", dark: "auto" }[theme];
+}
+
+// Wide pages fold a pane; narrow ones open it as a drawer over the map.
+function paneStep({ panel, aside }, name, narrow) {
+  if (narrow) return { panel: panel === name ? "" : name };
+  const open = { heads: aside === "both" || aside === "heads", text: aside === "both" || aside === "text" };
+  open[name] = !open[name];
+  return { aside: open.heads && open.text ? "both" : open.heads ? "heads" : open.text ? "text" : "none" };
+}

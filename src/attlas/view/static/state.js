@@ -1,0 +1,176 @@
+// The one state of a page: what is looked at and how. Everything that a link should carry is in the URL hash.
+
+export const ZOOM_MIN = -9;
+export const ZOOM_MAX = 6;
+
+/** What a page shows before anything is chosen. `row`, `column` and `zoom` are null until the map has been fitted. */
+export const DEFAULTS = Object.freeze({
+  entry: 0, // index in info.entries
+  head: 0, // index in entry.heads, or "mean"
+  batch: 0,
+  pool: "max", // "mean" | "max": how cells of a block become one colour
+  variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
+  second: null, // null | {entry, head}: the head that is compared with
+  compare: "none", // "none" | "side" | "triangle" | "ratio"
+  row: null, // cell at the centre of the map (float)
+  column: null,
+  zoom: null, // log2 of CSS pixels per cell
+  colour: "log", // "log" | "linear"
+  low: null, // log2 weights (log) or weights (linear); null: chosen from the matrix
+  high: null,
+  ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
+  palette: "viridis", // "viridis" | "magma" | "cividis" | "grey"
+  theme: "auto", // "auto" | "light" | "dark"
+  pin: null, // null | {i, j}
+  by: "query", // "query" | "key": whose row or column the text pane shows
+  sort: "",
+  filter: "",
+  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "export" | "compare"
+  aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens
+  // Not in the URL:
+  hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
+  info: null,
+  progress: null, // null | {entry, head, fraction, secondsLeft}
+  heads: null,
+  dark: false, // the theme that is shown
+});
+
+const wholeField = { write: String, read: (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined) };
+const decimalField = (low, high, digits) => ({
+  write: (value) => String(Number(value.toFixed(digits))),
+  read: (text) => {
+    const value = text === "" ? NaN : Number(text);
+    return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : undefined;
+  },
+});
+const amongField = (...values) => ({ write: String, read: (text) => (values.includes(text) ? text : undefined) });
+const headField = { write: String, read: (text) => (text === "mean" ? text : wholeField.read(text)) };
+const pairField = (first, second) => ({
+  write: (value) => Object.values(value).join("."),
+  read: (text) => {
+    const parts = text.split(".");
+    const a = wholeField.read(parts[0]);
+    const b = parts.length === 2 ? (second === "head" ? headField : wholeField).read(parts[1]) : undefined;
+    return a === undefined || b === undefined ? undefined : { [first]: a, [second]: b };
+  },
+});
+const wordsField = {
+  write: (value) => (typeof value === "string" ? value : `~${JSON.stringify(value)}`),
+  read: (text) => {
+    if (!text.startsWith("~")) return text.slice(0, 2000);
+    try {
+      return JSON.parse(text.slice(1));
+    } catch {
+      return undefined;
+    }
+  },
+};
+
+// Name in the URL, and how the value is written and read there. Short names keep a link short enough to read out.
+const FIELDS = {
+  entry: ["e", wholeField],
+  head: ["h", headField],
+  batch: ["b", wholeField],
+  pool: ["p", amongField("mean", "max")],
+  variant: ["v", amongField("plain", "nosink")],
+  second: ["s", pairField("entry", "head")],
+  compare: ["m", amongField("none", "side", "triangle", "ratio")],
+  row: ["r", decimalField(-1e9, 1e9, 3)],
+  column: ["c", decimalField(-1e9, 1e9, 3)],
+  zoom: ["z", decimalField(-40, ZOOM_MAX, 3)],
+  colour: ["f", amongField("log", "linear")],
+  low: ["lo", decimalField(-64, 1, 6)],
+  high: ["hi", decimalField(-64, 1, 6)],
+  ratio: ["x", decimalField(0.25, 64, 2)],
+  palette: ["pal", amongField("viridis", "magma", "cividis", "grey")],
+  theme: ["t", amongField("auto", "light", "dark")],
+  pin: ["pin", pairField("i", "j")],
+  by: ["by", amongField("query", "key")],
+  sort: ["sort", wordsField],
+  filter: ["q", wordsField],
+  panel: ["panel", wordsField],
+  aside: ["a", amongField("both", "heads", "text", "none")],
+};
+
+/** The state as the text after `#`: fields at their defaults are left out. */
+export function writeHash(state) {
+  const parts = [];
+  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+    const value = state[field];
+    if (value === null || value === undefined || same(value, DEFAULTS[field])) continue;
+    parts.push(`${short}=${encodeURIComponent(codec.write(value))}`);
+  }
+  return parts.join("&");
+}
+
+/** The fields that a hash holds; what cannot be read is left out. */
+export function readHash(text) {
+  const found = {};
+  const given = new URLSearchParams(text.replace(/^#/, ""));
+  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+    if (!given.has(short)) continue;
+    const value = codec.read(given.get(short));
+    if (value !== undefined) found[field] = value;
+  }
+  return found;
+}
+
+/** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */
+export function same(a, b) {
+  if (Object.is(a, b)) return true;
+  if (typeof a !== "object" || typeof b !== "object" || !a || !b || Array.isArray(a)) return false;
+  const keys = Object.keys(a);
+  return keys.length <= 4 && keys.length === Object.keys(b).length && keys.every((key) => Object.is(a[key], b[key]));
+}
+
+/** A store of one frozen state; listeners hear of the fields that they named, after the whole patch is in. */
+export function createStore(initial = {}) {
+  let state = Object.freeze({ ...DEFAULTS, ...initial });
+  const listeners = new Set();
+  return {
+    get state() {
+      return state;
+    },
+    /** Change fields; setting a field to what it already is tells nobody. */
+    set(patch) {
+      const changed = Object.keys(patch).filter((key) => !same(state[key], patch[key]));
+      if (!changed.length) return;
+      state = Object.freeze({ ...state, ...Object.fromEntries(changed.map((key) => [key, patch[key]])) });
+      for (const { keys, tell } of [...listeners]) {
+        if (!keys || keys.some((key) => changed.includes(key))) tell(state, changed);
+      }
+    },
+    /** Call `tell(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
+    on(keys, tell) {
+      const listener = { keys: typeof keys === "string" ? [keys] : keys, tell };
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}
+
+/** Keep the URL hash and the store in step; `replaceState`, so that Back still leaves the page. */
+export function bindHash(store, view = window) {
+  let timer = 0;
+  const write = () => {
+    const hash = writeHash(store.state);
+    if (hash !== view.location.hash.slice(1)) view.history.replaceState(null, "", `#${hash}`);
+  };
+  const later = () => {
+    clearTimeout(timer);
+    timer = setTimeout(write, 150);
+  };
+  const restore = () => {
+    const found = readHash(view.location.hash);
+    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme"].includes(field));
+    store.set({ ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...found });
+  };
+  const off = store.on(Object.keys(FIELDS), later);
+  view.addEventListener("hashchange", restore);
+  later();
+  return () => {
+    off();
+    clearTimeout(timer);
+    view.removeEventListener("hashchange", restore);
+  };
+}

@@ -1,0 +1,185 @@
+// Tiles of codes: fetched as they are wanted, kept in a bounded cache, painted through a table of colours.
+
+import { TILE } from "./geometry.js";
+import { MASKED, PENDING } from "./colour.js";
+
+const CODES_BYTES = 2 * TILE * TILE;
+const SURFACE_BYTES = 4 * TILE * TILE;
+const FIRST_POLL = 350; // ms after which a tile that is still being computed is asked for again
+const LAST_POLL = 4000;
+const AFTER_FAILURE = 5000;
+
+const scratch = { image: null, words: null };
+
+function newSurface() {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = TILE;
+  return canvas;
+}
+
+function put(surface, fill) {
+  if (!scratch.image) {
+    scratch.image = new ImageData(TILE, TILE);
+    scratch.words = new Uint32Array(scratch.image.data.buffer);
+  }
+  fill(scratch.words);
+  surface.getContext("2d").putImageData(scratch.image, 0, 0);
+}
+
+/** Differences of two tiles through a table of colours; masked or missing in either: transparent. */
+export function fillRatio(words, first, second, lut) {
+  for (let k = 0; k < words.length; k++) {
+    const a = first[k];
+    const b = second[k];
+    words[k] = a === MASKED || b === MASKED || a === PENDING || b === PENDING ? 0 : lut[32768 + ((a - b) >> 1)];
+  }
+}
+
+/** The key under which a tile of a source is kept. */
+export function tileKey(source, level, y, x) {
+  return `${source.key}/${level}/${y}/${x}`;
+}
+
+/** What is asked for: one head (or the mean of heads) of one entry, pooled one way. */
+export function sourceOf({ entry, head, batch, variant, pool }) {
+  return { entry, head, batch, variant, pool, key: `${entry}/${head}/${batch}/${variant}/${pool}` };
+}
+
+/**
+ * The cache of tiles. `changed()` is called when a frame would look different; `bytes` bounds codes and surfaces together.
+ */
+export function createTiles(transport, { bytes = 192e6, changed }) {
+  const cache = new Map(); // key -> tile, least recently used first
+  const flying = new Map(); // key -> {stop, item}
+  const failures = new Map(); // key -> time before which it is not asked again
+  let used = 0;
+  let timer = 0;
+  let stamp = 0;
+  let destroyed = false;
+
+  function weigh(tile) {
+    const surfaces = (tile.surface ? 1 : 0) + (tile.ratio ? 1 : 0);
+    const now = CODES_BYTES + surfaces * SURFACE_BYTES;
+    used += now - tile.bytes;
+    tile.bytes = now;
+  }
+
+  function evict() {
+    for (const [key, tile] of cache) {
+      if (used <= bytes) return;
+      if (tile.stamp === stamp) continue; // on the screen now
+      cache.delete(key);
+      used -= tile.bytes;
+    }
+  }
+
+  function keep(key, codes, progress) {
+    const old = cache.get(key);
+    const pending = progress < 1 && codes.includes(PENDING);
+    const wait = old && progress < 1 ? Math.min(LAST_POLL, (old.progress === progress ? 1.7 : 1.2) * old.wait) : FIRST_POLL;
+    const next = pending ? performance.now() + wait : Infinity;
+    const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, bytes: 0, stamp };
+    if (old) used -= old.bytes;
+    cache.delete(key);
+    cache.set(key, tile);
+    weigh(tile);
+    evict();
+  }
+
+  async function fetchTile(item) {
+    const stop = new AbortController();
+    const job = { stop, item };
+    flying.set(item.key, job);
+    try {
+      const answer = await transport.get(item.name, item.params, { signal: stop.signal, distance: () => job.item.distance });
+      if (destroyed) return;
+      const codes = new Uint16Array(answer.buffer);
+      if (codes.length !== TILE * TILE) throw new Error(`a tile of ${codes.length} cells`);
+      failures.delete(item.key);
+      keep(item.key, codes, answer.progress);
+    } catch (error) {
+      if (!error.aborted) failures.set(item.key, performance.now() + AFTER_FAILURE);
+    } finally {
+      if (flying.get(item.key) === job) flying.delete(item.key);
+      if (!destroyed) changed();
+    }
+  }
+
+  // Time at which a wanted tile is to be asked for: 0 = now, Infinity = never again.
+  function due(key) {
+    const tile = cache.get(key);
+    return Math.max(tile ? tile.next : 0, failures.get(key) ?? 0);
+  }
+
+  return {
+    /** Begin a frame: what is used from here on stays. */
+    begin() {
+      stamp += 1;
+    },
+    get(key) {
+      const tile = cache.get(key);
+      if (!tile) return null;
+      tile.stamp = stamp;
+      cache.delete(key);
+      cache.set(key, tile);
+      return tile;
+    },
+    has: (key) => cache.has(key),
+    /** Say what is wanted now: `[{key, name, params, distance}]`. The rest is given up. */
+    want(items) {
+      const keys = new Set(items.map((item) => item.key));
+      for (const [key, job] of flying) {
+        if (keys.has(key)) continue;
+        flying.delete(key);
+        job.stop.abort();
+      }
+      const now = performance.now();
+      let soonest = Infinity;
+      for (const item of items) {
+        const job = flying.get(item.key);
+        if (job) job.item = item;
+        else {
+          const at = due(item.key);
+          if (at <= now) fetchTile(item);
+          else soonest = Math.min(soonest, at);
+        }
+      }
+      clearTimeout(timer);
+      if (soonest < Infinity) timer = setTimeout(changed, soonest - now + 1);
+    },
+    /** The picture of a tile in these colours; null when there is no time left to paint it in this frame. */
+    surface(tile, palette, budget) {
+      const { lut } = palette;
+      if (tile.surface && tile.version === palette.version) return tile.surface;
+      if (!budget.left()) return tile.surface; // in the colours or codes of a moment ago
+      tile.surface ??= newSurface();
+      const { codes } = tile;
+      put(tile.surface, (words) => {
+        for (let k = 0; k < words.length; k++) words[k] = lut[codes[k]];
+      });
+      tile.version = palette.version;
+      weigh(tile);
+      return tile.surface;
+    },
+    /** The picture of the log-ratio of two tiles. */
+    ratio(first, second, palette, budget) {
+      const known = first.ratio;
+      if (known && known.second === second && known.version === palette.version) return known.surface;
+      if (!budget.left()) return known && known.second === second ? known.surface : null;
+      const surface = known?.surface ?? newSurface();
+      put(surface, (words) => fillRatio(words, first.codes, second.codes, palette.ratio));
+      first.ratio = { second, version: palette.version, surface };
+      weigh(first);
+      return surface;
+    },
+    busy: () => flying.size > 0,
+    bytes: () => used,
+    destroy() {
+      destroyed = true;
+      clearTimeout(timer);
+      for (const job of flying.values()) job.stop.abort();
+      flying.clear();
+      cache.clear();
+    },
+  };
+}

@@ -1,0 +1,182 @@
+// Exact numbers of whole rows and columns beside the map, on the same zoom.
+
+import { digits } from "./numbers.js";
+
+const FIRST_POLL_MS = 800;
+const LAST_POLL_MS = 6000;
+const SPREAD = 12; // largest over median from which a track is drawn on a log scale
+
+/** What a track shows: which numbers, on which scale, and the words beside it. */
+export const TRACKS = {
+  column_mass: { label: "column mass", short: "mass", log: true },
+  column_max: { label: "largest weight", short: "largest", log: true },
+  entropy: { label: "entropy", short: "entropy", log: false },
+  effective_keys: { label: "effective keys", short: "keys", log: true },
+  max_weight: { label: "largest weight", short: "largest", log: true },
+};
+
+/** Largest and mean of the numbers of a stretch; NaN where none is there. */
+export function summary(values, from, to) {
+  let largest = -Infinity;
+  let sum = 0;
+  let count = 0;
+  for (let k = from; k < to; k++) {
+    const value = values[k];
+    if (value !== value) continue;
+    if (value > largest) largest = value;
+    sum += value;
+    count += 1;
+  }
+  return count ? { largest, mean: sum / count } : { largest: NaN, mean: NaN };
+}
+
+/** Runs `[start, stop)` of NaN in a finished row track: the rows that may see nothing. */
+export function emptyRuns(values) {
+  const runs = [];
+  for (let k = 0; k < values.length; k++) {
+    if (values[k] === values[k]) continue;
+    const start = k;
+    while (k < values.length && values[k] !== values[k]) k++;
+    runs.push([start, k]);
+  }
+  return runs;
+}
+
+/** The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest. */
+export function rangeOfTrack(values, { log }) {
+  let largest = 0;
+  const step = Math.max(1, Math.floor(values.length / 2048));
+  const sample = [];
+  for (let k = 0; k < values.length; k++) {
+    const value = values[k];
+    if (value > largest && value < Infinity) largest = value;
+    if (k % step === 0 && value > 0) sample.push(value);
+  }
+  const high = largest || 1;
+  sample.sort((a, b) => a - b);
+  const share = (q) => sample[Math.min(sample.length - 1, Math.floor(q * sample.length))] ?? high;
+  if (!log || high < SPREAD * share(0.5)) return { low: 0, high, log: false };
+  return { low: Math.max(share(0.02) / 2, high / 1e6), high, log: true };
+}
+
+/** Tracks of the entries that are looked at, fetched whole and kept; while they are being computed they are asked for again. */
+export function createTracks(transport, { changed, kept = 24 }) {
+  const known = new Map();
+  let destroyed = false;
+
+  async function fetchTrack(track, params) {
+    track.loading = true;
+    try {
+      const { buffer, progress } = await transport.get("track", params);
+      const values = new Float32Array(buffer);
+      track.wait = Math.min(LAST_POLL_MS, track.progress === progress ? 1.6 * track.wait : track.wait);
+      Object.assign(track, { values, progress, range: rangeOfTrack(values, TRACKS[params.name]) });
+      if (params.name === "entropy" && progress >= 1) track.empty = emptyRuns(values);
+    } catch {
+      track.wait = LAST_POLL_MS;
+      track.failed += 1;
+    }
+    track.loading = false;
+    track.next = track.progress >= 1 || track.failed > 5 ? Infinity : performance.now() + track.wait;
+    if (destroyed) return;
+    changed();
+    if (track.next < Infinity) track.timer = setTimeout(changed, track.wait + 1);
+  }
+
+  return {
+    /** The track as it is now; asked for when it is not there, or not finished. */
+    get(source, name) {
+      const { entry, head, batch, variant } = source;
+      const key = `${entry}/${head}/${batch}/${variant}/${name}`;
+      let track = known.get(key);
+      if (!track) {
+        track = { values: null, progress: 0, range: null, empty: [], wait: FIRST_POLL_MS, next: 0, failed: 0, loading: false };
+        known.set(key, track);
+        for (const old of known.keys()) {
+          if (known.size <= kept) break;
+          clearTimeout(known.get(old).timer);
+          known.delete(old);
+        }
+      } else {
+        known.delete(key);
+        known.set(key, track);
+      }
+      if (!track.loading && performance.now() >= track.next) fetchTrack(track, { entry, head, batch, variant, name });
+      return track;
+    },
+    destroy() {
+      destroyed = true;
+      for (const track of known.values()) clearTimeout(track.timer);
+    },
+  };
+}
+
+/** Draw the track of a side ("top" or "left") of a pane, in CSS pixels. */
+export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
+  const kind = TRACKS[name];
+  const top = side === "top";
+  const { gutter } = pane;
+  const thick = gutter.track - 8;
+  const base = top ? pane.top - gutter.band - gutter.top : pane.left - gutter.band - gutter.left;
+  const [low, high] = top ? [pane.left, pane.right] : [pane.top, pane.bottom];
+  label(ctx, pane, top, base, kind, track, look);
+  ctx.fillStyle = look.line;
+  if (top) ctx.fillRect(low, Math.round(base), high - low, 1);
+  else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
+  if (!track.values) return;
+  const height = heightOf(track.range, thick);
+  const bar = (style, from, to, tall) => {
+    if (!(tall > 0)) return;
+    ctx.fillStyle = style;
+    if (top) ctx.fillRect(from, base - tall, to - from, tall);
+    else ctx.fillRect(base - tall, from, tall, to - from);
+  };
+  const cell = top ? pane.column : pane.row;
+  const place = top ? pane.X : pane.Y;
+  const count = track.values.length;
+  const unknown = track.progress < 1;
+  if (scale >= 1) {
+    const gap = scale >= 6 ? 1 : 0;
+    const last = Math.min(count, Math.ceil(cell(high)));
+    for (let k = Math.max(0, Math.floor(cell(low))); k < last; k++) {
+      const value = track.values[k];
+      const [from, to] = [Math.max(low, Math.round(place(k))), Math.min(high, Math.round(place(k + 1)) - gap)];
+      if (value === value) bar(look.track, from, to, height(value));
+      else if (unknown) bar(look.pending, from, to, thick);
+    }
+    return;
+  }
+  for (let pixel = Math.floor(low); pixel < high; pixel++) {
+    const from = Math.max(0, Math.floor(cell(pixel)));
+    const { largest, mean } = summary(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(cell(pixel + 1)))));
+    if (largest === largest) {
+      bar(look.trackLight, pixel, pixel + 1, height(largest));
+      bar(look.track, pixel, pixel + 1, height(mean));
+    } else if (unknown) bar(look.pending, pixel, pixel + 1, thick);
+  }
+}
+
+function heightOf({ low, high, log }, thick) {
+  if (!log) return (value) => (thick * Math.min(value, high)) / high;
+  const span = Math.log(high / low) || 1;
+  // The least value keeps a pixel: zero is not drawn, small is.
+  return (value) => (value >= low ? 1 + (thick - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
+}
+
+function label(ctx, pane, top, base, kind, track, look) {
+  const { gutter } = pane;
+  const narrow = gutter.track < 30;
+  ctx.font = `${narrow ? 9 : 10}px ${look.sans}`;
+  ctx.textBaseline = "middle";
+  ctx.fillStyle = look.faint;
+  const { range } = track;
+  if (top) {
+    ctx.textAlign = "right";
+    const x = pane.left - gutter.band - 7;
+    ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
+    if (range && !narrow) ctx.fillText(`${range.log ? "log, " : ""}to ${digits(range.high)}`, x, base - gutter.track / 2 + 7);
+  } else if (!narrow) {
+    ctx.textAlign = "right";
+    ctx.fillText(`${kind.label}${range ? ` to ${digits(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
+  }
+}

@@ -1,0 +1,57 @@
+// How answers reach the page. Every transport has one method, so that the page runs over HTTP, in a notebook and offline.
+
+/** A request that failed: `status` as in HTTP (0: nobody answered), `aborted` when the page itself gave it up. */
+export class TransportError extends Error {
+  constructor(status, message, aborted = false) {
+    super(message);
+    this.name = "TransportError";
+    this.status = status;
+    this.aborted = aborted;
+  }
+}
+
+/** Answers over HTTP from `<base>api/<name>?key=value`. */
+export function httpTransport(base = "./") {
+  let key = null; // from info: makes the address of a final answer change with the content
+
+  async function ask(name, params, signal) {
+    const query = new URLSearchParams();
+    for (const [field, value] of Object.entries(params)) query.set(field, String(value));
+    if (key !== null) query.set("v", key);
+    try {
+      return await fetch(`${base}api/${name}?${query}`, { signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw new TransportError(499, "given up", true);
+      throw new TransportError(0, "the server does not answer");
+    }
+  }
+
+  async function reason(response) {
+    try {
+      return (await response.json()).error ?? response.statusText;
+    } catch {
+      return response.statusText || `status ${response.status}`;
+    }
+  }
+
+  return {
+    async get(name, params = {}, { signal } = {}) {
+      const response = await ask(name, params, signal);
+      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      const answer = {
+        progress: Number(response.headers.get("Attlas-Progress") ?? 1),
+        sampled: response.headers.get("Attlas-Sampled") === "1",
+        final: (response.headers.get("Cache-Control") ?? "").includes("immutable"),
+      };
+      try {
+        if ((response.headers.get("Content-Type") ?? "").includes("json")) answer.json = await response.json();
+        else answer.buffer = await response.arrayBuffer();
+      } catch (error) {
+        const aborted = error.name === "AbortError";
+        throw new TransportError(aborted ? 499 : 0, aborted ? "given up" : "the answer broke off", aborted);
+      }
+      if (name === "info") key = answer.json.key;
+      return answer;
+    },
+  };
+}

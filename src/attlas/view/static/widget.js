@@ -1,0 +1,26 @@
+// Starts the page in the output of a notebook cell (the protocol of anywidget).
+
+import { mount } from "./main.js";
+import { messageTransport } from "./messages.js";
+
+export function render({ model, el }) {
+  const root = document.createElement("div");
+  root.className = "attlas attlas-widget";
+  root.style.height = `${model.get("height")}px`;
+  // Shortcuts of the notebook (a, b, dd, ...) must not act on cells while the page has the focus.
+  root.dataset.lmSuppressShortcuts = "true";
+  root.classList.add("jp-mod-accept-text");
+  el.append(root);
+  const transport = messageTransport(model);
+  const page = mount(root, transport, { hash: false, initial: model.get("initial") });
+  const resize = () => {
+    root.style.height = `${model.get("height")}px`;
+  };
+  model.on("change:height", resize);
+  return () => {
+    model.off("change:height", resize);
+    page.destroy();
+    transport.destroy();
+    root.remove();
+  };
+}

@@ -1,0 +1,177 @@
+"""Small pictures that stand for a matrix or an atlas in a notebook, where nothing runs."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+import zlib
+from functools import cache
+from html import escape
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attlas import stats
+from attlas.atlas import Atlas, Entry
+from attlas.matrix import AttentionMatrix
+from attlas.view import codes
+from attlas.view.exact import Head
+from attlas.view.source import atlas_of
+
+__all__ = ["preview"]
+
+_CELLS = 1 << 24  # weights that all pictures of one output may take
+_HEADS = 8  # of a matrix
+_LAYERS, _PER_LAYER = 4, 6  # of an atlas
+_SIDES = (16, 128)  # pixels of a picture
+
+_LAND = (128, 128, 128, 40)  # masked: a breath of grey, on light and dark paper
+_WAIT = (128, 128, 128, 90)
+_FIRST = 2  # entries of the palette before the colours
+
+
+def preview(shown: Atlas | AttentionMatrix) -> str:
+    """Return a small static picture as HTML: what notebooks show for a matrix or an atlas.
+
+    Parameters
+    ----------
+    shown : Atlas or AttentionMatrix
+        What is pictured; nothing of it changes.
+
+    Returns
+    -------
+    str
+        The text of `repr`, and a picture of each head, or of some heads where there are many. Without scripts,
+        and without anything to load.
+
+    Notes
+    -----
+    Cost: at most 16.8 million weights, whatever the size. A pixel is the largest weight of its block; where all
+    weights would be more than that, a row of pixels is one exact query, and the caption says how many there are of
+    them. Colours are logarithmic, from a sixteenth of an even weight up to 1, as on the page.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.view import preview
+    >>> html = preview(attlas.attend(torch.zeros(2, 9, 4), torch.zeros(2, 9, 4)))
+    >>> html.count("<img"), "<script" in html
+    (2, False)
+    """
+    words = f"<pre style='margin:0 0 8px;background:none'>{escape(repr(shown))}</pre>"
+    if isinstance(shown, AttentionMatrix) and 0 in shown.shape:
+        return f"<div>{words}</div>"
+    several = isinstance(shown, Atlas)
+    entries = shown.entries if isinstance(shown, Atlas) else atlas_of(shown).entries
+    figures, note = _figures([entry for entry in entries if entry.matrix is not None], several)
+    picture = f"<div style='display:flex;flex-wrap:wrap;gap:10px 12px'>{figures}</div>" if figures else ""
+    return f"<div>{words}{picture}{note}</div>"
+
+
+def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
+    """Return the pictures, and what a reader must know of them."""
+    chosen = [
+        (entry, head)
+        for entry in _spread(entries, _LAYERS)
+        for head in _spread(list(range(len(entry.heads))), _PER_LAYER if several else _HEADS)
+        if 0 not in entry.shape
+    ]
+    if not chosen:
+        return "", ""
+    cells = sum(entry.shape[2] * entry.shape[3] for entry, _ in chosen)
+    side = _SIDES[1] // (2 if several else 1)
+    if cells > _CELLS:
+        longest = max(entry.shape[3] for entry, _ in chosen)
+        side = max(_SIDES[0], min(side, _CELLS // (longest * len(chosen))))
+    parts = []
+    for entry, head in chosen:
+        A = entry.need_matrix("_repr_html_")[:1, head : head + 1]
+        picture = _sampled(A, side) if cells > _CELLS else _pooled(A, side)
+        name = f"head {entry.heads[head]}"
+        name = f"layer {entry.layer}, {name}" if several else name
+        parts.append(_figure(_png(picture, entry.shape[3]), name, 72 if several else 112))
+    total = sum(len(entry.heads) * entry.shape[0] for entry in entries)
+    notes = [f"{len(parts)} of {total:,} heads"] if total > len(parts) else []
+    notes += [f"{side} of {max(entry.shape[2] for entry, _ in chosen):,} queries"] if cells > _CELLS else []
+    return "".join(parts), _note([*notes, ".view() opens all of it"])
+
+
+def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
+    """Return the largest weight of each block, from all cells of a head, as codes."""
+    m, n = A.shape[-2:]
+    (values,) = A.collect(stats.Picture(min(side, m), min(side, n), "max"))
+    picture = values[0, 0].cpu().numpy()
+    return codes.encode(np.nan_to_num(picture), ~np.isnan(picture))
+
+
+def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
+    """Return one exact query for each row of pixels, its keys pooled to the largest weight, as codes."""
+    m, n = A.shape[-2:]
+    high, wide = min(side, m), min(side, n)
+    weights, allowed = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high))
+    starts = np.arange(wide) * n // wide
+    values = np.maximum.reduceat(weights, starts, axis=1)
+    return codes.encode(values, np.logical_or.reduceat(allowed, starts, axis=1))
+
+
+def _figure(png: bytes, name: str, side: int) -> str:
+    source = base64.b64encode(png).decode()
+    return (
+        f"<figure style='margin:0'><img src='data:image/png;base64,{source}' width='{side}' height='{side}' "
+        f"style='image-rendering:pixelated;border-radius:3px' alt='Attention weights, {escape(name, quote=True)}'>"
+        f"<figcaption style='font-size:11px;opacity:0.75'>{escape(name)}</figcaption></figure>"
+    )
+
+
+def _note(parts: list[str]) -> str:
+    return f"<div style='font-size:11px;opacity:0.75;margin-top:6px'>{escape(' · '.join(parts))}</div>"
+
+
+def _spread(items: list[Any], count: int) -> list[Any]:
+    """Return at most `count` of some items, the first and the last among them, evenly apart."""
+    if len(items) <= count:
+        return items
+    return [items[round(i * (len(items) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def _png(picture: NDArray[np.uint16], n: int) -> bytes:
+    """Return codes as a PNG of indexed colours."""
+    low = max(-40.0, -math.ceil(math.log2(max(n, 2))) - 4.0)
+    log2 = codes.LOG2_MIN + (picture.astype(np.float64) - codes.FIRST) * -codes.LOG2_MIN / (codes.LAST - codes.FIRST)
+    colours = _colours()[::2]  # two entries of the palette are taken
+    place = np.clip((log2 - low) / -low, 0, 1)
+    index = (_FIRST + np.rint(place * (len(colours) - 1))).astype(np.uint8)
+    index[picture == codes.ZERO] = _FIRST
+    index[picture == codes.MASKED] = 0
+    index[picture == codes.PENDING] = 1
+    height, width = index.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), index], axis=1)  # each line begins with its filter, none
+    table = b"".join(bytes(colour[:3]) for colour in (_LAND, _WAIT)) + colours.tobytes()
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        _chunk(name, data)
+        for name, data in (
+            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+            (b"PLTE", table),
+            (b"tRNS", bytes((_LAND[3], _WAIT[3]))),
+            (b"IDAT", zlib.compress(lines.tobytes(), 9)),
+            (b"IEND", b""),
+        )
+    )
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+@cache
+def _colours() -> NDArray[np.uint8]:
+    """Return the 256 colours that the page begins with; they are written down there, once."""
+    text = resources.files("attlas.view").joinpath("static", "palettes.js").read_text("utf-8")
+    found = re.search(r"viridis:\s*((?:\"[0-9a-f]+\"[\s+]*)+)", text)
+    digits = "" if found is None else re.sub(r"[^0-9a-f]", "", found[1])
+    return np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(-1, 3)

@@ -1,0 +1,137 @@
+"""The viewer in the output of a notebook cell: questions and answers are messages, and no port is opened."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anywidget
+import traitlets
+
+from attlas.view import bundle
+from attlas.view.service import Answer, Service
+
+__all__ = ["Viewer"]
+
+_WORKERS = 2  # the kernel keeps its processors
+_LOWEST, _HIGHEST = 240, 4000
+_IDS, _NAMES, _FIELDS = 200, 40, 32  # longer than any that the page sends
+
+
+class Viewer(anywidget.AnyWidget):
+    """The page of the viewer as a notebook widget. Made by ``A.view()`` and ``atlas.view()``.
+
+    Parameters
+    ----------
+    service : Service
+        Who answers; it belongs to the widget from now on, and ends with it.
+    height : int, default 640
+        Height in CSS pixels, from 240 to 4000.
+    state : mapping, optional
+        Fields of the page's state to begin with, ``{"entry": 2, "head": "mean"}``.
+
+    Notes
+    -----
+    The page sends ``{"type": "get", "id", "name", "params"}`` and gets ``{"type": "answer", "id", "status", "kind",
+    "progress", "final", "sampled"}`` with the body as one buffer. ``{"type": "cancel", "id"}`` takes a question back:
+    one that has not begun is dropped, one that has stops between two tiles. Questions are answered on two threads
+    of their own, so that the kernel stays free; messages are read when no cell is running.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.view import Service
+    >>> from attlas.view.widget import Viewer
+    >>> viewer = Viewer(Service(attlas.attend(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))))
+    >>> viewer.height
+    640
+    >>> viewer.close()
+    """
+
+    _esm = bundle.widget_module()
+    _css = bundle.styles()
+    height = traitlets.Int(640).tag(sync=True)
+    initial = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, service: Service, height: int = 640, state: Mapping[str, Any] | None = None) -> None:
+        self._service = service
+        self._wanted: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="attlas-view")
+        super().__init__(height=min(_HIGHEST, max(_LOWEST, height)), initial=dict(state or {}))
+        self.on_msg(self._hear)
+        if self.comm is not None:
+            self.comm.on_close(lambda _: self.close())
+
+    def close(self) -> None:
+        """Take the page away, drop what is being computed, and end the service. Closing twice is no error."""
+        with self._lock:
+            ended, self._ended = self._ended, True
+            for taken_back in self._wanted.values():
+                taken_back.set()
+            self._wanted.clear()
+        if not ended:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._service.close()
+        super().close()
+
+    def _hear(self, _: object, content: Any, buffers: Sequence[Any]) -> None:
+        """Take a message of the page."""
+        if not isinstance(content, dict) or not isinstance(name := content.get("id"), str) or len(name) > _IDS:
+            return
+        if content.get("type") == "cancel":
+            with self._lock:
+                taken_back = self._wanted.pop(name, None)
+            if taken_back is not None:
+                taken_back.set()
+        elif content.get("type") == "get":
+            self._ask(name, content.get("name"), content.get("params"))
+
+    def _ask(self, name: str, question: object, given: object) -> None:
+        """Have a question answered on another thread."""
+        if not _is_question(question, given):
+            self._send_answer(name, Answer("json", b'{"error": "the message is no question"}', final=False, status=400))
+            return
+        taken_back = threading.Event()
+        with self._lock:
+            if self._ended or name in self._wanted:
+                return
+            self._wanted[name] = taken_back
+            self._pool.submit(self._work, name, question, given, taken_back)
+
+    def _work(self, name: str, question: Any, given: Any, taken_back: threading.Event) -> None:
+        if taken_back.is_set():
+            return
+        answer = self._service.answer(question, given, wanted=lambda: not taken_back.is_set())
+        with self._lock:
+            waits = self._wanted.pop(name, None) is not None
+        if waits:
+            self._send_answer(name, answer)
+
+    def _send_answer(self, name: str, answer: Answer) -> None:
+        content = {
+            "type": "answer",
+            "id": name,
+            "status": answer.status,
+            "kind": answer.kind,
+            "progress": answer.progress,
+            "final": answer.final,
+            "sampled": answer.sampled,
+        }
+        if answer.status != 200:
+            content["error"] = json.loads(answer.body)["error"]
+        self.send(content, [answer.body])
+
+
+def _is_question(question: object, given: object) -> bool:
+    return (
+        isinstance(question, str)
+        and len(question) <= _NAMES
+        and isinstance(given, dict)
+        and len(given) <= _FIELDS
+        and all(isinstance(field, str) and isinstance(value, str) for field, value in given.items())
+    )
