@@ -16,14 +16,17 @@ from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import KINDS
 from attlas.heads.kinds import text_statistics
-from attlas.heads.recorded import NEEDED, heads_of
+from attlas.heads.recorded import heads_of
 from attlas.stats import Statistic
 from attlas.view.source import Source
 from attlas.view.worker import Worker
 
 __all__ = ["HeadTable"]
 
-_CHEAP = 1 << 32  # cells of all heads up to which numbers that were not recorded are computed: some seconds
+# Cells of all heads together, and of one, up to which numbers that were not recorded are computed: those that tell
+# the kinds of heads cost ten times as much as the others. Half a minute of one core, two seconds a step.
+_KINDS = 1 << 31, 1 << 27
+_PLAIN = 1 << 34, 1 << 31
 
 
 class _Column(NamedTuple):
@@ -83,12 +86,10 @@ class HeadTable:
     def _lacking(self) -> dict[int, list[Statistic]]:
         """Return the statistics that entries lack, and can still give at a price that nobody notices."""
         entries = [shown.entry for shown in self._source.entries]
-        readable = [entry for entry in entries if entry.matrix is not None]
-        if sum(math.prod(entry.shape) for entry in readable) > _CHEAP:
-            return {}
+        total = sum(math.prod(entry.shape) for entry in entries if entry.matrix is not None)
         found = {}
         for number, entry in enumerate(entries):
-            wanted = _wanted(self._source.atlas, entry) if entry.matrix is not None else []
+            wanted = _wanted(self._source.atlas, entry, total) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
                 found[number] = wanted
         return found
@@ -156,13 +157,15 @@ class HeadTable:
         return any(number not in self._found for number in self._missing)
 
 
-def _wanted(atlas: Atlas, entry: Entry) -> list[Statistic]:
-    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones where it has none."""
-    m, n = entry.shape[2:]
-    ids = atlas.ids
-    if ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross":
-        wanted = list(text_statistics(ids[0]))
-        return wanted if tuple(statistic_names(wanted)) == NEEDED else []
+def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
+    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none."""
+    batch, _, m, n = entry.shape
+    cells, ids = batch * m * n, atlas.ids
+    text = ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross"
+    if ids is not None and text and total <= _KINDS[0] and cells <= _KINDS[1]:
+        return list(text_statistics(ids[0]))
+    if total > _PLAIN[0] or cells > _PLAIN[1]:
+        return []
     return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]
 
 
