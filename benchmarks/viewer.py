@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -169,45 +170,35 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 def tiles(server: Viewer, tokens: int, heads: int) -> dict[str, Any]:
-    """Time tiles on and below the diagonal: never asked for, asked for again, and new ones while an overview is made."""
+    """Time tiles on and below the diagonal: new ones, the same again, and new ones while an overview is made."""
     dice, client = random.Random(1), Client(server.url)
-    asked: list[dict[str, object]] = []
-    for level in range(FINEST, COARSEST + 1):
-        last = (tokens - 1) // (TILE << level)
-        some = {(y, dice.randint(0, y)) for y in (dice.randint(0, last) for _ in range(60))}
-        asked += [
-            {"entry": 0, "head": 0, "level": level, "y": y, "x": x} for y, x in sorted(some)[:: -(-len(some) // 20)]
-        ]
-    dice.shuffle(asked)
     client.get("info")
+    asked = [given for level in range(FINEST, COARSEST + 1) for given in some(dice, level, tokens, 30)]
+    dice.shuffle(asked)
+    later = asked[len(asked) * 3 // 4 :]
+    asked = asked[: len(asked) * 3 // 4]
 
-    def each(some: list[dict[str, object]]) -> list[float]:
-        return [timed(lambda: client.get("tile", pool="mean", variant="plain", **given)) for given in some]
+    def each(questions: list[dict[str, int]]) -> list[float]:
+        plain = {"entry": 0, "head": 0, "pool": "mean", "variant": "plain"}
+        return [timed(partial(client.get, "tile", **plain, **given)) for given in questions]
 
-    half = len(asked) // 2
-    found = {"cold_ms": spread(each(asked[:half])), "cached_ms": spread(each(asked[:half] * 3))}
-    top = {
-        "entry": 0,
-        "head": heads - 1,
-        "pool": "mean",
-        "variant": "plain",
-        "level": levels(client) - 1,
-        "y": 0,
-        "x": 0,
+    cold = each(asked)
+    found: dict[str, Any] = {"cold_ms": spread(cold), "cached_ms": spread(each(asked * 3))}
+    found["cold_by_block_ms"] = {
+        str(1 << level): spread([t for t, given in zip(cold, asked, strict=True) if given["level"] == level])
+        for level in range(FINEST, COARSEST + 1)
     }
-    client.get("tile", **top)  # the pass over this head begins
-    found["cold_while_an_overview_is_made_ms"] = spread(each(asked[half:]))
-    found["by_level_ms"] = {
-        str(1 << level): spread(each(fresh(dice, level, tokens, heads))) for level in range(FINEST, COARSEST + 1)
-    }
+    whole = {"entry": 0, "head": heads - 1, "level": levels(client) - 1, "y": 0, "x": 0}
+    client.get("tile", pool="mean", variant="plain", **whole)  # the pass over this head begins
+    found["cold_while_an_overview_is_made_ms"] = spread(each(later))
     return found
 
 
-def fresh(dice: random.Random, level: int, tokens: int, heads: int) -> list[dict[str, object]]:
-    """Return questions for ten tiles of one level, of the last head, few of which anybody has asked for."""
+def some(dice: random.Random, level: int, tokens: int, count: int) -> list[dict[str, int]]:
+    """Return up to `count` different tiles of a level."""
     last = (tokens - 1) // (TILE << level)
-    places = [(y, dice.randint(0, y)) for y in (dice.randint(0, last) for _ in range(10))]
-    return [{"entry": 0, "head": heads - 1, "level": level, "y": y, "x": x} for y, x in places]
+    places = {(y, dice.randint(0, y)) for y in (dice.randint(0, last) for _ in range(4 * count))}
+    return [{"level": level, "y": y, "x": x} for y, x in sorted(places, key=lambda place: dice.random())[:count]]
 
 
 def levels(client: Client) -> int:
@@ -266,10 +257,11 @@ def page(url: str, seconds: float) -> dict[str, Any]:
 def ride(tab: Any, seconds: float) -> None:
     """Drag, zoom about the cursor and jump by keys, as a person does who looks around, until the time is over."""
     dice = random.Random(2)
-    box = max(
-        (c.bounding_box() for c in tab.locator("canvas").all()), key=lambda b: b["width"] * b["height"] if b else 0
-    )
+    boxes = [canvas.bounding_box() or {"width": 0, "height": 0} for canvas in tab.locator("canvas").all()]
+    box = max(boxes, key=lambda box: box["width"] * box["height"])
     left, top, width, height = box["x"], box["y"], box["width"], box["height"]
+
+    until = time.perf_counter() + seconds
 
     def somewhere() -> tuple[float, float]:
         return left + width * dice.uniform(0.25, 0.75), top + height * dice.uniform(0.25, 0.75)
@@ -277,21 +269,22 @@ def ride(tab: Any, seconds: float) -> None:
     def zoom(steps: int, notch: float) -> None:
         tab.mouse.move(*somewhere())
         for _ in range(steps):
-            tab.mouse.wheel(0, notch)
-            time.sleep(0.016)
+            if time.perf_counter() < until:
+                tab.mouse.wheel(0, notch)
+                time.sleep(0.016)
 
     def drag() -> None:
         (x0, y0), (x1, y1) = somewhere(), somewhere()
         tab.mouse.move(x0, y0)
         tab.mouse.down()
         for step in range(1, 41):
-            tab.mouse.move(x0 + (x1 - x0) * step / 40, y0 + (y1 - y0) * step / 40)
-            time.sleep(0.016)
+            if time.perf_counter() < until:
+                tab.mouse.move(x0 + (x1 - x0) * step / 40, y0 + (y1 - y0) * step / 40)
+                time.sleep(0.016)
         tab.mouse.up()
 
     tab.mouse.click(left + width / 2, top + height / 2)
     tab.evaluate("window.seen.riding = true")
-    until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         zoom(dice.randint(10, 40), -100)
         for _ in range(3):
