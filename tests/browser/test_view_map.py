@@ -34,7 +34,9 @@ PIXELS = """async ({places, zoom, row, column, m, n}) => {
   const dpr = window.devicePixelRatio;
   const [box] = panesOf(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans });
   const pane = placed(box, { row, column, scale: 2 ** zoom, dpr, m, n });
-  const context = document.querySelector(".stage .base").getContext("2d");
+  const canvas = document.querySelector(".stage .base");
+  const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
   const origin = stage.getBoundingClientRect();
   return places.map(([i, j]) => {
     const [x, y] = [pane.X(j), pane.Y(i)];
@@ -50,7 +52,7 @@ def matrices() -> list[attlas.AttentionMatrix]:
     generator = torch.Generator().manual_seed(5)
     sizes = (2, 1, HEADS, TOKENS, 16)
     return [
-        attlas.attend(*(2.5 * torch.randn(sizes, generator=generator)), mask=attlas.Causal(), scale=0.2)
+        attlas.attend(*(2.5 * torch.randn(sizes, generator=generator)), mask=attlas.Causal(), scale=0.1)
         for _ in range(LAYERS)
     ]
 
@@ -134,7 +136,7 @@ def local(asked: str, host: str) -> bool:
 
 def fragment(tab: Any) -> dict[str, str]:
     """The state in the URL, once it has been written."""
-    tab.wait_for_timeout(220)
+    tab.evaluate("new Promise((go) => setTimeout(go, 220))")  # the page's own clock, behind the 150 ms of the hash
     return {name: values[0] for name, values in parse_qs(urlsplit(tab.url).fragment).items()}
 
 
@@ -182,11 +184,11 @@ def test_opens_on_the_whole_matrix(opened: Callable[..., Any]) -> None:
     assert re.match(r"Attention map, queries 0 to 639, keys 0 to 639", canvas.get_attribute("aria-label"))
     assert tab.locator(".slot-status").inner_text() == "maximum of 2 × 2 cells a block"
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    (corner, masked) = pixels(tab, [(639.0, 1.0), (5.0, 600.0)])
+    (corner, masked) = pixels(tab, [(630.0, 5.0), (9.0, 600.0)])
     assert tuple(corner["colour"]) != tuple(masked["colour"])
 
 
-@pytest.mark.parametrize(("colour", "low", "high"), [("log", LOW, HIGH), ("linear", 0, 0.25)])
+@pytest.mark.parametrize(("colour", "low", "high"), [("log", LOW, HIGH), ("linear", 0, 0.06)])
 def test_every_pixel_is_an_exact_weight(
     opened: Callable[..., Any], dense: np.ndarray, colour: str, low: float, high: float
 ) -> None:
@@ -288,8 +290,7 @@ def test_the_tooltip_tells_the_exact_weight(opened: Callable[..., Any], dense: n
     tab.mouse.move(one["x"], one["y"])
     told = tab.locator(".tip")
     told.get_by_text("of its row").wait_for()
-    number = told.locator(".tip-weight").inner_text().split()[0]
-    assert np.float32(number) == dense[1, 1, 318, 296]
+    assert number_in(told.locator(".tip-weight").inner_text()) == dense[1, 1, 318, 296]
     rank = 1 + int((dense[1, 1, 318] > dense[1, 1, 318, 296]).sum())
     assert re.search(rf"\b{rank}(st|nd|rd|th) largest" if rank > 1 else "largest of its row", told.inner_text())
     assert "318" in told.inner_text()
@@ -297,6 +298,13 @@ def test_the_tooltip_tells_the_exact_weight(opened: Callable[..., Any], dense: n
     (masked,) = pixels(tab, [(310.5, 318.5)])
     tab.mouse.move(masked["x"], masked["y"])
     told.get_by_text("masked").wait_for()
+
+
+def number_in(text: str) -> np.float32:
+    """The number at the start of a text, as people write it: 0.0312, 3.12 × 10⁻⁷."""
+    digits = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+    mantissa, power = re.match(r"([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
+    return np.float32(f"{mantissa}e{(power or '0').translate(digits)}")
 
 
 def test_drag_wheel_and_double_click(opened: Callable[..., Any]) -> None:
@@ -385,7 +393,7 @@ def test_keys_alone_do_everything(opened: Callable[..., Any], dense: np.ndarray)
         tab.keyboard.press(key)
     assert "pin" not in fragment(tab)
     tab.keyboard.press("Shift+ArrowRight")
-    assert float(fragment(tab)["c"]) > j + 4
+    assert float(fragment(tab)["c"]) > j + 1
     tab.keyboard.press("d")
     state = fragment(tab)
     assert state["r"] == state["c"]
@@ -508,7 +516,9 @@ def test_side_by_side_is_two_linked_maps(opened: Callable[..., Any]) -> None:
     tab = opened("e=0&h=0&s=1.1&m=side", width=1920, height=1080)
     halves = """() => {
       const canvas = document.querySelector('.stage .base');
-      const data = (x) => canvas.getContext('2d').getImageData(x, 0, Math.floor(canvas.width / 2), canvas.height).data;
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const data = (x) => copy.getImageData(x, 0, Math.floor(canvas.width / 2), canvas.height).data;
       const [a, b] = [data(0), data(Math.ceil(canvas.width / 2))];
       const kinds = (all) => { const seen = new Set(); for (let k = 0; k < all.length; k += 4) seen.add(all[k] << 16 | all[k + 1] << 8 | all[k + 2]); return seen.size; };
       return [kinds(a), kinds(b)];

@@ -16,6 +16,7 @@ import { createTracks, drawTrack } from "./tracks.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
+const DOUBLE = 500; // ms in which two clicks may be a double click
 const CHURN = 90; // ms between two looks at what is wanted while zooming
 
 // Changes after which the canvas under the overlay is drawn anew.
@@ -57,6 +58,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   let keyboard = false; // whether the crosshair stands in the middle, for keys
   let ownHover = false;
   let pinBefore = null;
+  let clickedAt = -Infinity;
   let wantedAt = 0;
   let restTimer = 0;
   let missing = { missing: 0, pending: false };
@@ -285,7 +287,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       ask();
     },
     click(x, y) {
-      pinBefore = store.state.pin;
+      const now = performance.now();
+      if (now - clickedAt > DOUBLE) pinBefore = store.state.pin;
+      clickedAt = now;
       act.point(x, y);
       pinAt(cellUnder(scene, x, y));
     },
