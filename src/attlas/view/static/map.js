@@ -139,18 +139,19 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       ctx.clip();
       ctx.fillStyle = hatchAt(pane);
       ctx.fillRect(x0, y0, x1 - x0, y1 - y0);
-      for (const layer of pane.layers) {
+      for (const layer of pane.readable ? pane.layers : []) {
         const result = drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone: look.pending });
         drawn.missing += result.missing;
         drawn.pending ||= result.pending;
       }
-      drawEmptyRows(pane);
+      if (pane.readable) drawEmptyRows(pane);
       drawGrid(ctx, pane, { scale, dpr, look });
       ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-      drawNumbers(ctx, pane, cells, { scale, look, state: store.state, layers: [pane.layers.at(-1)], targetAt: (i, j) => targetOf(scene, pane, i, j) });
+      if (pane.readable) drawNumbers(ctx, pane, cells, { scale, look, state: store.state, layers: [pane.layers.at(-1)], targetAt: (i, j) => targetOf(scene, pane, i, j) });
     }
     ctx.restore();
     drawMargins(pane);
+    drawWords(pane);
     return drawn;
   }
 
@@ -185,6 +186,33 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       for (const side of ["top", "left"]) drawTrack(ctx, pane, side, name[side], tracks.get(pane.source, name[side]), { scale, look });
       drawAxes(ctx, pane, pane.entry, { scale, tokens, spans, look });
     }
+    ctx.restore();
+  }
+
+  // Which head is where, when there are two; and why nothing is drawn, when nothing can be.
+  function drawWords(pane) {
+    const { dpr } = scene;
+    const chip = (text, x, y, align) => {
+      const width = ctx.measureText(text).width + 16;
+      const left = { right: x - width, left: x, center: x - width / 2 }[align];
+      ctx.fillStyle = look.card;
+      ctx.strokeStyle = look.line;
+      ctx.beginPath();
+      ctx.roundRect(left + 0.5, y + 0.5, width, 23, 5);
+      ctx.fill();
+      ctx.stroke();
+      ctx.fillStyle = look.ink;
+      ctx.textAlign = "left";
+      ctx.fillText(text, left + 8.5, y + 12.5);
+    };
+    ctx.save();
+    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    ctx.lineWidth = 1;
+    ctx.font = `12px ${look.sans}`;
+    ctx.textBaseline = "middle";
+    if (pane.names.upper) chip(pane.names.upper, pane.right - 10, pane.top + 10, "right");
+    if (pane.names.lower) chip(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
+    if (!pane.readable) chip("Only statistics of this layer were kept: no cells to show", (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
     ctx.restore();
   }
 
@@ -240,6 +268,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
 
   function middleCell() {
     const [pane] = scene.panes;
+    if (!pane.readable) return null;
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value)));
     return { pane, i: clamp(store.state.row, pane.entry.m), j: clamp(store.state.column, pane.entry.n) };
   }
@@ -344,7 +373,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       if (!known || item.distance < known.distance) items.set(item.key, item);
     };
     for (const pane of scene.panes) {
-      for (const layer of pane.layers) {
+      for (const layer of pane.readable ? pane.layers : []) {
         wantedBy(layer, settled).forEach(add);
         const sampled = (missing.missing || missing.pending) && needsPass(info, layer.level) && !tiles.has(thumbnailItem(layer).key);
         if (sampled) add(thumbnailItem(layer));
@@ -490,7 +519,8 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     /** The keyboard crosshair: its cell, or null; called with null it goes away. */
     crosshair(gone) {
       if (gone === null) setKeyboard(false);
-      return keyboard ? { i: middleCell().i, j: middleCell().j } : null;
+      const cell = keyboard ? middleCell() : null;
+      return cell && { i: cell.i, j: cell.j };
     },
     level: () => (scene ?? newScene()).level,
     refused: () => (scene ?? newScene()).refused,
