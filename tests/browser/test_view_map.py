@@ -526,3 +526,50 @@ def test_side_by_side_is_two_linked_maps(opened: Callable[..., Any]) -> None:
     left, right = tab.evaluate(halves)
     assert left > 60
     assert right > 60
+
+
+def test_two_fingers_zoom_and_one_drags(opened: Callable[..., Any]) -> None:
+    tab = opened("z=2&r=320&c=300", width=390, height=844, has_touch=True, is_mobile=True)
+    box = tab.locator(".stage").bounding_box()
+    x, y = box["x"] + 220, box["y"] + 240
+    touch = tab.context.new_cdp_session(tab)
+
+    def send(kind: str, *places: tuple[float, float]) -> None:
+        points = [{"x": px, "y": py, "id": k} for k, (px, py) in enumerate(places)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    send("touchStart", (x, y))
+    for step in range(1, 6):
+        send("touchMove", (x - 8 * step, y + 8 * step))
+    send("touchEnd")
+    state = fragment(tab)
+    assert float(state["r"]) == pytest.approx(310, abs=2)
+    assert float(state["c"]) == pytest.approx(310, abs=2)
+    send("touchStart", (x - 40, y), (x + 40, y))
+    for apart in (50, 60, 70, 80):
+        send("touchMove", (x - apart, y), (x + apart, y))
+    send("touchEnd")
+    state = fragment(tab)
+    assert float(state["z"]) == pytest.approx(3, abs=0.3)
+    assert "pin" not in state
+
+
+def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any]) -> None:
+    """The demonstration's own atlas: the tooltip has the weights and the tokens of the recording."""
+    pytest.importorskip("transformers", reason="needs attlas[huggingface]")
+    from attlas import models
+    from attlas.cli.loading import load, tokenize
+
+    loaded = load(models.path())
+    ids = tokenize(loaded, "def attention(x):\n    return '注意 🦊'  # שלום\n" * 6, None)
+    with attlas.record(loaded.model) as atlas, torch.no_grad():
+        loaded.model(torch.as_tensor(ids).reshape(1, -1))
+    n = atlas[0].shape[-1]
+    with served(atlas) as address:
+        tab = opened(f"e=1&h=3&z=4&r={n - 9.5}&c={n - 12.5}", address=address)
+        i, j = n - 9, n - 12
+        (one,) = pixels(tab, [(i + 0.5, j + 0.5)], m=n, n=n)
+        tab.mouse.move(one["x"], one["y"])
+        told = tab.locator(".tip")
+        told.get_by_text("of its row").wait_for()
+        assert number_in(told.locator(".tip-weight").inner_text()) == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)
