@@ -45,7 +45,7 @@ def data_of(report: Path) -> dict:
 
 
 def test_writes_report_and_pictures(demo_folder: Path) -> None:
-    assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html"]
+    assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html", "run.atlas"]
     for name in ("atlas.png", "head.png"):
         assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
 
@@ -167,7 +167,7 @@ def test_without_matplotlib_the_report_is_written(
 ) -> None:
     monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)
     assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path)]) == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run.atlas"]
     assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in capsys.readouterr().out
 
 

@@ -258,8 +258,8 @@ def odd_but_right(dice: random.Random, token: str) -> Case:
 MAKERS: tuple[tuple[Maker, int], ...] = (
     (wrong_token, 160), (traversal, 220), (fuzzed_path, 160), (wrong_numbers, 280), (missing_or_doubled, 120),
     (unknown_question, 60), (wrong_host, 100), (no_host, 40), (wrong_origin, 100), (wrong_method, 80), (body, 80),
-    (smuggling, 120), (long_address, 80), (long_headers, 60), (endless_line, 20), (garbage, 100), (not_http, 60), (other_version, 40),
-    (pipelined, 80), (upgrade, 30), (odd_but_right, 60),
+    (smuggling, 120), (long_address, 80), (long_headers, 60), (endless_line, 20), (garbage, 100), (not_http, 60),
+    (other_version, 40), (pipelined, 80), (upgrade, 30), (odd_but_right, 60),
 )  # fmt: skip
 
 

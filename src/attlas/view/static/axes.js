@@ -119,7 +119,7 @@ function drawTokens(ctx, axis, tokens) {
   ctx.textBaseline = "middle";
   for (let index = from; index < to; index++) {
     const place = at(index) + scale / 2;
-    if (place < low || place > high) continue;
+    if (place < low + 6 || place > high - 4) continue; // half a label would run into the corner
     const label = tokenLabel(tokens, index + first);
     along(ctx, axis, place, band, () => {
       if (across) ctx.rotate(-Math.PI / 2);
@@ -130,7 +130,7 @@ function drawTokens(ctx, axis, tokens) {
         ctx.fillStyle = look.ink;
         ctx.fillText(cut(ctx, label, room - (numbers ? 42 : 10)), 6 * away, 0.5);
       }
-      if (numbers && (scale >= 14 || index % 2 === 0)) {
+      if (numbers && (scale >= 26 || (index + first) % 5 === 0)) {
         ctx.textAlign = across ? "right" : "left";
         ctx.font = `10px ${look.sans}`;
         ctx.fillStyle = look.faint;
@@ -143,18 +143,9 @@ function drawTokens(ctx, axis, tokens) {
 
 // The corner says which axis is which.
 function drawNames(ctx, pane, look) {
-  const { band, top } = pane.gutter;
   ctx.font = `11px ${look.sans}`;
   ctx.fillStyle = look.faint;
   ctx.textAlign = "right";
   ctx.textBaseline = "middle";
-  const x = pane.left - band - 7;
-  const y = pane.top - band;
-  if (band) {
-    ctx.fillText("key →", x, y - 11);
-    ctx.fillText("query ↓", x, y + band / 2 - 1);
-  } else if (top > 30) {
-    ctx.fillText("key →", x, y - 23);
-    ctx.fillText("query ↓", x, y - 9);
-  } else ctx.fillText("query ↓ key →", x, y - 11);
+  ctx.fillText(pane.gutter.track < 30 ? "query ↓" : "query ↓  key →", pane.left - pane.gutter.band - 7, pane.top - 8);
 }

@@ -1,9 +1,9 @@
 // What lies over the map: the crosshair, the pin, and the box that says what is under the pointer.
 
 import { PENDING, decode } from "./colour.js";
-import { TILE } from "./geometry.js";
+import { TILE, showsTokens } from "./geometry.js";
 import { make } from "./elements.js";
-import { digits, float32Text, percent, whole } from "./numbers.js";
+import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
 import { tokenLabel } from "./axes.js";
 
@@ -101,18 +101,21 @@ function badges(ctx, pane, { i, j }, scale, look) {
   ctx.textBaseline = "middle";
   const badge = (text, cx, cy, align) => {
     const width = ctx.measureText(text).width + 10;
-    const left = align === "right" ? cx - width : cx - width / 2;
+    const start = { right: cx - width, left: cx, center: cx - width / 2 }[align];
     ctx.fillStyle = look.ink;
     ctx.beginPath();
-    ctx.roundRect(left, cy - 8.5, width, 17, 4);
+    ctx.roundRect(start, cy - 8.5, width, 17, 4);
     ctx.fill();
     ctx.fillStyle = look.card;
     ctx.textAlign = "left";
-    ctx.fillText(text, left + 5, cy + 0.5);
+    ctx.fillText(text, start + 5, cy + 0.5);
   };
-  const { band } = pane.gutter;
-  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - 10, "center");
-  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - 5, y, "right");
+  const { band, left, top } = pane.gutter;
+  // Where tokens are written the badge stands on the number, not on the token.
+  const tokens = showsTokens(scale);
+  const away = { top: tokens ? top - 16 : 10, left: tokens ? left - 2 : 5 };
+  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - away.top, "center");
+  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
 }
 
 /** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
@@ -224,7 +227,9 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 }
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
-const weighed = (weight) => [float32Text(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+// The shortest decimal that is this float32, with its power of ten as people write it.
+const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {
   if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
@@ -254,7 +259,7 @@ function places(target, tokens, { largest }) {
   const list = make("dl");
   const add = (word, position) => {
     const label = tokenLabel(tokens, position);
-    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? "…"), make("dd", { class: "place" }, whole(position)));
+    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, whole(position)));
   };
   if (largest) {
     add("query", largest[0] + target.firstQuery);
@@ -268,7 +273,7 @@ function places(target, tokens, { largest }) {
 
 function more(target, { exact, largest }) {
   const lines = [];
-  if (largest) lines.push(`largest of the block: ${float32Text(largest[2])}`);
+  if (largest) lines.push(`largest of the block: ${exactly(largest[2])}`);
   if (exact?.allowed && !target.level) {
     const parts = [];
     if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);

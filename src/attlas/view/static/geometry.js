@@ -4,8 +4,8 @@ export const TILE = 256;
 
 // CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
 const SIZES = {
-  wide: { track: 42, band: 14, left: 48, top: 18, tokensLeft: 104, tokensTop: 98, edge: 14 },
-  narrow: { track: 24, band: 12, left: 40, top: 16, tokensLeft: 68, tokensTop: 64, edge: 8 },
+  wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
+  narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
 };
 const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
 const NARROW = 560;
@@ -31,14 +31,15 @@ function gutters(width, scale, hasSpans) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
   const band = hasSpans ? size.band : 0;
   const open = opening(scale);
+  const closedTop = size.top - band; // the corner has two lines of words, beside a band or without one
   return {
     track: size.track,
     band,
     left: Math.round(size.left + open * (size.tokensLeft - size.left)),
-    top: Math.round(size.top + open * (size.tokensTop - size.top)),
+    top: Math.round(closedTop + open * (size.tokensTop - closedTop)),
     edge: size.edge,
     closedLeft: size.track + size.left + band,
-    closedTop: size.track + size.top + band,
+    closedTop: size.track + size.top,
   };
 }
 

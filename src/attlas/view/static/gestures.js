@@ -66,7 +66,7 @@ export function createGestures(canvas, act) {
     camera.panBy(dx, dy);
     trail.push({ ...place, time: event.timeStamp });
     trail = trail.filter((step) => event.timeStamp - step.time < 90);
-    act.point(place.x, place.y);
+    act.leave(); // a crosshair that moves along would only be in the way
   }
 
   function pointerup(event) {
@@ -78,7 +78,8 @@ export function createGestures(canvas, act) {
       return;
     }
     const place = at(event);
-    if (event.type === "pointerup" && dragged < CLICK) act.click(place.x, place.y, event.pointerType);
+    if (event.pointerType !== "touch") act.point(place.x, place.y);
+    if (event.type === "pointerup" && dragged < CLICK) act.click(place.x, place.y);
     else if (event.type === "pointerup" && trail.length > 1 && event.timeStamp - trail.at(-1).time < 40) {
       const [first, last] = [trail[0], trail.at(-1)];
       const time = Math.max(1, last.time - first.time);

@@ -135,7 +135,6 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
   ctx.save();
   if (layer.transposed) ctx.setTransform(0, 1, 1, 0, 0, 0);
   for (const { y, x, surface } of ready) cover(surface, y, x, size);
-  for (const { y, x, surface } of holes) if (surface) cover(surface, y, x, size);
   ctx.restore();
   return { missing: holes.filter((hole) => !hole.surface).length, pending: holes.some((hole) => hole.surface), source, level };
 }
@@ -153,7 +152,9 @@ function pictureOf({ source, other }, level, y, x, { tiles, palette, budget }) {
   return surface && { surface, pending: first.pending || second.pending };
 }
 
-function standIn(ctx, layer, { y, x }, { tiles, palette, budget, tone, cover, size }) {
+// Something to see where a tile is missing or half done: the nearest coarser tile, else a sampled picture of the whole
+// under a veil; then finer tiles where they are still here.
+function standIn(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, cover, size }) {
   const { level, entry, source, other, U, V } = layer;
   const paint = { tiles, palette, budget };
   let coarser = null;
@@ -164,23 +165,27 @@ function standIn(ctx, layer, { y, x }, { tiles, palette, budget, tone, cover, si
       coarser = { ...found, sub: { x: (x & (2 ** up - 1)) * part, y: (y & (2 ** up - 1)) * part, size: part } };
     }
   }
-  if (!coarser || coarser.pending) {
+  const whole = coarser && !coarser.pending;
+  if (!whole && !other) {
     const r1 = Math.min(entry.m, (y + 1) * size);
     const c1 = Math.min(entry.n, (x + 1) * size);
     const box = [U(x * size), V(y * size), U(c1) - U(x * size), V(r1) - V(y * size)];
-    ctx.fillStyle = tone;
-    ctx.fillRect(...box);
-    const small = other ? null : tiles.get(thumbnailItem(layer).key);
-    const surface = small && tiles.surface(small, palette, budget);
-    if (surface) {
+    const small = tiles.get(thumbnailItem(layer).key);
+    const sampled = small && tiles.surface(small, palette, budget);
+    if (sampled) {
       const across = TILE / entry.n;
       const down = TILE / entry.m;
-      ctx.globalAlpha = 0.55; // a sample: to be seen, and seen to be less than the rest
-      ctx.drawImage(surface, x * size * across, y * size * down, (c1 - x * size) * across, (r1 - y * size) * down, ...box);
+      ctx.drawImage(sampled, x * size * across, y * size * down, (c1 - x * size) * across, (r1 - y * size) * down, ...box);
+    }
+    if (!surface && !coarser) {
+      ctx.fillStyle = tone;
+      ctx.globalAlpha = sampled ? 0.58 : 1;
+      ctx.fillRect(...box);
       ctx.globalAlpha = 1;
     }
   }
-  if (coarser) cover(coarser.surface, y, x, size, coarser.sub);
+  if (whole || (coarser && !surface)) cover(coarser.surface, y, x, size, coarser.sub);
+  if (surface) cover(surface, y, x, size);
   for (let down = Math.min(FINER, level); down >= 1; down--) {
     for (let dy = 0; dy < 2 ** down; dy++) {
       for (let dx = 0; dx < 2 ** down; dx++) {

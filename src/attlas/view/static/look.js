@@ -1,10 +1,10 @@
 // The colours of the theme, for canvases; and the patterns and tables that follow from them.
 
-import { makeLut, makeRatioLut } from "./colour.js";
+import { PENDING, makeLut, makeRatioLut } from "./colour.js";
 
 const NAMES = {
   paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
-  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", sea: "--sea", seaLight: "--sea-light",
+  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", track: "--track", trackLight: "--track-light",
   spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
 };
 
@@ -40,12 +40,13 @@ const wordOf = (colour) => {
   return new Uint32Array(ctx.getImageData(0, 0, 1, 1).data.buffer)[0];
 };
 
+const VEIL = 150; // of 255: how much of a stand-in is covered
+
 let versions = 0;
 
 /** Tables of colours for tiles; a new version for each change, so that a tile knows when it is painted in old ones. */
 export function makePalette(state, look) {
   const lut = makeLut(state);
-  const opaque = lut.slice();
-  opaque[0] = wordOf(look.land); // in tiles that are half done, masked must cover the tone of what is not
-  return { version: ++versions, lut, opaque, ratio: state.compare === "ratio" ? makeRatioLut(state) : null };
+  lut[PENDING] = (wordOf(look.pending) & 0xffffff) | (VEIL << 24); // a veil over what stands in
+  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null };
 }

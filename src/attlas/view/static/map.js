@@ -16,6 +16,7 @@ import { createTracks, drawTrack } from "./tracks.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
+const DOUBLE = 500; // ms in which two clicks may be a double click
 const CHURN = 90; // ms between two looks at what is wanted while zooming
 
 // Changes after which the canvas under the overlay is drawn anew.
@@ -57,9 +58,11 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   let keyboard = false; // whether the crosshair stands in the middle, for keys
   let ownHover = false;
   let pinBefore = null;
+  let clickedAt = -Infinity;
   let wantedAt = 0;
   let restTimer = 0;
   let missing = { missing: 0, pending: false };
+  let overlayEmpty = false;
   let destroyed = false;
 
   const invalidate = () => {
@@ -117,7 +120,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     missing = { missing: results.reduce((sum, one) => sum + one.missing, 0), pending: results.some((one) => one.pending) };
     if (budget.exhausted()) invalidate(); // tiles that wait for their colours
     wantTiles();
-    tools.show(store.state.zoom, camera);
+    tools.show(store.state.zoom);
+    const busy = String(Boolean(dirty || missing.missing || missing.pending || camera.moving()));
+    if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
   }
 
   function drawPane(pane, budget) {
@@ -134,18 +139,19 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       ctx.clip();
       ctx.fillStyle = hatchAt(pane);
       ctx.fillRect(x0, y0, x1 - x0, y1 - y0);
-      for (const layer of pane.layers) {
+      for (const layer of pane.readable ? pane.layers : []) {
         const result = drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone: look.pending });
         drawn.missing += result.missing;
         drawn.pending ||= result.pending;
       }
-      drawEmptyRows(pane);
+      if (pane.readable) drawEmptyRows(pane);
       drawGrid(ctx, pane, { scale, dpr, look });
       ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-      drawNumbers(ctx, pane, cells, { scale, look, state: store.state, layers: [pane.layers.at(-1)], targetAt: (i, j) => targetOf(scene, pane, i, j) });
+      if (pane.readable) drawNumbers(ctx, pane, cells, { scale, look, state: store.state, layers: [pane.layers.at(-1)], targetAt: (i, j) => targetOf(scene, pane, i, j) });
     }
     ctx.restore();
     drawMargins(pane);
+    drawWords(pane);
     return drawn;
   }
 
@@ -183,6 +189,33 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     ctx.restore();
   }
 
+  // Which head is where, when there are two; and why nothing is drawn, when nothing can be.
+  function drawWords(pane) {
+    const { dpr } = scene;
+    const chip = (text, x, y, align) => {
+      const width = ctx.measureText(text).width + 16;
+      const left = { right: x - width, left: x, center: x - width / 2 }[align];
+      ctx.fillStyle = look.card;
+      ctx.strokeStyle = look.line;
+      ctx.beginPath();
+      ctx.roundRect(left + 0.5, y + 0.5, width, 23, 5);
+      ctx.fill();
+      ctx.stroke();
+      ctx.fillStyle = look.ink;
+      ctx.textAlign = "left";
+      ctx.fillText(text, left + 8.5, y + 12.5);
+    };
+    ctx.save();
+    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    ctx.lineWidth = 1;
+    ctx.font = `12px ${look.sans}`;
+    ctx.textBaseline = "middle";
+    if (pane.names.upper) chip(pane.names.upper, pane.right - 10, pane.top + 10, "right");
+    if (pane.names.lower) chip(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
+    if (!pane.readable) chip("Only statistics of this layer were kept: no cells to show", (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
+    ctx.restore();
+  }
+
   // A line around the matrix, where its edges are in view.
   function drawFrame(pane) {
     const { dpr } = scene;
@@ -200,10 +233,13 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
 
   function drawOverlay() {
     const { dpr } = size;
-    top.setTransform(1, 0, 0, 1, 0, 0);
-    top.clearRect(0, 0, overlay.width, overlay.height);
     if (!scene) return;
     point();
+    const empty = !store.state.hover && !store.state.pin;
+    if (empty && overlayEmpty) return;
+    overlayEmpty = empty;
+    top.setTransform(1, 0, 0, 1, 0, 0);
+    top.clearRect(0, 0, overlay.width, overlay.height);
     top.setTransform(dpr, 0, 0, dpr, 0, 0);
     const { hover, pin } = store.state;
     drawCrosshair(top, scene.panes, { scale: scene.scale, hover, pin, look, keyboard });
@@ -232,6 +268,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
 
   function middleCell() {
     const [pane] = scene.panes;
+    if (!pane.readable) return null;
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value)));
     return { pane, i: clamp(store.state.row, pane.entry.m), j: clamp(store.state.column, pane.entry.n) };
   }
@@ -279,7 +316,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       ask();
     },
     click(x, y) {
-      pinBefore = store.state.pin;
+      const now = performance.now();
+      if (now - clickedAt > DOUBLE) pinBefore = store.state.pin;
+      clickedAt = now;
       act.point(x, y);
       pinAt(cellUnder(scene, x, y));
     },
@@ -334,7 +373,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       if (!known || item.distance < known.distance) items.set(item.key, item);
     };
     for (const pane of scene.panes) {
-      for (const layer of pane.layers) {
+      for (const layer of pane.readable ? pane.layers : []) {
         wantedBy(layer, settled).forEach(add);
         const sampled = (missing.missing || missing.pending) && needsPass(info, layer.level) && !tiles.has(thumbnailItem(layer).key);
         if (sampled) add(thumbnailItem(layer));
@@ -480,12 +519,18 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     /** The keyboard crosshair: its cell, or null; called with null it goes away. */
     crosshair(gone) {
       if (gone === null) setKeyboard(false);
-      return keyboard ? { i: middleCell().i, j: middleCell().j } : null;
+      const cell = keyboard ? middleCell() : null;
+      return cell && { i: cell.i, j: cell.j };
     },
     level: () => (scene ?? newScene()).level,
     refused: () => (scene ?? newScene()).refused,
     /** Whether everything in view has been drawn in its final form. */
     settled: () => !dirty && !missing.missing && !missing.pending && !camera.moving(),
+    /** Whether a pass over the matrix is still at work on what is in view. */
+    unfinished() {
+      const { panes } = scene ?? newScene();
+      return missing.pending || panes.some(({ source }) => ["column_mass", "entropy"].some((name) => tracks.get(source, name).progress < 1));
+    },
     canvas: () => base,
     focus: () => overlay.focus(),
     destroy() {

@@ -22,8 +22,8 @@ function mark() {
 export function createShell(root, uid) {
   const slot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
   const title = make("h1", { class: "title" });
-  const layer = make("select", { class: "layer", "aria-label": "Layer" });
-  const head = make("select", { class: "head-of-layer", "aria-label": "Head" });
+  const layer = make("select", { class: "pick-layer", "aria-label": "Layer" });
+  const head = make("select", { class: "pick-head", "aria-label": "Head" });
   const step = (text, label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
   const previous = step("‹", "Previous head  [");
   const following = step("›", "Next head  ]");

@@ -18,7 +18,7 @@ export const DEFAULTS = Object.freeze({
   colour: "log", // "log" | "linear"
   low: null, // log2 weights (log) or weights (linear); null: chosen from the matrix
   high: null,
-  ratio: 4, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
+  ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
   palette: "viridis", // "viridis" | "magma" | "cividis" | "grey"
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
@@ -167,6 +167,7 @@ export function bindHash(store, view = window) {
   };
   const off = store.on(Object.keys(FIELDS), later);
   view.addEventListener("hashchange", restore);
+  later();
   return () => {
     off();
     clearTimeout(timer);

@@ -3,8 +3,11 @@
 import { make } from "./elements.js";
 import { whole } from "./numbers.js";
 
+const POLL = 1300; // ms between two looks at how far a pass is
+
 /** Mount the status line. */
 export function mountStatus(element, { store, transport, map }) {
+  let timer = 0;
   const scale = make("span", { class: "status-scale" });
   const progress = make("span", { class: "status-progress", role: "status" });
   const trouble = make("span", { class: "status-trouble", role: "status" });
@@ -23,13 +26,36 @@ export function mountStatus(element, { store, transport, map }) {
     }),
   ];
   trouble.hidden = true;
+
+  async function poll() {
+    if (map.unfinished() && document.visibilityState === "visible") {
+      try {
+        const { json } = await transport.get("status");
+        if (timer === null) return;
+        store.set({ progress: jobOf(json.jobs, store.state) });
+      } catch {
+        // The queue says when the server is gone; the next look comes anyway.
+      }
+    } else if (!map.unfinished()) store.set({ progress: null });
+    if (timer !== null) timer = setTimeout(poll, POLL);
+  }
+  poll();
   show(store.state);
   return {
     destroy() {
+      clearTimeout(timer);
+      timer = null;
       endings.forEach((end) => end());
       element.replaceChildren();
     },
   };
+}
+
+// The pass over what is looked at, else the first that runs.
+function jobOf(jobs, { entry, head, variant }) {
+  const mine = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
+  if (!mine || !(mine.total > 0)) return null;
+  return { entry: mine.entry, head: mine.head, fraction: mine.done / mine.total, secondsLeft: Math.ceil(mine.seconds_left ?? 0) };
 }
 
 function blockText(level, { pool }) {

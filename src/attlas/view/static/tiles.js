@@ -149,8 +149,8 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     },
     /** The picture of a tile in these colours; null when there is no time left to paint it in this frame. */
     surface(tile, palette, budget) {
-      const lut = tile.pending && palette.opaque ? palette.opaque : palette.lut;
-      if (tile.surface && tile.version === palette.version && tile.lut === lut) return tile.surface;
+      const { lut } = palette;
+      if (tile.surface && tile.version === palette.version) return tile.surface;
       if (!budget.left()) return tile.surface; // in the colours or codes of a moment ago
       tile.surface ??= newSurface();
       const { codes } = tile;
@@ -158,7 +158,6 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
         for (let k = 0; k < words.length; k++) words[k] = lut[codes[k]];
       });
       tile.version = palette.version;
-      tile.lut = lut;
       weigh(tile);
       return tile.surface;
     },

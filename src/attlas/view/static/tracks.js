@@ -8,11 +8,11 @@ const SPREAD = 12; // largest over median from which a track is drawn on a log s
 
 /** What a track shows: which numbers, on which scale, and the words beside it. */
 export const TRACKS = {
-  column_mass: { label: "column mass", unit: "", log: true },
-  column_max: { label: "largest weight", unit: "", log: true },
-  entropy: { label: "entropy", unit: "nats", log: false },
-  effective_keys: { label: "effective keys", unit: "", log: true },
-  max_weight: { label: "largest weight", unit: "", log: true },
+  column_mass: { label: "column mass", short: "mass", log: true },
+  column_max: { label: "largest weight", short: "largest", log: true },
+  entropy: { label: "entropy", short: "entropy", log: false },
+  effective_keys: { label: "effective keys", short: "keys", log: true },
+  max_weight: { label: "largest weight", short: "largest", log: true },
 };
 
 /** Largest and mean of the numbers of a stretch; NaN where none is there. */
@@ -141,7 +141,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     for (let k = Math.max(0, Math.floor(cell(low))); k < last; k++) {
       const value = track.values[k];
       const [from, to] = [Math.max(low, Math.round(place(k))), Math.min(high, Math.round(place(k + 1)) - gap)];
-      if (value === value) bar(look.sea, from, to, height(value));
+      if (value === value) bar(look.track, from, to, height(value));
       else if (unknown) bar(look.pending, from, to, thick);
     }
     return;
@@ -150,8 +150,8 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     const from = Math.max(0, Math.floor(cell(pixel)));
     const { largest, mean } = summary(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(cell(pixel + 1)))));
     if (largest === largest) {
-      bar(look.seaLight, pixel, pixel + 1, height(largest));
-      bar(look.sea, pixel, pixel + 1, height(mean));
+      bar(look.trackLight, pixel, pixel + 1, height(largest));
+      bar(look.track, pixel, pixel + 1, height(mean));
     } else if (unknown) bar(look.pending, pixel, pixel + 1, thick);
   }
 }
@@ -173,11 +173,10 @@ function label(ctx, pane, top, base, kind, track, look) {
   if (top) {
     ctx.textAlign = "right";
     const x = pane.left - gutter.band - 7;
-    ctx.fillText(kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
+    ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
     if (range && !narrow) ctx.fillText(`${range.log ? "log, " : ""}to ${digits(range.high)}`, x, base - gutter.track / 2 + 7);
   } else if (!narrow) {
     ctx.textAlign = "right";
-    ctx.fillText(kind.label, base - 3, pane.top - 8);
-    if (range) ctx.fillText(`to ${digits(range.high, 2)}`, base - 3, pane.top - 20);
+    ctx.fillText(`${kind.label}${range ? ` to ${digits(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
   }
 }

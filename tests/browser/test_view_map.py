@@ -1,0 +1,575 @@
+"""The viewer's map in a real browser: every pixel is an exact weight, and hand, keys and links move it."""
+
+import contextlib
+import math
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas.atlas import Atlas, Entry
+
+pytestmark = pytest.mark.browser
+
+TOKENS, LAYERS, HEADS = 640, 2, 3
+WORDS = ("def", " f", "(", "x", "):", "\n    ", "return", " 日本", "🦊", "\t", "</b>", " ", "é")
+READY = ".attlas-ready .overlay[aria-busy=false]"
+STEPS, LOWEST = 65532, -64  # codes 2 to 65534 stand for log2 weights -64 to 0
+LOW, HIGH = -14, 0
+VIEW = f"lo={LOW}&hi={HIGH}"
+
+# The colours of places of the matrix, read from the canvas; where a place is, the page's own geometry says.
+PIXELS = """async ({places, zoom, row, column, m, n}) => {
+  const { panesOf, placed } = await import(new URL("./geometry.js", document.baseURI).href);
+  const info = await (await fetch("./api/info")).json();
+  const stage = document.querySelector(".stage");
+  const hasSpans = Object.keys(info.spans ?? {}).length > 0;
+  const dpr = window.devicePixelRatio;
+  const [box] = panesOf(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans });
+  const pane = placed(box, { row, column, scale: 2 ** zoom, dpr, m, n });
+  const canvas = document.querySelector(".stage .base");
+  const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  const origin = stage.getBoundingClientRect();
+  return places.map(([i, j]) => {
+    const [x, y] = [pane.X(j), pane.Y(i)];
+    const seen = x > pane.left + 1 && y > pane.top + 1 && x < pane.right - 1 && y < pane.bottom - 1;
+    if (!seen) return null;
+    const colour = [...context.getImageData(Math.floor(x * dpr), Math.floor(y * dpr), 1, 1).data].slice(0, 3);
+    return { colour, x: origin.left + x, y: origin.top + y };
+  });
+}"""
+
+
+def matrices() -> list[attlas.AttentionMatrix]:
+    generator = torch.Generator().manual_seed(5)
+    sizes = (2, 1, HEADS, TOKENS, 16)
+    return [
+        attlas.attend(*(2.5 * torch.randn(sizes, generator=generator)), mask=attlas.Causal(), scale=0.1)
+        for _ in range(LAYERS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def dense() -> np.ndarray:
+    """Every weight: layer, head, query, key."""
+    return np.stack([A.to_dense()[0].numpy() for A in matrices()])
+
+
+@contextlib.contextmanager
+def served(shown: Any, **options: Any) -> Iterator[str]:
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    pytest.importorskip("uvicorn", reason="needs attlas[view]")
+    from attlas.view import Server, Service
+
+    service = Service(shown, **options)
+    with Server(service, port=0) as server:
+        yield server.url
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A page on two layers of three heads on one text, peaked enough that colours differ."""
+    size = (1, HEADS, TOKENS, TOKENS)
+    entries = [
+        Entry(f"layers.{layer}", layer, "self", 0, tuple(range(HEADS)), (0, TOKENS), 0, size, A)
+        for layer, A in enumerate(matrices())
+    ]
+    tokens = [WORDS[i % len(WORDS)] for i in range(TOKENS)]
+    with served(Atlas(entries, model="small", tokens=tokens, spans={"first": (0, 300), "second": (300, 640)})) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_api.sync_playwright() as playwright:
+        try:
+            running = playwright.chromium.launch(executable_path=own, args=arguments)
+        except sync_api.Error as error:
+            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """Open pages; at the end none may have complained, or asked another machine for anything."""
+    complaints: list[str] = []
+    contexts = []
+
+    def show(
+        fragment: str = "", address: str = url, width: int = 1280, height: int = 800, wait: bool = True, **options: Any
+    ) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
+        contexts.append(context)
+        tab = context.new_page()
+        host = urlsplit(address).netloc
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda asked: complaints.append(asked.url) if not local(asked.url, host) else None)
+        tab.goto(f"{address}#{fragment}")
+        if wait:
+            tab.wait_for_selector(READY)
+        return tab
+
+    show.complaints = complaints
+    yield show
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def local(asked: str, host: str) -> bool:
+    return urlsplit(asked).netloc == host or asked.startswith(("data:", "blob:"))
+
+
+def fragment(tab: Any) -> dict[str, str]:
+    """The state in the URL, once it has been written."""
+    tab.evaluate("new Promise((go) => setTimeout(go, 220))")  # the page's own clock, behind the 150 ms of the hash
+    return {name: values[0] for name, values in parse_qs(urlsplit(tab.url).fragment).items()}
+
+
+def settle(tab: Any) -> None:
+    tab.wait_for_timeout(60)
+    tab.wait_for_selector(READY)
+
+
+def pixels(tab: Any, places: list[tuple[float, float]], m: int = TOKENS, n: int = TOKENS) -> list[Any]:
+    state = fragment(tab)
+    view = {"zoom": float(state["z"]), "row": float(state["r"]), "column": float(state["c"])}
+    return tab.evaluate(PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view})
+
+
+def viridis(place: float) -> tuple[int, ...]:
+    colormaps = pytest.importorskip("matplotlib", reason="needs matplotlib's tables to compare with").colormaps
+    return tuple(round(255 * part) for part in colormaps["viridis"](round(255 * min(1.0, max(0.0, place))))[:3])
+
+
+def code_of(weight: float) -> int:
+    return 1 if weight < 2.0**LOWEST else 2 + round((math.log2(weight) - LOWEST) * STEPS / -LOWEST)
+
+
+def colours_of(weight: float, low: float = LOW, high: float = HIGH, *, log: bool = True) -> set[tuple[int, ...]]:
+    """What the map may show for a weight: the colour of its code, or of a neighbour where rounding decides."""
+    found = set()
+    for code in range(max(1, code_of(weight) - 1), code_of(weight) + 2):
+        log2 = LOWEST - LOWEST * (code - 2) / STEPS
+        value = log2 if log else 2.0**log2
+        found.add(viridis((value - low) / (high - low)))
+    return found
+
+
+def cells_in(weights: np.ndarray, rows: range, columns: range, count: int, seed: int) -> list[tuple[int, int]]:
+    """Random allowed cells."""
+    generator = random.Random(seed)
+    allowed = [(i, j) for i in rows for j in columns if j <= i and j < weights.shape[-1]]
+    return generator.sample(allowed, count)
+
+
+def test_opens_on_the_whole_matrix(opened: Callable[..., Any]) -> None:
+    tab = opened()
+    assert tab.title().startswith("Layer 0, head 0")
+    canvas = tab.get_by_role("application")
+    assert re.match(r"Attention map, queries 0 to 639, keys 0 to 639", canvas.get_attribute("aria-label"))
+    assert tab.locator(".slot-status").inner_text() == "maximum of 2 × 2 cells a block"
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    (corner, masked) = pixels(tab, [(630.0, 5.0), (9.0, 600.0)])
+    assert tuple(corner["colour"]) != tuple(masked["colour"])
+
+
+@pytest.mark.parametrize(("colour", "low", "high"), [("log", LOW, HIGH), ("linear", 0, 0.06)])
+def test_every_pixel_is_an_exact_weight(
+    opened: Callable[..., Any], dense: np.ndarray, colour: str, low: float, high: float
+) -> None:
+    tab = opened(f"e=1&h=2&z=3&r=320.5&c=300.5&f={colour}&lo={low}&hi={high}")
+    cells = cells_in(dense, range(300, 340), range(270, 330), 50, seed=1)
+    shown = pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells])
+    assert len({tuple(one["colour"]) for one in shown}) > 10
+    for (i, j), one in zip(cells, shown, strict=True):
+        expected = colours_of(float(dense[1, 2, i, j]), low, high, log=colour == "log")
+        assert tuple(one["colour"]) in expected, (i, j)
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_every_pixel_is_an_exact_block(opened: Callable[..., Any], dense: np.ndarray, pool: str, level: int) -> None:
+    tab = opened(f"{VIEW}&e=0&h=1&p={pool}&z={-level}&r=320&c=320")
+    side = 2**level
+    blocks = TOKENS // side
+    allowed = np.tri(TOKENS, dtype=bool).reshape(blocks, side, blocks, side)
+    weights = dense[0, 1].astype(np.float64).reshape(blocks, side, blocks, side)
+    pooled = weights.max((1, 3)) if pool == "max" else weights.sum((1, 3)) / np.maximum(1, allowed.sum((1, 3)))
+    generator = random.Random(level)
+    chosen = [(y, x) for y in range(20, blocks - 20) for x in range(y + 1)]
+    chosen = generator.sample(chosen, 50)
+    shown = pixels(tab, [((y + 0.5) * side, (x + 0.5) * side) for y, x in chosen])
+    seen = 0
+    for (y, x), one in zip(chosen, shown, strict=True):
+        if one is not None:
+            seen += 1
+            assert tuple(one["colour"]) in colours_of(float(pooled[y, x])), (y, x)
+    assert seen > 40
+
+
+def test_the_mean_of_heads_is_the_mean(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened(f"{VIEW}&e=1&h=mean&z=3&r=320.5&c=300.5")
+    mean = dense[1].astype(np.float64).mean(0)
+    cells = cells_in(dense, range(300, 340), range(270, 330), 20, seed=2)
+    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
+        assert tuple(one["colour"]) in colours_of(float(mean[i, j]))
+
+
+def test_without_the_first_key_rows_are_renormalised(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened(f"{VIEW}&v=nosink&z=3&r=40.5&c=30.5")
+    weights = dense[0, 0].astype(np.float64)
+    cells = [cell for cell in cells_in(dense, range(20, 60), range(1, 50), 30, seed=3) if cell[1] > 0]
+    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
+        assert tuple(one["colour"]) in colours_of(weights[i, j] / weights[i, 1:].sum())
+    assert "first key excluded, rows renormalised" in tab.locator(".slot-status").inner_text()
+
+
+def test_triangle_shows_the_second_head_mirrored(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened(f"{VIEW}&e=0&h=0&s=1.2&m=triangle&z=3&r=320.5&c=320.5")
+    cells = cells_in(dense, range(300, 345), range(295, 345), 25, seed=4)
+    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
+        assert tuple(one["colour"]) in colours_of(float(dense[0, 0, i, j]))
+    for (i, j), one in zip(cells, pixels(tab, [(j + 0.5, i + 0.5) for i, j in cells]), strict=True):
+        if i != j:
+            assert tuple(one["colour"]) in colours_of(float(dense[1, 2, i, j]))
+
+
+def test_ratio_is_symmetric(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    """Where the first head has more one hue, where the second has more the other, and mirrored when they are swapped."""
+    cells = cells_in(dense, range(300, 345), range(295, 340), 40, seed=5)
+    places = [(i + 0.5, j + 0.5) for i, j in cells]
+    first = pixels(opened("e=0&h=0&s=0.1&m=ratio&x=4&z=3&r=320.5&c=320.5"), places)
+    second = pixels(opened("e=0&h=1&s=0.0&m=ratio&x=4&z=3&r=320.5&c=320.5"), places)
+    more = 0
+    for (i, j), one, other in zip(cells, first, second, strict=True):
+        log2 = math.log2(dense[0, 0, i, j] / dense[0, 1, i, j])
+        if abs(log2) > 0.5:
+            more += 1
+            for shown, sign in ((one, 1), (other, -1)):
+                red, _, blue = shown["colour"]
+                assert (red > blue) == (sign * log2 > 0)
+    assert more > 20
+
+
+def test_masked_is_hatched_and_an_empty_row_is_grey(opened: Callable[..., Any]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 120, 8, generator=generator)
+    sees = torch.ones(120, 120, dtype=torch.bool)
+    sees[40:60] = False
+    matrix = attlas.attend(q, k, mask=attlas.Window(20, 0) & attlas.from_tensor(sees))
+    with served(matrix) as address:
+        tab = opened("z=2&r=60&c=60", address=address)
+        tab.wait_for_timeout(400)  # the entropies say which rows are empty
+        empty = pixels(tab, [(50.5, j + 0.5) for j in range(20, 100, 7)], m=120, n=120)
+        masked = pixels(tab, [(20 + 0.25 * s, 90.0) for s in range(12)], m=120, n=120)
+    assert len({tuple(one["colour"]) for one in empty}) == 1
+    red, green, blue = empty[0]["colour"]
+    assert max(red, green, blue) - min(red, green, blue) < 12
+    assert len({tuple(one["colour"]) for one in masked}) > 1
+    assert tuple(empty[0]["colour"]) not in {tuple(one["colour"]) for one in masked}
+
+
+def test_the_tooltip_tells_the_exact_weight(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened(f"{VIEW}&e=1&h=1&z=4&r=320.5&c=300.5")
+    (one,) = pixels(tab, [(318.5, 296.5)])
+    tab.mouse.move(one["x"], one["y"])
+    told = tab.locator(".tip")
+    told.get_by_text("of its row").wait_for()
+    assert number_in(told.locator(".tip-weight").inner_text()) == dense[1, 1, 318, 296]
+    rank = 1 + int((dense[1, 1, 318] > dense[1, 1, 318, 296]).sum())
+    assert re.search(rf"\b{rank}(st|nd|rd|th) largest" if rank > 1 else "largest of its row", told.inner_text())
+    assert "318" in told.inner_text()
+    assert "296" in told.inner_text()
+    (masked,) = pixels(tab, [(310.5, 318.5)])
+    tab.mouse.move(masked["x"], masked["y"])
+    told.get_by_text("masked").wait_for()
+
+
+def number_in(text: str) -> np.float32:
+    """The number at the start of a text, as people write it: 0.0312, 3.12 × 10⁻⁷."""
+    digits = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+    mantissa, power = re.match(r"([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
+    return np.float32(f"{mantissa}e{(power or '0').translate(digits)}")
+
+
+def test_drag_wheel_and_double_click(opened: Callable[..., Any]) -> None:
+    tab = opened("z=2&r=320&c=300")
+    tab.mouse.move(600, 400)
+    tab.mouse.down()
+    tab.mouse.move(560, 440, steps=4)
+    tab.mouse.up()
+    state = fragment(tab)
+    assert float(state["r"]) == pytest.approx(310, abs=0.01)
+    assert float(state["c"]) == pytest.approx(310, abs=0.01)
+    assert "pin" not in state
+    before = under(tab, 600, 400)
+    tab.mouse.move(600, 400)
+    tab.mouse.wheel(0, -300)
+    settle(tab)
+    state = fragment(tab)
+    assert float(state["z"]) > 2.4
+    assert under(tab, 600, 400) == before
+    zoom = float(state["z"])
+    tab.mouse.dblclick(600, 400)
+    state = fragment(tab)
+    assert float(state["z"]) == pytest.approx(zoom + 1, abs=0.01)
+    assert "pin" not in state
+    assert under(tab, 600, 400) == before
+
+
+def under(tab: Any, x: int, y: int) -> list[str]:
+    """Query and key under a place, as the tooltip has them."""
+    tab.mouse.move(x - 40, y)
+    tab.mouse.move(x, y)
+    tab.locator(".tip").wait_for()
+    return tab.locator(".tip .place").all_inner_texts()
+
+
+def test_a_click_pins_and_another_lets_go(opened: Callable[..., Any]) -> None:
+    tab = opened("z=4&r=320.5&c=300.5")
+    (one,) = pixels(tab, [(322.5, 299.5)])
+    tab.mouse.click(one["x"], one["y"])
+    assert fragment(tab)["pin"] == "322.299"
+    tab.mouse.click(one["x"], one["y"])
+    assert "pin" not in fragment(tab)
+
+
+def test_zoomed_out_a_click_pins_the_largest_of_the_block(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened("e=0&h=0&z=-2&r=320&c=320")
+    (one,) = pixels(tab, [(402.0, 202.0)])
+    tab.mouse.move(one["x"], one["y"])
+    tab.locator(".tip").get_by_text("largest of the block").wait_for()
+    tab.mouse.click(one["x"], one["y"])
+    block = dense[0, 0, 400:404, 200:204]
+    i, j = np.unravel_index(block.argmax(), block.shape)
+    assert fragment(tab)["pin"] == f"{400 + i}.{200 + j}"
+
+
+def test_keys_alone_do_everything(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened()
+    canvas = tab.get_by_role("application")
+    for _ in range(60):
+        if canvas.evaluate("element => element === document.activeElement"):
+            break
+        tab.keyboard.press("Tab")
+    else:
+        pytest.fail("Tab does not reach the map")
+    tab.keyboard.press("]")
+    assert fragment(tab)["h"] == "1"
+    tab.keyboard.press("}")
+    state = fragment(tab)
+    assert (state["e"], state["h"]) == ("1", "1")
+    tab.keyboard.press("[")
+    assert "h" not in fragment(tab)
+    for _ in range(6):
+        tab.keyboard.press("+")
+    settle(tab)
+    assert float(fragment(tab)["z"]) > 4
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowLeft")
+    state = fragment(tab)
+    i, j = math.floor(float(state["r"])), math.floor(float(state["c"]))
+    tab.locator(".tip").get_by_text(re.compile("of its row|masked")).wait_for()
+    heard = tab.locator("[aria-live=polite][aria-atomic=true]")
+    heard.get_by_text(f"query {i}").wait_for()
+    tab.keyboard.press("Enter")
+    assert fragment(tab)["pin"] == f"{i}.{j}"
+    for key in ("Escape", "Escape"):  # the crosshair, then the pin
+        tab.keyboard.press(key)
+    assert "pin" not in fragment(tab)
+    tab.keyboard.press("Shift+ArrowRight")
+    assert float(fragment(tab)["c"]) > j + 1
+    tab.keyboard.press("d")
+    state = fragment(tab)
+    assert state["r"] == state["c"]
+    tab.keyboard.press("0")
+    settle(tab)
+    assert float(fragment(tab)["z"]) < 1
+    assert dense.shape[0] == LAYERS
+
+
+def test_a_link_restores_everything(opened: Callable[..., Any]) -> None:
+    link = "e=1&h=2&p=mean&r=400.5&c=220.5&z=3.25&lo=-12&hi=-1&pal=magma&t=dark&pin=405.210"
+    tab = opened(link)
+    state = fragment(tab)
+    assert {**state, **{name: values[0] for name, values in parse_qs(link).items()}} == state
+    assert tab.evaluate("document.querySelector('.attlas').dataset.theme") == "dark"
+    tab.reload()
+    tab.wait_for_selector(READY)
+    assert fragment(tab) == state
+    tab.evaluate("location.hash = 'e=0&h=1&z=2&r=100&c=100'")
+    settle(tab)
+    changed = fragment(tab)
+    assert (changed["h"], changed["z"], changed.get("e")) == ("1", "2", None)
+    assert "pin" not in changed
+
+
+def test_a_link_to_what_is_not_there_is_repaired(opened: Callable[..., Any]) -> None:
+    tab = opened("e=77&h=900&b=4&pin=9999.1&z=900&r=-5e99&c=NaN&lo=7&hi=-3&pal=%3Cb%3E&s=5.5&m=ratio")
+    state = fragment(tab)
+    assert "e" not in state
+    assert int(state.get("h", 0)) < HEADS
+    assert "pin" not in state
+    assert "pal" not in state
+
+
+def test_recolouring_asks_for_nothing(opened: Callable[..., Any]) -> None:
+    tab = opened("z=3&r=320.5&c=300.5")
+    tab.wait_for_timeout(600)  # the ring of tiles around the view has come
+    (before,) = pixels(tab, [(320.5, 300.5)])
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    for change in ("lo=-6&hi=-2", "f=linear&lo=0&hi=0.1", "pal=cividis", "t=dark"):
+        tab.evaluate(f"location.hash = 'z=3&r=320.5&c=300.5&{change}'")
+        settle(tab)
+    tab.evaluate("location.hash = 'z=3&r=320.5&c=300.5&pal=grey&t=dark'")
+    settle(tab)
+    (after,) = tab.evaluate(PIXELS, {"places": [[320.5, 300.5]], "m": TOKENS, "n": TOKENS, "zoom": 3, "row": 320.5, "column": 300.5})
+    assert after["colour"] != before["colour"]
+    assert [one for one in asked if "/api/tile" in one] == []
+
+
+def test_a_server_that_fails_for_a_while(opened: Callable[..., Any]) -> None:
+    """Requests are tried again, with a calm line meanwhile; the map is complete in the end."""
+    tab = opened("z=3&r=320.5&c=300.5", wait=False)
+    tab.wait_for_selector(READY)
+    failing = {"left": 6}
+
+    def sometimes(route: Any) -> None:
+        if failing["left"]:
+            failing["left"] -= 1
+            route.fulfill(status=503, json={"error": "busy"})
+        else:
+            route.continue_()
+
+    tab.route("**/api/tile*", sometimes)
+    tab.keyboard.press("}")
+    tab.locator(".status-trouble").get_by_text("trying again").wait_for()
+    tab.wait_for_selector(READY)
+    tab.locator(".status-trouble").wait_for(state="hidden")
+    opened.complaints[:] = [one for one in opened.complaints if "503" not in one]  # the browser's own words
+
+
+def test_at_most_six_requests_at_once_and_old_ones_given_up(opened: Callable[..., Any]) -> None:
+    tab = opened("z=1&r=320.5&c=300.5")
+    tab.evaluate(
+        """() => {
+          window.flying = 0; window.most = 0; window.aborted = 0;
+          const real = window.fetch;
+          window.fetch = async (address, options) => {
+            window.flying += 1;
+            window.most = Math.max(window.most, window.flying);
+            try { await new Promise((go, stop) => {
+              const timer = setTimeout(go, 120);
+              options?.signal?.addEventListener("abort", () => { clearTimeout(timer); window.aborted += 1; stop(new DOMException("", "AbortError")); });
+            }); return await real(address, options); } finally { window.flying -= 1; }
+          };
+        }"""
+    )
+    for head in ("h=1", "h=2", "e=1&h=0", "e=1&h=1", "e=1&h=2"):
+        tab.evaluate(f"location.hash = 'z=1&r=320.5&c=300.5&{head}'")
+        tab.wait_for_timeout(40)
+    tab.wait_for_selector(READY)
+    assert 0 < tab.evaluate("window.most") <= 6
+    assert tab.evaluate("window.aborted") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (1920, 1080)])
+def test_fits_every_window(opened: Callable[..., Any], width: int, height: int, scheme: str) -> None:
+    tab = opened(width=width, height=height, color_scheme=scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight")
+    box = tab.locator(".stage").bounding_box()
+    assert box["width"] > 0.4 * width
+    assert box["height"] > 0.4 * height
+    tab.set_viewport_size({"width": width - 40, "height": height - 60})
+    settle(tab)
+    canvas = tab.evaluate("(({width, height, clientWidth, clientHeight}) => [width, height, clientWidth, clientHeight])(document.querySelector('.stage .base'))")
+    assert canvas[:2] == canvas[2:]
+    assert tab.evaluate("getComputedStyle(document.querySelector('.attlas')).colorScheme") == scheme
+
+
+def test_sharp_on_dense_screens(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    tab = opened(f"{VIEW}&z=3&r=320.5&c=300.5", device_scale_factor=2)
+    assert tab.evaluate("document.querySelector('.stage .base').width === 2 * document.querySelector('.stage').clientWidth")
+    cells = cells_in(dense, range(305, 335), range(275, 325), 20, seed=6)
+    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
+        assert tuple(one["colour"]) in colours_of(float(dense[0, 0, i, j]))
+
+
+def test_side_by_side_is_two_linked_maps(opened: Callable[..., Any]) -> None:
+    tab = opened("e=0&h=0&s=1.1&m=side", width=1920, height=1080)
+    halves = """() => {
+      const canvas = document.querySelector('.stage .base');
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const data = (x) => copy.getImageData(x, 0, Math.floor(canvas.width / 2), canvas.height).data;
+      const [a, b] = [data(0), data(Math.ceil(canvas.width / 2))];
+      const kinds = (all) => { const seen = new Set(); for (let k = 0; k < all.length; k += 4) seen.add(all[k] << 16 | all[k + 1] << 8 | all[k + 2]); return seen.size; };
+      return [kinds(a), kinds(b)];
+    }"""
+    left, right = tab.evaluate(halves)
+    assert left > 60
+    assert right > 60
+
+
+def test_two_fingers_zoom_and_one_drags(opened: Callable[..., Any]) -> None:
+    tab = opened("z=2&r=320&c=300", width=390, height=844, has_touch=True, is_mobile=True)
+    box = tab.locator(".stage").bounding_box()
+    x, y = box["x"] + 220, box["y"] + 240
+    touch = tab.context.new_cdp_session(tab)
+
+    def send(kind: str, *places: tuple[float, float]) -> None:
+        points = [{"x": px, "y": py, "id": k} for k, (px, py) in enumerate(places)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    send("touchStart", (x, y))
+    for step in range(1, 6):
+        send("touchMove", (x - 8 * step, y + 8 * step))
+    send("touchEnd")
+    state = fragment(tab)
+    assert float(state["r"]) == pytest.approx(310, abs=2)
+    assert float(state["c"]) == pytest.approx(310, abs=2)
+    send("touchStart", (x - 40, y), (x + 40, y))
+    for apart in (50, 60, 70, 80):
+        send("touchMove", (x - apart, y), (x + apart, y))
+    send("touchEnd")
+    state = fragment(tab)
+    assert float(state["z"]) == pytest.approx(3, abs=0.3)
+    assert "pin" not in state
+
+
+def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any]) -> None:
+    """The demonstration's own atlas: the tooltip has the weights and the tokens of the recording."""
+    pytest.importorskip("transformers", reason="needs attlas[huggingface]")
+    from attlas import models
+    from attlas.cli.loading import load, tokenize
+
+    loaded = load(models.path())
+    ids = tokenize(loaded, "def attention(x):\n    return '注意 🦊'  # שלום\n" * 6, None)
+    with attlas.record(loaded.model) as atlas, torch.no_grad():
+        loaded.model(torch.as_tensor(ids).reshape(1, -1))
+    n = atlas[0].shape[-1]
+    with served(atlas) as address:
+        tab = opened(f"e=1&h=3&z=4&r={n - 9.5}&c={n - 12.5}", address=address)
+        i, j = n - 9, n - 12
+        (one,) = pixels(tab, [(i + 0.5, j + 0.5)], m=n, n=n)
+        tab.mouse.move(one["x"], one["y"])
+        told = tab.locator(".tip")
+        told.get_by_text("of its row").wait_for()
+        assert number_in(told.locator(".tip-weight").inner_text()) == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)

@@ -1,0 +1,341 @@
+"""attlas view: what it says at the door, that it serves, and that it ends; the end of the demo."""
+
+import builtins
+import contextlib
+import http.client
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+import attlas
+from attlas.atlas import Atlas
+from attlas.cli import demo, main, view
+from attlas.cli.terminal import Terminal
+
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/")
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recordings") / "my run.atlas"
+    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "96", "-o", str(out)]
+    assert main(["record", *given]) == 0
+    return out
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    out = tmp_path / "temporary"
+    out.mkdir()
+    return out
+
+
+class Command:
+    """The command line in a process of its own."""
+
+    def __init__(self, *words: object, temporary: Path | None = None, stdin: int = subprocess.DEVNULL) -> None:
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"TMPDIR": str(temporary)} if temporary else {})
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "attlas.cli", *map(str, words)],
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        )  # fmt: skip
+
+    def address(self) -> str:
+        """Wait for the line that says it."""
+        line = ""
+        until = time.monotonic() + 120
+        while not ADDRESS.search(line) and time.monotonic() < until and self.process.poll() is None:
+            if select.select([self.process.stdout], [], [], 1)[0]:
+                line = self.process.stdout.readline().decode()
+        found = ADDRESS.search(line)
+        assert found, self.process.communicate(timeout=20)
+        return found[0]
+
+    def end(self, number: int) -> tuple[int, str, str]:
+        """Send a signal, and return the exit status and what was written since."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@contextlib.contextmanager
+def command(*words: object, **more: object) -> Iterator[Command]:
+    found = Command(*words, **more)
+    try:
+        yield found
+    finally:
+        found.process.kill()
+        found.process.communicate()
+
+
+def get(address: str, path: str) -> tuple[int, bytes]:
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection.request("GET", parts.path + path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+# ---------------------------------------------------------------------------------------------------------- it serves
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_serves_a_folder_until_it_is_told_to_stop(folder: Path, number: int) -> None:
+    with command("view", folder, "--no-browser", "--port", 0) as viewer:
+        address = viewer.address()
+        status, body = get(address, "api/info")
+        assert status == 200
+        info = json.loads(body)
+        assert [len(entry["heads"]) for entry in info["entries"]] == [3, 3]
+        assert info["text_length"] == 96
+        assert info["title"] == "greet <b>.py · tiny"
+        assert get(address, "")[0] == 200
+        assert get(address, "../etc/passwd")[0] == 404
+        status, out, err = viewer.end(number)
+    assert status == 0
+    assert "http://" not in out  # the address was written once
+    assert out.strip() == "2 layers × 3 heads of tiny, 96 tokens; Ctrl-C closes it"
+    assert err.splitlines()[-1] == "attlas: the viewer is closed."
+    assert "Traceback" not in err
+    assert "uvicorn" not in out + err
+
+
+def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "own.atlas"
+    shutil.copytree(folder, mine)
+    store = view.store_beside(mine)
+    assert store == tmp_path / "own.atlas.view"
+    assert view.store_beside(Path(f"{mine}/")) == store
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_records_first_and_leaves_nothing(model_folder: Path, text_file: Path, temporary: Path, number: int) -> None:
+    given = ("--model", model_folder, "--text", text_file, "--tokens", 64, "--no-browser", "--port", 0)
+    with command("view", *given, temporary=temporary) as viewer:
+        address = viewer.address()
+        status, body = get(address, "api/info")
+        assert (status, json.loads(body)["text_length"]) == (200, 64)
+        assert list(temporary.iterdir())
+        status, _, err = viewer.end(number)
+    assert status == 0
+    assert "reading 64 tokens" in err
+    assert "Traceback" not in err
+    assert not list(temporary.iterdir())
+
+
+def test_it_can_be_ended_while_it_records(model_folder: Path, temporary: Path) -> None:
+    given = ("view", "--model", model_folder, "--text", "-")  # a pipe from which nothing comes
+    with command(*given, temporary=temporary, stdin=subprocess.PIPE) as viewer:
+        until = time.monotonic() + 60
+        while not list(temporary.glob("attlas-view-*")) and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        viewer.process.send_signal(signal.SIGTERM)
+        _, err = viewer.process.communicate(timeout=30)
+    assert viewer.process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in err
+    assert not list(temporary.iterdir())
+
+
+def test_a_recording_can_be_kept(
+    model_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(view, "show", lambda folder, terminal, **more: shown.append((folder, more)))
+    out = tmp_path / "kept.atlas"
+    given = [
+        "--model",
+        str(model_folder),
+        "--text",
+        str(text_file),
+        "--tokens",
+        "64",
+        "--generate",
+        "4",
+        "-o",
+        str(out),
+    ]
+    assert main(["view", *given, "--port", "1234"]) == 0
+    assert shown == [(out, {"port": 1234, "browser": True})]
+    atlas = attlas.load(out)
+    assert len(atlas.tokens) == 68
+    assert atlas.spans["generated"] == (64, 68)
+
+
+# ------------------------------------------------------------------------------------------------------- at the door
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(word) for word in arguments]) == 2
+    return capsys.readouterr().err.split("attlas: ", 1)[1]
+
+
+def test_what_is_not_said_or_said_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "view") == (
+        "view: name a recording, or a text that is recorded now.\n"
+        "  found: neither\n"
+        "  fix: attlas view run.atlas, or attlas view --text FILE\n"
+    )
+    assert complaint(capsys, "view", "run.atlas", "--tokens", 100) == (
+        "view: name a recording, or what is recorded now, and not both.\n"
+        "  found: run.atlas and --tokens\n"
+        "  fix: attlas view run.atlas\n"
+    )
+
+
+def test_folders_that_are_none(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing.atlas"
+    assert complaint(capsys, "view", missing) == (
+        "view: FOLDER must be what attlas record has written.\n"
+        f"  found: nothing there: {missing}\n"
+        f"  fix: attlas record -o {missing}\n"
+    )
+    assert f"found: no folder: {text_file}\n" in complaint(capsys, "view", text_file)
+    assert "atlas.json" in complaint(capsys, "view", tmp_path)
+    Atlas(model="nobody").save(tmp_path / "empty.atlas")
+    assert complaint(capsys, "view", tmp_path / "empty.atlas").endswith(
+        "view: the recording must have an attention.\n"
+        f"  found: none in {tmp_path / 'empty.atlas'}\n"
+        "  fix: attlas record -o run.atlas\n"
+    )
+
+
+def test_what_cannot_be_recorded_is_said_of_view(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "view", "--text", "nowhere.txt") == (
+        "view: --text must be a file that can be read.\n"
+        "  found: No such file or directory: nowhere.txt\n"
+        "  fix: --text FILE, with a file that exists\n"
+    )
+    assert complaint(capsys, "view", "--model", model_folder, "--tokens", 5000).startswith(
+        "view: the text must fit into the context of the model, 256 tokens.\n"
+    )
+
+
+def test_ports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert complaint(capsys, "view", folder, "--port", port, "--no-browser") == (
+            "view: the port must be free.\n"
+            f"  found: port {port} is taken\n"
+            "  fix: another --port, or none for the next that is free\n"
+        )
+    assert complaint(capsys, "view", folder, "--port", 70_000) == (
+        "view: the port must be between 0 and 65535.\n  found: port 70000\n  fix: --port 8750, or leave it out\n"
+    )
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("attlas-view")]
+
+
+def test_without_the_extra(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: object, **more: object) -> object:
+        if name == "uvicorn":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert complaint(capsys, "view", folder) == (
+        "view: starlette and uvicorn must be installed to open the viewer.\n"
+        "  found: no module named uvicorn\n"
+        "  fix: pip install 'attlas[view]'\n"
+    )
+    view.offer(folder, Terminal(), browser=True)
+    assert capsys.readouterr().out == f"  attlas view '{folder}'  needs pip install 'attlas[view]'\n"
+
+
+# --------------------------------------------------------------------------------------------- the end of the demo
+
+
+def test_the_demo_saves_its_run(demo_folder: Path) -> None:
+    atlas = attlas.load(demo_folder / "run.atlas")
+    assert (len(atlas), atlas.entries[0].shape) == (2, (1, 3, len(atlas.tokens), len(atlas.tokens)))
+    assert atlas.details["source"] == "greet <b>.py"
+    assert "".join(atlas.tokens[1:]).startswith("def greet(name):")
+    assert float(atlas[1][0, 2].sum(-1).sub(1).abs().max()) < 1e-5
+    assert atlas.ids.dtype == torch.int64
+
+
+def test_the_demo_says_how_to_open_it_and_never_waits(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path / "out")]
+    assert main(given) == 0  # nobody sits here
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"  attlas view {tmp_path / 'out' / 'run.atlas'}  pans and zooms through every cell, in the browser"
+    before = (tmp_path / "out" / "run.atlas" / "atlas.json").stat().st_mtime_ns
+    assert main([*given, "--tokens", "100"]) == 0  # the run takes the place of the older one
+    assert (tmp_path / "out" / "run.atlas" / "atlas.json").stat().st_mtime_ns > before
+    assert attlas.load(tmp_path / "out" / "run.atlas").ids.shape == (1, 100)
+
+
+def test_the_demo_replaces_nothing_but_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    letter = tmp_path / "run.atlas" / "letter.txt"
+    letter.parent.mkdir()
+    letter.write_text("keep me")
+    assert complaint(capsys, "demo", "--out", tmp_path) == (
+        "demo: --out must be a folder where the run can be saved.\n"
+        f"  found: no recording, and in the place of one: {letter.parent}\n"
+        "  fix: --out ./attlas-demo\n"
+    )
+    assert letter.read_text() == "keep me"
+
+
+class Attended(Terminal):
+    """A terminal before which somebody sits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[Path] = []
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
+    terminal = Attended()
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(terminal.out, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(view.sys, "stdin", terminal.out)
+    monkeypatch.setattr(view, "has_browser", lambda: True)
+    monkeypatch.setattr(view, "show", lambda folder, terminal: terminal.opened.append(folder))
+    return terminal
+
+
+def test_the_demo_opens_the_viewer_where_somebody_sits(attended: Attended, tmp_path: Path) -> None:
+    view.offer(tmp_path, attended, browser=True)
+    assert attended.opened == [tmp_path]
+
+
+def test_the_demo_opens_nothing_elsewhere(
+    attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view.offer(tmp_path, attended, browser=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("CI", "true")
+        view.offer(tmp_path, attended, browser=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(view, "has_browser", lambda: False)
+        view.offer(tmp_path, attended, browser=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(view.sys, "stdin", None)
+        view.offer(tmp_path, attended, browser=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(attended.out, "isatty", lambda: False, raising=False)
+        view.offer(tmp_path, attended, browser=True)
+    assert attended.opened == []
+    assert capsys.readouterr().out.count("attlas view") == 5
+    assert demo.offer is view.offer
