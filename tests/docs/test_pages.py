@@ -102,7 +102,7 @@ def test_readme_and_its_twin_lead_to_each_other() -> None:
 def public_names() -> Iterator[tuple[str, str]]:
     for room in ("attlas", "attlas.atlas", "attlas.heads", "attlas.huggingface", "attlas.masks", "attlas.nn",
                  "attlas.pictures", "attlas.recording", "attlas.scaling", "attlas.scores", "attlas.stats",
-                 "attlas.testing"):  # fmt: skip
+                 "attlas.testing", "attlas.view"):  # fmt: skip
         try:
             module = importlib.import_module(room)
         except ModuleNotFoundError as error:

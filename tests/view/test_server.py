@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -350,6 +352,28 @@ def test_it_stops_while_a_client_reads_nothing(viewer: Server, matrix: attlas.At
         other.stop()
         assert time.monotonic() - begun < 4
     service.close()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_it_ends_at_a_signal(name: str, slow: Slow) -> None:
+    number = getattr(signal, name, None)
+    if number is None or os.name != "posix":
+        pytest.skip(f"no {name} here")
+    handlers = [signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM, number)]
+    viewer = Server(slow, port=0)
+
+    def ask_and_end() -> None:
+        client = Client(viewer)
+        client.get("api/row")
+        client.connection.close()
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=ask_and_end)
+    thread.start()
+    viewer.run()  # here, in the main thread, as the command line does
+    thread.join()
+    assert slow.asked == [{}]
+    assert [signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM, number)] == handlers
 
 
 def test_a_server_that_never_ran_leaves_nothing(slow: Slow) -> None:

@@ -15,12 +15,12 @@ from attlas.indexing import Axes
 from attlas.masks import And, Coverage, Mask
 from attlas.masks.base import edges
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import window_of
+from attlas.recording.places import is_placeless, window_of
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
 
-__all__ = ["Band", "ButFirst", "Head", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
+__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
@@ -63,6 +63,30 @@ class ButFirst(Mask):
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         first = torch.ones_like(at.i).view(1, 1, -1)
         return first, torch.full_like(first, at.n)
+
+
+class Listed(Mask):
+    """Pairs whose key lies in one run of keys for each row, as two tables say."""
+
+    def __init__(self, first: Tensor, stop: Tensor) -> None:
+        self.first, self.stop = first, stop
+
+    def allows(self, at: Tile) -> Tensor:
+        first, stop = (t.to(at.device)[..., at.i.flatten()].unsqueeze(-1) for t in (self.first, self.stop))
+        return (at.j >= first) & (at.j < stop)
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        rows = at.i.flatten()
+        return self.first.to(at.device)[..., rows], self.stop.to(at.device)[..., rows]
+
+
+def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
+    """Return some rows of a matrix by their numbers; its score must look at tokens alone, its mask be runs of keys."""
+    problem = A.problem
+    runs = problem.interval
+    mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
+    problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
+    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)))
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
@@ -245,11 +269,20 @@ class Head:
             return np.ones(at.shape[2:], dtype=bool)
         return _array(mask.allows(at).expand(at.shape).any(dim=1)[0])
 
-    def sampled(self, rows: Tensor) -> tuple[Array, Array]:
-        """Return whole rows by their numbers: mean weights and which are allowed, shape (rows, n)."""
-        weights = self.A[..., rows, :][0].double().mean(0)
-        at = self.A.problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
-        return _array(weights.float()), self._allowed(at)
+    def sampled(self, rows: Tensor, columns: Sequence[int], pool: str = "mean") -> Table:
+        """Return blocks of one row each: rows by their numbers, the first key of each block, and the end.
+
+        As in `pooled`, `pool` says which number is needed.
+        """
+        problem, edges = self.A.problem, (range(len(rows) + 1), columns)
+        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self._uniform))
+        if fused and (problem.mask is None or problem.interval is not None):
+            found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
+            total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
+            return Table(total, largest, _array(found.cells[0, 0]))
+        at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
+        weights = _array(self.A[..., rows, :][0].double().mean(0))
+        return _reduced(weights, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:
         """Return the log-weight of one cell before softmax, -inf where it is masked; NaN for a mean of heads."""
@@ -281,6 +314,10 @@ class Head:
 
     def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
         """Do the same from the mean weights of several heads, some rows at a time."""
+        if not self.n:
+            nothing = np.zeros((len(edges_of(len(rows), size)) - 1, 0))
+            unknown, none = np.full(len(rows), np.nan, dtype=np.float32), np.zeros(0, dtype=np.float32)
+            return Band(Table(nothing, nothing, nothing), unknown, unknown, unknown, none, none)
         numbers: list[Array] = []
         tables: list[Table] = []
         mass, most = np.zeros(self.n), np.zeros(self.n)

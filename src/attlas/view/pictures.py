@@ -114,13 +114,8 @@ def _sampled(head: Head, pool: str, size: int) -> Array:
     """Take the middle row of each pixel, whole, and pool its keys."""
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
-    weights, allowed = head.sampled(middle)
-    cells = np.add.reduceat(allowed, columns[:-1], axis=1, dtype=np.int64)
-    if pool == "max":
-        values = np.maximum.reduceat(weights, columns[:-1], axis=1)
-    else:
-        values = np.add.reduceat(weights, columns[:-1], axis=1, dtype=np.float64) / np.maximum(cells, 1)
-    return encode(values, cells > 0)[high][:, wide].astype("<u2")
+    table = head.sampled(middle, columns, pool)
+    return encode(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
 
 
 def _reduced(values: Array, rows: list[int], columns: list[int], reduce: np.ufunc, dtype: str) -> Array:

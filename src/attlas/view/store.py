@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,21 +38,22 @@ class Store:
     A pass is written under a hidden name and renamed when it is whole. On opening, shapes and checksums are
     looked at, about a gigabyte a second: a folder that was cut off, changed or made by something else is not
     used, and is replaced by the next pass of its name. Nothing else in the folder is touched.
+
+    Attributes
+    ----------
+    folder : Path
+        Where they are.
+    stays : bool
+        Whether what is stored is there the next time.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._checked: set[str] = set()
         found = None if folder is None else _writable(Path(folder).absolute())
-        if found is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="attlas-view-", ignore_cleanup_errors=True)
-            found = Path(self._temporary.name)
-        self.folder = found
-
-    @property
-    def stays(self) -> bool:
-        """Whether what is stored is there the next time."""
-        return self._temporary is None
+        self.stays = found is not None
+        self.folder = Path(tempfile.mkdtemp(prefix="attlas-view-")) if found is None else found
+        if found is None:  # also where nobody closes it
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def open(self, name: str, facts: Mapping[str, Any], layout: Layout) -> dict[str, Array] | None:
         """Return the arrays of a pass, mapped and read-only; None where there is none that is whole."""
@@ -86,8 +88,8 @@ class Store:
 
     def close(self) -> None:
         """Remove what does not stay."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if not self.stays:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Draft:
@@ -132,13 +134,13 @@ class Draft:
             (self._folder / _FACTS).write_text(json.dumps({**self._facts, "checksums": checksums}), encoding="utf-8")
             self._rename(self._folder)
         except OSError:
-            return
+            self.discard()  # what is mapped stays until it is let go
         self._folder = None
 
     def _rename(self, folder: Path) -> None:
         target = self._store.folder / self._name
         if target.is_symlink() or (target.exists() and not target.is_dir()):
-            return  # not ours: it is left as it is
+            raise FileExistsError(target)  # not ours: it is left as it is
         if target.is_dir():  # one that could not be used, or that another process has finished meanwhile
             aside = folder.with_name(f"{folder.name}.old")
             target.rename(aside)

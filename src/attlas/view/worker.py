@@ -11,6 +11,7 @@ from typing import Protocol
 __all__ = ["Job", "Worker"]
 
 _PATIENCE = 0.25  # seconds that a step waits at most while questions are being answered
+_FAREWELL = 5.0  # seconds that the end waits for a step
 _QUEUE = 16  # jobs that wait; those that nobody has asked for longest are given up
 
 
@@ -76,13 +77,16 @@ class Worker:
         return self._closed
 
     def close(self) -> None:
-        """Stop after the step that is being done, and wait for it."""
+        """Stop after the step that is being done, and wait for it, five seconds at most.
+
+        A longer step (the statistics of a head that were not recorded) ends with the process.
+        """
         with self._change:
             self._closed = True
             self._jobs.clear()
             self._change.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_FAREWELL)
 
     def _run(self) -> None:
         while True:

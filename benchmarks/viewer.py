@@ -1,0 +1,320 @@
+"""The viewer over HTTP and in Chromium, on a matrix of 100,000 × 100,000: tiles, first picture, frames, memory.
+
+Run with ``make bench`` or ``python benchmarks/viewer.py [--quick] [--tokens 100000] [--seconds 60]``; three minutes, or
+forty seconds with ``--quick`` (a shorter text and a shorter ride). The recording is made first: one layer of causal
+heads, d = 64, of random queries and keys. It is served by ``attlas view`` in a process of its own, whose memory is read
+at the end. Goals: a tile of blocks of up to 8 × 8 cells in 150 ms that nobody has asked for before, in 5 ms that
+somebody has (95th percentiles); the first picture a second after the page begins to load; no frame over 50 ms in a
+minute of panning and zooming; under 1 GB in the server. Without Playwright and Chromium the page is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import torch
+
+import attlas
+from attlas.atlas import Atlas, Entry
+from harness import save
+
+TILE, FINEST, COARSEST = 256, 0, 3  # levels of the tiles: blocks of 1 to 8 cells along each side
+GOALS = {"cold_ms": 150.0, "cached_ms": 5.0, "first_picture_ms": 1000.0, "slow_frames": 0, "server_bytes": 1e9}
+SLOW = 50.0  # milliseconds of a frame
+
+# Times of the first picture, of every frame and of every long task, kept by the page itself.
+WATCH = """
+(() => {
+  const seen = (window.seen = { picture: null, frames: [], tasks: [], riding: false });
+  const draw = CanvasRenderingContext2D.prototype.drawImage;
+  CanvasRenderingContext2D.prototype.drawImage = function (...given) {
+    if (seen.picture === null && this.canvas.clientWidth > 300) seen.picture = performance.now();
+    return draw.apply(this, given);
+  };
+  let before = null;
+  const frame = (now) => {
+    if (before !== null && seen.riding) seen.frames.push(now - before);
+    before = now;
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+  new PerformanceObserver((list) => {
+    if (seen.riding) for (const task of list.getEntries()) seen.tasks.push(task.duration);
+  }).observe({ type: "longtask" });
+})();
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--quick", action="store_true", help="20,000 tokens, one head, ten seconds; nothing is saved")
+    args = parser.parse_args()
+    if args.quick:
+        args.tokens, args.heads, args.seconds = 20_000, 1, 10.0
+    results: dict[str, Any] = {"tokens": args.tokens, "heads": args.heads, "d": 64, "mask": "causal"}
+    with tempfile.TemporaryDirectory(prefix="attlas-viewer-") as folder:
+        recording = Path(folder) / "run.atlas"
+        begun = time.perf_counter()
+        record(recording, args.tokens, args.heads)
+        results["recording_seconds"] = round(time.perf_counter() - begun, 1)
+        with serving(recording) as server:
+            results["tiles"] = tiles(server, args.tokens, args.heads)
+            results["page"] = page(server.url, args.seconds)
+            results["overview_seconds"] = overview(server, args.tokens)
+            results["server_bytes"] = memory(server.process.pid)
+    results["goals"] = judged(results)
+    print(json.dumps(results, indent=2))
+    if not args.quick:
+        save("viewer", results)
+
+
+@torch.no_grad()
+def record(folder: Path, tokens: int, heads: int) -> None:
+    """Save one layer; its log-sum-exp is computed then, as `attlas record` does."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, heads, tokens, 64) for _ in range(2))
+    A = attlas.attend(2.0 * q, k, mask=attlas.Causal())
+    entry = Entry("layers.0", 0, "self", 0, tuple(range(heads)), (0, tokens), 0, A.shape, A)
+    words = [f" w{i % 997}" for i in range(tokens)]
+    Atlas([entry], model="random", ids=torch.arange(tokens)[None], tokens=words).save(folder)
+
+
+# ------------------------------------------------------------------------------------------------------- the server
+
+
+@dataclass
+class Viewer:
+    process: subprocess.Popen[str]
+    url: str
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Viewer]:
+    """Run `attlas view` in a process of its own."""
+    command = [sys.executable, "-m", "attlas.cli", "view", str(folder), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        url = process.stdout.readline().strip() if process.stdout else ""
+        if not url.startswith("http://127.0.0.1:"):
+            raise RuntimeError(f"attlas view said {url!r}")
+        yield Viewer(process, url)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Return the peak of resident memory, and the present part of it that is not a mapped file (Linux)."""
+    names = {"VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "mapped"}
+    found = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name = line.partition(":")[0]
+        if name in names:
+            found[names[name]] = int(line.split()[1]) * 1024
+    return found
+
+
+class Client:
+    """One connection that stays open."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.base = parts.path
+        self.connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=120)
+
+    def get(self, name: str, **parameters: object) -> tuple[bytes, float]:
+        """Return a body and its progress."""
+        self.connection.request("GET", f"{self.base}api/{name}?{urlencode(parameters)}")
+        answer = self.connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{name} {parameters}: {answer.status} {body[:200]!r}")
+        return body, float(answer.headers["attlas-progress"])
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return milliseconds."""
+    begun = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begun)
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    found = sorted(times)
+    return {
+        "count": len(found),
+        "median": round(statistics.median(found), 2),
+        "p95": round(found[min(len(found) - 1, round(0.95 * len(found)))], 2),
+        "worst": round(found[-1], 2),
+    }
+
+
+def tiles(server: Viewer, tokens: int, heads: int) -> dict[str, Any]:
+    """Time tiles on and below the diagonal: new ones, the same again, and new ones while an overview is made."""
+    dice, client = random.Random(1), Client(server.url)
+    client.get("info")
+    asked = [given for level in range(FINEST, COARSEST + 1) for given in some(dice, level, tokens, 30)]
+    dice.shuffle(asked)
+    later = asked[len(asked) * 3 // 4 :]
+    asked = asked[: len(asked) * 3 // 4]
+
+    def each(questions: list[dict[str, int]]) -> list[float]:
+        plain = {"entry": 0, "head": 0, "pool": "mean", "variant": "plain"}
+        return [timed(partial(client.get, "tile", **plain, **given)) for given in questions]
+
+    cold = each(asked)
+    found: dict[str, Any] = {"cold_ms": spread(cold), "cached_ms": spread(each(asked * 3))}
+    found["cold_by_block_ms"] = {
+        str(1 << level): spread([t for t, given in zip(cold, asked, strict=True) if given["level"] == level])
+        for level in range(FINEST, COARSEST + 1)
+    }
+    whole = {"entry": 0, "head": heads - 1, "level": levels(client) - 1, "y": 0, "x": 0}
+    client.get("tile", pool="mean", variant="plain", **whole)  # the pass over this head begins
+    found["cold_while_an_overview_is_made_ms"] = spread(each(later))
+    return found
+
+
+def some(dice: random.Random, level: int, tokens: int, count: int) -> list[dict[str, int]]:
+    """Return up to `count` different tiles of a level."""
+    last = (tokens - 1) // (TILE << level)
+    places = {(y, dice.randint(0, y)) for y in (dice.randint(0, last) for _ in range(4 * count))}
+    return [{"level": level, "y": y, "x": x} for y, x in sorted(places, key=lambda place: dice.random())[:count]]
+
+
+def levels(client: Client) -> int:
+    return int(json.loads(client.get("info")[0])["entries"][0]["levels"])
+
+
+def overview(server: Viewer, tokens: int) -> float | None:
+    """Return how long the picture of the whole of head 0 takes to be complete, from now on; None after two minutes."""
+    client = Client(server.url)
+    given = {"entry": 0, "head": 0, "pool": "max", "variant": "plain", "level": levels(client) - 1, "y": 0, "x": 0}
+    begun = time.perf_counter()
+    while client.get("tile", **given)[1] < 1:
+        if time.perf_counter() - begun > 120:
+            return None
+        time.sleep(0.1)
+    return round(time.perf_counter() - begun, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def page(url: str, seconds: float) -> dict[str, Any]:
+    """Load the page in Chromium and ride over the map; or say why not."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return {"left_out": "Playwright is not installed; make browser"}
+    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=own, args=arguments)
+        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        complaints: list[str] = []
+        tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.add_init_script(WATCH)
+        found: dict[str, Any] = {"browser": browser.version}
+        tab.goto(url)
+        tab.wait_for_function("window.seen.picture !== null", timeout=60_000)
+        found["first_picture_ms"] = round(tab.evaluate("window.seen.picture"), 1)
+        tab.wait_for_selector(".attlas-ready", timeout=60_000)
+        time.sleep(1.0)
+        ride(tab, seconds)
+        seen = tab.evaluate("window.seen")
+        browser.close()
+    frames = seen["frames"]
+    found["ride_seconds"] = round(sum(frames) / 1e3, 1)
+    found["frames_ms"] = spread(frames)
+    found["slow_frames"] = sum(frame > SLOW for frame in frames)
+    found["long_tasks"] = len(seen["tasks"])
+    found["longest_task_ms"] = round(max(seen["tasks"], default=0.0), 1)
+    found["errors"] = complaints[:5]
+    return found
+
+
+def ride(tab: Any, seconds: float) -> None:
+    """Drag, zoom about the cursor and jump by keys, as a person does who looks around, until the time is over."""
+    dice = random.Random(2)
+    boxes = [canvas.bounding_box() or {"width": 0, "height": 0} for canvas in tab.locator("canvas").all()]
+    box = max(boxes, key=lambda box: box["width"] * box["height"])
+    left, top, width, height = box["x"], box["y"], box["width"], box["height"]
+
+    until = time.perf_counter() + seconds
+
+    def somewhere() -> tuple[float, float]:
+        return left + width * dice.uniform(0.25, 0.75), top + height * dice.uniform(0.25, 0.75)
+
+    def zoom(steps: int, notch: float) -> None:
+        tab.mouse.move(*somewhere())
+        for _ in range(steps):
+            if time.perf_counter() < until:
+                tab.mouse.wheel(0, notch)
+                time.sleep(0.016)
+
+    def drag() -> None:
+        (x0, y0), (x1, y1) = somewhere(), somewhere()
+        tab.mouse.move(x0, y0)
+        tab.mouse.down()
+        for step in range(1, 41):
+            if time.perf_counter() < until:
+                tab.mouse.move(x0 + (x1 - x0) * step / 40, y0 + (y1 - y0) * step / 40)
+                time.sleep(0.016)
+        tab.mouse.up()
+
+    tab.mouse.click(left + width / 2, top + height / 2)
+    tab.evaluate("window.seen.riding = true")
+    while time.perf_counter() < until:
+        zoom(dice.randint(10, 40), -100)
+        for _ in range(3):
+            drag()
+        zoom(dice.randint(5, 30), 100)
+        drag()
+        for key in dice.sample(("ArrowLeft", "ArrowDown", "+", "-", "d"), 3):
+            tab.keyboard.press(key)
+            time.sleep(0.1)
+        if dice.random() < 0.2:
+            tab.keyboard.press("0")
+            time.sleep(0.3)
+    tab.evaluate("window.seen.riding = false")
+
+
+def judged(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Set what was measured beside each goal."""
+    seen = results["page"]
+    found = {
+        "cold_ms": results["tiles"]["cold_ms"]["p95"],
+        "cached_ms": results["tiles"]["cached_ms"]["p95"],
+        "first_picture_ms": seen.get("first_picture_ms"),
+        "slow_frames": seen.get("slow_frames"),
+        "server_bytes": results["server_bytes"].get("peak"),
+    }
+    return {
+        name: {"goal": goal, "found": found[name], "met": None if found[name] is None else found[name] <= goal}
+        for name, goal in GOALS.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
