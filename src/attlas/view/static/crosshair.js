@@ -188,6 +188,21 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
     get target() {
       return shown;
     },
+    /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
+    showTrack({ label, axis, first, from, to, best }, place) {
+      clear();
+      shown = null;
+      element.hidden = false;
+      const many = to - from > 1;
+      const words = many ? `${label}, largest of ${axis === "key" ? "keys" : "queries"} ${whole(first + from)} to ${whole(first + to - 1)}` : label;
+      const value = best ? line("tip-weight", exactly(best.value)) : line("tip-mask", "not known");
+      const list = make("dl");
+      const position = first + (best ? best.index : from);
+      list.append(make("dt", {}, axis), make("dd", { class: "text" }, tokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, whole(position)));
+      tokens.prefetch(position, position + 1);
+      element.replaceChildren(line("tip-more tip-head", words), value, list);
+      put(place);
+    },
     show(target, place, { level, pool, spoken = false }) {
       const same = shown && ["i", "j", "level"].every((field) => shown[field] === target[field]) && shown.source.key === target.source.key;
       if (same) {
@@ -251,6 +266,7 @@ function headline(target, { pool, block, exact, other, otherBlock }) {
   if (target.other) {
     const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
+    if (exact && other && exact.weight > 0 && other.weight > 0) lines.push(line("tip-more", `first ÷ second = ${digits(exact.weight / other.weight)}`));
   }
   return lines;
 }

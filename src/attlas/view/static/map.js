@@ -9,10 +9,10 @@ import { fitting } from "./geometry.js";
 import { arrowStep, createGestures } from "./gestures.js";
 import { drawLayer, thumbnailItem, wantedBy } from "./layers.js";
 import { hatching, makePalette, readLook } from "./look.js";
-import { cellUnder, needsPass, regionOf, sceneOf, targetOf } from "./scene.js";
+import { cellUnder, needsPass, regionOf, sceneOf, targetOf, trackUnder } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
-import { createTracks, drawTrack } from "./tracks.js";
+import { TRACKS, createTracks, drawTrack, peak } from "./tracks.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
@@ -21,6 +21,7 @@ const CHURN = 90; // ms between two looks at what is wanted while zooming
 
 // Changes after which the canvas under the overlay is drawn anew.
 const DRAWN = ["entry", "head", "batch", "pool", "variant", "second", "compare", "row", "column", "zoom", "colour", "low", "high", "ratio", "palette", "dark"];
+const TRACK_OF = { top: "column_mass", left: "entropy" };
 const COLOURS = ["colour", "low", "high", "ratio", "palette", "dark", "compare"];
 
 function budgetOf(milliseconds) {
@@ -182,8 +183,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     ctx.clip();
     if (pane.right > pane.left && pane.bottom > pane.top) {
       drawFrame(pane);
-      const name = { top: "column_mass", left: "entropy" };
-      for (const side of ["top", "left"]) drawTrack(ctx, pane, side, name[side], tracks.get(pane.source, name[side]), { scale, look });
+      for (const [side, name] of Object.entries(TRACK_OF)) drawTrack(ctx, pane, side, name, tracks.get(pane.source, name), { scale, look });
       drawAxes(ctx, pane, pane.entry, { scale, tokens, spans, look });
     }
     ctx.restore();
@@ -256,7 +256,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     ownHover = true;
     if (!target) {
       store.set({ hover: null });
-      tip.hide();
+      const track = keyboard ? null : trackUnder(scene, place.x, place.y);
+      if (track) pointTrack(track, place);
+      else tip.hide();
       return;
     }
     store.set({ hover: { i: found.i, j: found.j } });
@@ -264,6 +266,14 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     target.empty = track.empty.some(([start, stop]) => target.i >= start && target.i < stop);
     const at = keyboard ? { x: found.pane.X(found.j + 0.5), y: found.pane.Y(found.i + 0.5) } : place;
     tip.show(target, at, { level: scene.level, pool: store.state.pool, spoken: keyboard });
+  }
+
+  function pointTrack({ pane, side, from, to }, place) {
+    const name = TRACK_OF[side];
+    const { values } = tracks.get(pane.source, name);
+    const axis = side === "top" ? "key" : "query";
+    const first = side === "top" ? pane.firstKey : pane.firstQuery;
+    tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && peak(values, from, to) }, place);
   }
 
   function middleCell() {
@@ -447,6 +457,14 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   ];
   const watch = new ResizeObserver(resize);
   watch.observe(stage);
+  // A window that moves to a denser screen keeps its size in CSS pixels.
+  let density = null;
+  function watchDensity() {
+    density?.removeEventListener("change", watchDensity);
+    density = window.matchMedia(`(resolution: ${window.devicePixelRatio || 1}dppx)`);
+    density.addEventListener("change", watchDensity);
+    resize();
+  }
   const blur = () => setKeyboard(false);
   overlay.addEventListener("blur", blur);
 
@@ -529,7 +547,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     /** Whether a pass over the matrix is still at work on what is in view. */
     unfinished() {
       const { panes } = scene ?? newScene();
-      return missing.pending || panes.some(({ source }) => ["column_mass", "entropy"].some((name) => tracks.get(source, name).progress < 1));
+      return missing.pending || panes.some(({ source }) => Object.values(TRACK_OF).some((name) => tracks.get(source, name).progress < 1));
     },
     canvas: () => base,
     focus: () => overlay.focus(),
@@ -540,12 +558,13 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       endings.forEach((end) => end());
       watch.disconnect();
       overlay.removeEventListener("blur", blur);
+      density.removeEventListener("change", watchDensity);
       camera.stop();
       for (const part of [tip, tiles, tracks, cells]) part.destroy();
       stage.remove();
     },
   };
-  resize();
+  watchDensity();
   recolour();
   describe();
   endings.push(store.on(["row", "column", "zoom", "entry"], debouncedLabel()));
