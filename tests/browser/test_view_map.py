@@ -47,6 +47,44 @@ PIXELS = """async ({places, zoom, row, column, m, n}) => {
   });
 }"""
 
+_FITS = "({scrollWidth, scrollHeight}) => scrollWidth <= innerWidth && scrollHeight <= innerHeight"
+FITS = f"({_FITS})(document.documentElement)"
+_SIZES = "({width, height, clientWidth, clientHeight}) => [width, height, clientWidth, clientHeight]"
+SIZES = f"({_SIZES})(document.querySelector('.stage .base'))"
+# How many colours each half of the map has.
+KINDS = """() => {
+  const canvas = document.querySelector(".stage .base");
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  return [0, Math.ceil(canvas.width / 2)].map((left) => {
+    const { data } = copy.getImageData(left, 0, Math.floor(canvas.width / 2), canvas.height);
+    return new Set(new Uint32Array(data.buffer)).size;
+  });
+}"""
+# A slow network that counts what is on its way, and what is given up.
+SLOW_FETCH = """() => {
+  Object.assign(window, { flying: 0, most: 0, aborted: 0 });
+  const real = window.fetch;
+  const slow = (signal) => new Promise((go, stop) => {
+    const timer = setTimeout(go, 120);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      window.aborted += 1;
+      stop(new DOMException("", "AbortError"));
+    });
+  });
+  window.fetch = async (address, options) => {
+    window.flying += 1;
+    window.most = Math.max(window.most, window.flying);
+    try {
+      await slow(options?.signal);
+      return await real(address, options);
+    } finally {
+      window.flying -= 1;
+    }
+  };
+}"""
+
 
 def matrices() -> list[attlas.AttentionMatrix]:
     generator = torch.Generator().manual_seed(5)
@@ -250,7 +288,7 @@ def test_triangle_shows_the_second_head_mirrored(opened: Callable[..., Any], den
 
 
 def test_ratio_is_symmetric(opened: Callable[..., Any], dense: np.ndarray) -> None:
-    """Where the first head has more one hue, where the second has more the other, and mirrored when they are swapped."""
+    """One hue where the first head has more, another where the second has; mirrored when they are swapped."""
     cells = cells_in(dense, range(300, 345), range(295, 340), 40, seed=5)
     places = [(i + 0.5, j + 0.5) for i, j in cells]
     first = pixels(opened("e=0&h=0&s=0.1&m=ratio&x=4&z=3&r=320.5&c=320.5"), places)
@@ -439,7 +477,7 @@ def test_recolouring_asks_for_nothing(opened: Callable[..., Any]) -> None:
         settle(tab)
     tab.evaluate("location.hash = 'z=3&r=320.5&c=300.5&pal=grey&t=dark'")
     settle(tab)
-    (after,) = tab.evaluate(PIXELS, {"places": [[320.5, 300.5]], "m": TOKENS, "n": TOKENS, "zoom": 3, "row": 320.5, "column": 300.5})
+    (after,) = pixels(tab, [(320.5, 300.5)])
     assert after["colour"] != before["colour"]
     assert [one for one in asked if "/api/tile" in one] == []
 
@@ -467,20 +505,7 @@ def test_a_server_that_fails_for_a_while(opened: Callable[..., Any]) -> None:
 
 def test_at_most_six_requests_at_once_and_old_ones_given_up(opened: Callable[..., Any]) -> None:
     tab = opened("z=1&r=320.5&c=300.5")
-    tab.evaluate(
-        """() => {
-          window.flying = 0; window.most = 0; window.aborted = 0;
-          const real = window.fetch;
-          window.fetch = async (address, options) => {
-            window.flying += 1;
-            window.most = Math.max(window.most, window.flying);
-            try { await new Promise((go, stop) => {
-              const timer = setTimeout(go, 120);
-              options?.signal?.addEventListener("abort", () => { clearTimeout(timer); window.aborted += 1; stop(new DOMException("", "AbortError")); });
-            }); return await real(address, options); } finally { window.flying -= 1; }
-          };
-        }"""
-    )
+    tab.evaluate(SLOW_FETCH)
     for head in ("h=1", "h=2", "e=1&h=0", "e=1&h=1", "e=1&h=2"):
         tab.evaluate(f"location.hash = 'z=1&r=320.5&c=300.5&{head}'")
         tab.wait_for_timeout(40)
@@ -493,20 +518,21 @@ def test_at_most_six_requests_at_once_and_old_ones_given_up(opened: Callable[...
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (1920, 1080)])
 def test_fits_every_window(opened: Callable[..., Any], width: int, height: int, scheme: str) -> None:
     tab = opened(width=width, height=height, color_scheme=scheme)
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight")
+    assert tab.evaluate(FITS)
     box = tab.locator(".stage").bounding_box()
     assert box["width"] > 0.4 * width
     assert box["height"] > 0.4 * height
     tab.set_viewport_size({"width": width - 40, "height": height - 60})
     settle(tab)
-    canvas = tab.evaluate("(({width, height, clientWidth, clientHeight}) => [width, height, clientWidth, clientHeight])(document.querySelector('.stage .base'))")
+    canvas = tab.evaluate(SIZES)
     assert canvas[:2] == canvas[2:]
     assert tab.evaluate("getComputedStyle(document.querySelector('.attlas')).colorScheme") == scheme
 
 
 def test_sharp_on_dense_screens(opened: Callable[..., Any], dense: np.ndarray) -> None:
     tab = opened(f"{VIEW}&z=3&r=320.5&c=300.5", device_scale_factor=2)
-    assert tab.evaluate("document.querySelector('.stage .base').width === 2 * document.querySelector('.stage').clientWidth")
+    width, _, inside, _ = tab.evaluate(SIZES)
+    assert width == 2 * inside
     cells = cells_in(dense, range(305, 335), range(275, 325), 20, seed=6)
     for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
         assert tuple(one["colour"]) in colours_of(float(dense[0, 0, i, j]))
@@ -514,16 +540,7 @@ def test_sharp_on_dense_screens(opened: Callable[..., Any], dense: np.ndarray) -
 
 def test_side_by_side_is_two_linked_maps(opened: Callable[..., Any]) -> None:
     tab = opened("e=0&h=0&s=1.1&m=side", width=1920, height=1080)
-    halves = """() => {
-      const canvas = document.querySelector('.stage .base');
-      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
-      copy.drawImage(canvas, 0, 0);
-      const data = (x) => copy.getImageData(x, 0, Math.floor(canvas.width / 2), canvas.height).data;
-      const [a, b] = [data(0), data(Math.ceil(canvas.width / 2))];
-      const kinds = (all) => { const seen = new Set(); for (let k = 0; k < all.length; k += 4) seen.add(all[k] << 16 | all[k + 1] << 8 | all[k + 2]); return seen.size; };
-      return [kinds(a), kinds(b)];
-    }"""
-    left, right = tab.evaluate(halves)
+    left, right = tab.evaluate(KINDS)
     assert left > 60
     assert right > 60
 
@@ -572,4 +589,5 @@ def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any])
         tab.mouse.move(one["x"], one["y"])
         told = tab.locator(".tip")
         told.get_by_text("of its row").wait_for()
-        assert number_in(told.locator(".tip-weight").inner_text()) == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)
+        number = number_in(told.locator(".tip-weight").inner_text())
+        assert number == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)

@@ -27,9 +27,10 @@ def test_module(file: Path, static: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node")
-    major = int(subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout[1:].split(".")[0])
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    major = int(version[1:].split(".")[0])
     if major < 20:
-        pytest.skip(f"needs Node 20, found {major}")
+        pytest.skip(f"needs Node 20, found {version}")
     told = subprocess.run(
         [node, "--test", "--test-reporter=tap", str(file)],
         env={**os.environ, "STATIC": static.as_uri()},
