@@ -96,7 +96,8 @@ def record(folder: Path, tokens: int, heads: int) -> None:
     A = attlas.attend(2.0 * q, k, mask=attlas.Causal())
     entry = Entry("layers.0", 0, "self", 0, tuple(range(heads)), (0, tokens), 0, A.shape, A)
     words = [f" w{i % 997}" for i in range(tokens)]
-    Atlas([entry], model="random", ids=torch.arange(tokens)[None], tokens=words).save(folder)
+    # Without ids there are no statistics of a text, which `attlas record` would have computed already.
+    Atlas([entry], model="random", tokens=words).save(folder)
 
 
 # ------------------------------------------------------------------------------------------------------- the server
