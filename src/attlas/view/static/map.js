@@ -247,6 +247,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     }
     // What was shown as a whole is still shown as a whole when there are two panes.
     if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(fitted());
+    if (changed.some((field) => PLACE.includes(field))) camera.hold();
     tip.hide();
     invalidate();
     rest();
@@ -331,6 +332,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   shape = `${current().m} x ${current().n}`;
   watchDensity();
   palette = makePalette(store.state, look);
+  if (store.state.zoom !== null) camera.hold();
   describe();
   rest();
   invalidate();
