@@ -33,6 +33,7 @@ from attlas.errors import AttlasError, RecordingError, explain
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
 from attlas.matrix import AttentionMatrix
+from attlas.recording.facts import token_bytes
 from attlas.recording.tap import subscribed
 
 if TYPE_CHECKING:
@@ -133,7 +134,9 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
     if arguments.generate:
         ids = _generate(loaded, ids, arguments.generate, terminal)
     words = list(texts(loaded.tokenizer, ids))
+    pieces = token_bytes(loaded.tokenizer, ids.tolist())
     details: dict[str, Any] = {"source": file.name, "command": _command(arguments)}
+    details |= {"token_bytes": pieces} if pieces else {}
     shape = loaded.model.config.get_text_config()
     per_layer = shape.num_attention_heads if heads is None else len(heads)
     number = shape.num_hidden_layers if layers is None else len(layers)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["continued", "details_of", "ids_of", "name_of", "tokens_of"]
+__all__ = ["continued", "details_of", "ids_of", "name_of", "token_bytes", "tokens_of"]
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _FACTS = (
     "model_type",
@@ -61,3 +66,48 @@ def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | None:
     if ids is None or not len(ids):
         return None
     return [str(tokens.decode([number])) for number in ids[0].tolist()]
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:
+    """Return the bytes of the tokens that are a part of a character, in hexadecimal digits by their place.
+
+    Parameters
+    ----------
+    tokenizer : tokenizer of transformers
+        One that works on bytes (GPT-2, Llama 3, Qwen) or falls back on them (Llama 2, Gemma); of others nothing
+        is known.
+    ids : sequence of int
+        Tokens of the text.
+
+    Returns
+    -------
+    dict of str to str
+        Plain data, as JSON can hold: ``{"17": "e697"}``. Tokens that are text on their own are not in it.
+    """
+    if not (hasattr(tokenizer, "decode") and hasattr(tokenizer, "convert_ids_to_tokens")):
+        return {}
+    known = {number: _bytes_of(tokenizer, number) for number in set(ids)}
+    return {str(place): known[number].hex() for place, number in enumerate(ids) if known[number]}
+
+
+def _bytes_of(tokenizer: Any, number: int) -> bytes:
+    """Return the bytes of a token that is no text on its own; nothing for any other."""
+    if "\N{REPLACEMENT CHARACTER}" not in str(tokenizer.decode([number])):
+        return b""
+    name = str(tokenizer.convert_ids_to_tokens(number))
+    found = _BYTE.fullmatch(name)
+    if found is not None:
+        return bytes.fromhex(found[1])
+    alphabet = _byte_alphabet()
+    if not all(letter in alphabet for letter in name):
+        return b""
+    piece = bytes(alphabet[letter] for letter in name)
+    return piece if "\N{REPLACEMENT CHARACTER}" in piece.decode(errors="replace") else b""
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each letter stands for in the vocabularies that work on bytes, as GPT-2 chose them."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -295,6 +295,10 @@ class Recording(AbstractContextManager[Atlas]):
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
         self.atlas.tokens = facts.tokens_of(self._tokens, self._ids)
+        pieces = facts.token_bytes(
+            self._tokens, [] if self._ids is None or not len(self._ids) else self._ids[0].tolist()
+        )
+        self.atlas.details |= {"token_bytes": pieces} if pieces else {}
         silent = self._census.silent(self._ran, self._heard)
         if silent:
             warnings.warn(complaints.partly(silent, patched=self._patch), stacklevel=3)

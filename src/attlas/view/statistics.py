@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
+import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,14 +16,17 @@ from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import KINDS
 from attlas.heads.kinds import text_statistics
-from attlas.heads.recorded import NEEDED, heads_of
+from attlas.heads.recorded import heads_of
 from attlas.stats import Statistic
 from attlas.view.source import Source
 from attlas.view.worker import Worker
 
 __all__ = ["HeadTable"]
 
-_CHEAP = 1 << 32  # cells of all heads up to which numbers that were not recorded are computed: some seconds
+# Cells of all heads together, and of one, up to which numbers that were not recorded are computed: those that tell
+# the kinds of heads cost ten times as much as the others. Half a minute of one core, two seconds a step.
+_KINDS = 1 << 31, 1 << 27
+_PLAIN = 1 << 34, 1 << 31
 
 
 class _Column(NamedTuple):
@@ -33,7 +36,8 @@ class _Column(NamedTuple):
     description: str
 
 
-_COLUMNS = (
+_PATIENCE = 0.5  # seconds that an answer takes at most to look at recorded numbers
+_DESCRIBED = (
     _Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
     _Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
     _Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
@@ -49,8 +53,16 @@ _COLUMNS = (
     _Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
     _Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
 )
+_COLUMNS = {column.name: column for column in _DESCRIBED}
 _MEASURES = (*(kind.measure for kind in KINDS), "distance", "induction_text", "duplicate_text")
 _ON_BLOCK = ("induction", "duplicate")
+
+
+class _Known(NamedTuple):
+    """Columns of an entry, a number for each head, and the kinds of each head."""
+
+    columns: dict[str, list[float]]
+    kinds: list[list[str]]
 
 
 class HeadTable:
@@ -66,63 +78,64 @@ class HeadTable:
 
     def __init__(self, source: Source, worker: Worker) -> None:
         self._source, self._worker = source, worker
-        self._lock = threading.Lock()
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
         self._parts: dict[int, list[tuple[Any, ...]]] = {}  # of entries that are not complete, head by head
+        self._ready: dict[int, _Known] = {}  # what entries show
         self._missing = self._lacking()
-        self._total = sum(source.entries[number].entry.shape[1] for number in self._missing)
-        self._done = 0
 
     def _lacking(self) -> dict[int, list[Statistic]]:
         """Return the statistics that entries lack, and can still give at a price that nobody notices."""
         entries = [shown.entry for shown in self._source.entries]
-        readable = [entry for entry in entries if entry.matrix is not None]
-        if sum(math.prod(entry.shape) for entry in readable) > _CHEAP:
-            return {}
+        total = sum(math.prod(entry.shape) for entry in entries if entry.matrix is not None)
         found = {}
         for number, entry in enumerate(entries):
-            wanted = _wanted(self._source.atlas, entry) if entry.matrix is not None else []
+            wanted = _wanted(self._source.atlas, entry, total) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
                 found[number] = wanted
         return found
 
-    @property
-    def progress(self) -> float:
-        """Share of the heads whose numbers are there."""
-        return self._done / self._total if self._total else 1.0
-
     def answer(self) -> dict[str, Any]:
-        """Return what is known now; the rest is computed in the background."""
-        if self.progress < 1:
+        """Return what is known now: after half a second of looking, the rest is left for the next time."""
+        end = time.monotonic() + _PATIENCE
+        if any(number not in self._found for number in self._missing):
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
+        known = 0
         for number, shown in enumerate(self._source.entries):
-            values, kinds = self._of_entry(number, shown.entry)
+            found = self._known(number, shown.entry, end)
+            heads = shown.entry.shape[1]
+            known += heads if found is not None else 0
+            values, kinds = found or _Known({}, [[] for _ in range(heads)])
             names |= dict.fromkeys(values)
-            for head in range(shown.entry.shape[1]):
+            for head in range(heads):
                 numbers = {name: _number(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
-        known = {column.name: column for column in _COLUMNS}
-        order = [*(name for name in known if name in names), *(name for name in names if name not in known)]
-        columns = [known.get(name, _Column(name, name.replace("_", " "), "", ""))._asdict() for name in order]
+        order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
+        columns = [_COLUMNS.get(name, _Column(name, name.replace("_", " "), "", ""))._asdict() for name in order]
         for row in rows:
             row["values"] = {name: row["values"].get(name) for name in order}
-        return {"progress": self.progress, "columns": columns, "rows": rows}
+        return {"progress": known / len(rows) if rows else 1.0, "columns": columns, "rows": rows}
 
-    def _of_entry(self, number: int, entry: Entry) -> tuple[dict[str, list[float]], list[list[str]]]:
+    def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
+        """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
+        if number not in self._ready:
+            if (number in self._missing and number not in self._found) or time.monotonic() > end:
+                return None
+            self._ready[number] = self._look(number, entry)
+        return self._ready[number]
+
+    def _look(self, number: int, entry: Entry) -> _Known:
         """Return each column of an entry's heads, and the kinds of each head."""
-        with self._lock:
-            results = dict(self._found.get(number, {}))
-        entry = replace(entry, statistics={**results, **entry.statistics})
+        entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
         measured = heads_of(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
-            return columns, [[] for _ in entry.heads]
+            return _Known(columns, [[] for _ in entry.heads])
         on_block = isinstance(self._source.atlas.details.get("block"), dict)
         names = [name for name in _MEASURES if on_block or name not in _ON_BLOCK]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
-        return columns, [[kind.name for kind in head.kinds] for head in measured]
+        return _Known(columns, [[kind.name for kind in head.kinds] for head in measured])
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""
@@ -137,22 +150,22 @@ class HeadTable:
                 parts.append(entry.matrix[:, head : head + 1].collect(*wanted))
             except (RuntimeError, ValueError, MemoryError):
                 parts.extend([()] * (entry.shape[1] - head))
-        self._done += 1
         if len(parts) == entry.shape[1]:
             del self._parts[number]
             whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined, *parts), strict=True))
-            with self._lock:
-                self._found[number] = whole
-        return self._done < self._total
+            self._found[number] = whole  # after the numbers: other threads look here
+        return any(number not in self._found for number in self._missing)
 
 
-def _wanted(atlas: Atlas, entry: Entry) -> list[Statistic]:
-    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones where it has none."""
-    m, n = entry.shape[2:]
-    ids = atlas.ids
-    if ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross":
-        wanted = list(text_statistics(ids[0]))
-        return wanted if tuple(statistic_names(wanted)) == NEEDED else []
+def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
+    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none."""
+    batch, _, m, n = entry.shape
+    cells, ids = batch * m * n, atlas.ids
+    text = ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross"
+    if ids is not None and text and total <= _KINDS[0] and cells <= _KINDS[1]:
+        return list(text_statistics(ids[0]))
+    if total > _PLAIN[0] or cells > _PLAIN[1]:
+        return []
     return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]
 
 

@@ -113,10 +113,9 @@ def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     """Return one exact query for each row of pixels, its keys pooled to the largest weight, as codes."""
     m, n = A.shape[-2:]
     high, wide = min(side, m), min(side, n)
-    weights, allowed = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high))
-    starts = np.arange(wide) * n // wide
-    values = np.maximum.reduceat(weights, starts, axis=1)
-    return codes.encode(values, np.logical_or.reduceat(allowed, starts, axis=1))
+    columns = [*(np.arange(wide) * n // wide).tolist(), n]
+    table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
+    return codes.encode(table.max, table.cells > 0)
 
 
 def _figure(png: bytes, name: str, side: int) -> str:

@@ -63,7 +63,7 @@ class Text:
 
     def joined_in(self, span: range) -> list[Joined]:
         """Return the groups of tokens that touch a stretch of the text."""
-        first = bisect_right(self.joined, span.start, key=lambda group: group.stop)
+        first = bisect_right(self.joined, span.start, key=lambda group: group.stop) if len(span) else len(self.joined)
         found = []
         for group in self.joined[first:]:
             if group.start >= span.stop:
