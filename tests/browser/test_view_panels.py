@@ -1,4 +1,4 @@
-"""The panels of the viewer in a real browser, against the exact weights: heads, text, search, colours, exports, widget."""
+"""The panels of the viewer in a real browser, against the exact weights: heads, text, search, exports, widget."""
 
 import base64
 import csv
@@ -31,7 +31,25 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("starlette", reason="starlette is in the extra `view`")
 
 LAYERS, HEADS, N = 2, 3, 300
-WORDS = ("def", " f", "(", "x", ")", ":", "\n   ", " return", " x", "</script>", "<b>", "", "🦊", "日本", "&amp;", "\t", "=1+1")
+WORDS = (
+    "def",
+    " f",
+    "(",
+    "x",
+    ")",
+    ":",
+    "\n   ",
+    " return",
+    " x",
+    "</script>",
+    "<b>",
+    "",
+    "🦊",
+    "日本",
+    "&amp;",
+    "\t",
+    "=1+1",
+)
 TOKENS = ["start", *(WORDS[i % len(WORDS)] for i in range(N - 2)), "needle"]
 SHOWN = Text(TOKENS).shown  # an empty token is a part of the next character
 AXE = "4.10.3"
@@ -46,7 +64,8 @@ def matrix(layer: int) -> attlas.AttentionMatrix:
 
 @pytest.fixture(scope="module")
 def atlas() -> Atlas:
-    entries = [Entry(f"layers.{l}", l, "self", 0, tuple(range(HEADS)), (0, N), 0, (1, HEADS, N, N), matrix(l)) for l in range(LAYERS)]  # fmt: skip
+    heads, shape = tuple(range(HEADS)), (1, HEADS, N, N)
+    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, N), 0, shape, matrix(at)) for at in range(LAYERS)]
     return Atlas(entries, model="tiny <model>", tokens=TOKENS, spans={"question": (0, 40)})
 
 
@@ -80,12 +99,17 @@ def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     pages = []
 
     def opened(hash_: str = "", size: tuple[int, int] = (1280, 800), scheme: str = "light", url: str = "") -> Any:
-        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True)
+        page = browser.new_page(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True
+        )
         page.set_default_timeout(20_000)
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         home = url or address
-        page.on("request", lambda asked: None if asked.url.startswith((home.split("#")[0], "blob:", "data:")) else complaints.append(asked.url))  # fmt: skip
+        ours = (home.split("#")[0], "blob:", "data:")
+        page.on("request", lambda asked: None if asked.url.startswith(ours) else complaints.append(asked.url))
         page.goto(f"{home}{hash_}")
         page.wait_for_selector(".attlas-ready")
         pages.append(page)
@@ -138,7 +162,8 @@ def marks(page: Any) -> list[str]:
 
 
 def entropies(atlas: Atlas) -> dict[str, float]:
-    return {f"{l}·{h}": float(stats.entropy(atlas[l])[0, h].mean()) for l in range(LAYERS) for h in range(HEADS)}
+    mean = {at: stats.entropy(atlas[at])[0].mean(-1) for at in range(LAYERS)}
+    return {f"{at}·{head}": float(mean[at][head]) for at in range(LAYERS) for head in range(HEADS)}
 
 
 def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> None:
@@ -236,7 +261,13 @@ def test_a_token_pins_its_row_and_the_list_is_exact(open_page: Any, atlas: Atlas
     best = A[100].topk(8)
     assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
     assert [int(text) for text in page.locator(".largest .place").all_inner_texts()] == best.indices.tolist()
-    facts = dict(zip(page.locator(".cell-facts dt").all_inner_texts(), page.locator(".cell-facts dd").all_inner_texts(), strict=True))
+    facts = dict(
+        zip(
+            page.locator(".cell-facts dt").all_inner_texts(),
+            page.locator(".cell-facts dd").all_inner_texts(),
+            strict=True,
+        )
+    )
     assert number(facts["weight"]) == pytest.approx(float(A[100, 100]), rel=1e-3)
     assert number(facts["row entropy"]) == pytest.approx(float(stats.entropy(A)[100]), rel=6e-3)
     assert int(facts["rank"]) == 1 + int((A[100] > A[100, 100]).sum())
@@ -262,12 +293,14 @@ def test_tokens_have_the_colour_of_their_weight(open_page: Any, atlas: Atlas) ->
     until(page, "document.querySelectorAll('.largest button').length === 8")
     row = atlas[0][0, 1, 120]
     colours = page.evaluate(
-        "() => Object.fromEntries([...document.querySelectorAll('.t')].map((t) => [t.dataset.position, [t.style.background, t.className]]))"
+        """() => Object.fromEntries(
+          [...document.querySelectorAll(".t")].map((t) => [t.dataset.position, [t.style.background, t.className]]),
+        )"""
     )
     text = (Path(bundle.__file__).parent / "static" / "palettes.js").read_text("utf-8")
     table = bytes.fromhex(re.sub("[^0-9a-f]", "", re.search(r'cividis:\s*((?:"[0-9a-f]+"[\s+]*)+)', text)[1]))
     checked = 0
-    for position in range(0, 128):
+    for position in range(128):
         background, classes = colours[str(position)]
         weight = float(row[position])
         if position > 120 or np.log2(weight) <= -10:
@@ -536,11 +569,17 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any) -> None:
         page.keyboard.press("Tab")
         seen.add(
             page.evaluate(
-                "(() => { const e = document.activeElement; return e.getAttribute('aria-label') || e.title || e.textContent; })()"
+                """(() => {
+                  const on = document.activeElement;
+                  return on.getAttribute("aria-label") || on.title || on.textContent;
+                })()"""
             )
         )
     words = " | ".join(filter(None, seen))
-    for part in ("Compare", "Export", "Help", "Search: token text", "Statistic", "Order", "Layer 0, head 0", "Text", "Colour range: lowest weight", "log", "Palette", "query → keys"):  # fmt: skip
+    for part in (
+        *("Compare", "Export", "Help", "Search: token text", "Statistic", "Order", "Layer 0, head 0", "Text"),
+        *("Colour range: lowest weight", "log", "Palette", "query → keys"),
+    ):
         assert part in words
     page.locator(".flow").focus()
     for _ in range(3):
@@ -562,7 +601,16 @@ def axe() -> str:
         if shutil.which("npm") is None:
             pytest.skip("npm, which fetches axe-core, is not installed")
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", f"axe-core@{AXE}"]
+        command = [
+            "npm",
+            "install",
+            "--prefix",
+            str(folder),
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            f"axe-core@{AXE}",
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         except subprocess.TimeoutExpired:
@@ -605,7 +653,8 @@ def test_hundreds_of_heads_fetch_what_is_in_view(browser: Any) -> None:
     from attlas.view import Server
 
     A = attlas.attend(torch.randn(1, 32, 24, 4), torch.randn(1, 32, 24, 4), mask=attlas.Causal())
-    entries = [Entry(f"layers.{l}", l, "self", 0, tuple(range(32)), (0, 24), 0, (1, 32, 24, 24), A) for l in range(20)]
+    heads, shape = tuple(range(32)), (1, 32, 24, 24)
+    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, 24), 0, shape, A) for at in range(20)]
     with closing(Service(Atlas(entries))) as service, Server(service, port=0) as server:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         asked: list[str] = []
@@ -624,7 +673,9 @@ def test_hundreds_of_heads_fetch_what_is_in_view(browser: Any) -> None:
 # --------------------------------------------------------------------------------------------------------- widget
 
 
-def test_the_widget_shows_the_same_page_by_messages(browser: Any, atlas: Atlas, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_widget_shows_the_same_page_by_messages(
+    browser: Any, atlas: Atlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("anywidget", reason="anywidget is in the extra `notebook`")
     import comm
 
@@ -652,7 +703,10 @@ def test_the_widget_shows_the_same_page_by_messages(browser: Any, atlas: Atlas, 
     page = browser.new_page(viewport={"width": 1100, "height": 800})
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("blob:", "data:", "about:")) else complaints.append(asked.url))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("blob:", "data:", "about:")) else complaints.append(asked.url),
+    )
     cancels: list[str] = []
 
     def hear(content: Any) -> None:
@@ -688,7 +742,10 @@ def test_the_widget_shows_the_same_page_by_messages(browser: Any, atlas: Atlas, 
         for _ in range(400):
             while not sent.empty():
                 content, buffers = sent.get()
-                page.evaluate("([content, text]) => window.deliver(content, text)", [content, base64.b64encode(buffers[0]).decode()])
+                page.evaluate(
+                    "([content, text]) => window.deliver(content, text)",
+                    [content, base64.b64encode(buffers[0]).decode()],
+                )
             if page.evaluate(f"() => ({condition})"):
                 return
             page.wait_for_timeout(25)

@@ -54,7 +54,9 @@ def test_the_bundle_computes_what_the_modules_do(tmp_path: Path) -> None:
 
 @node
 def test_the_widget_is_a_module_with_a_render_function(tmp_path: Path) -> None:
-    body = 'import widget from "./widget.mjs";\nconsole.log(JSON.stringify([typeof widget.render, Object.keys(widget)]));'
+    body = (
+        'import widget from "./widget.mjs";\nconsole.log(JSON.stringify([typeof widget.render, Object.keys(widget)]));'
+    )
     (tmp_path / "widget.mjs").write_text(bundle.widget_module(), encoding="utf-8")
     assert run(body, tmp_path) == ["function", ["render"]]
 

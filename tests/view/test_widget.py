@@ -76,28 +76,27 @@ def comms(monkeypatch: pytest.MonkeyPatch) -> list[FakeComm]:
 
 
 @pytest.fixture
-def A() -> attlas.AttentionMatrix:
+def small() -> attlas.AttentionMatrix:
     torch.manual_seed(0)
     return attlas.attend(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), mask=attlas.Causal())
 
 
 @pytest.fixture
-def viewer(A: attlas.AttentionMatrix, comms: list[FakeComm]) -> Iterator[Any]:
+def viewer(small: attlas.AttentionMatrix, comms: list[FakeComm]) -> Iterator[Any]:
     from attlas.view.widget import Viewer
 
-    viewer = Viewer(Service(A), height=500, state={"head": 1})
+    viewer = Viewer(Service(small), height=500, state={"head": 1})
     viewer.played = viewer.comm
     yield viewer
     viewer.close()
 
 
-def test_answers_come_as_messages_with_a_buffer(viewer: Any, A: attlas.AttentionMatrix) -> None:
+def test_answers_come_as_messages_with_a_buffer(viewer: Any, small: attlas.AttentionMatrix) -> None:
     viewer.played.page_says({"type": "get", "id": "p:1", "name": "row", "params": {**SHARED, "i": "17"}})
     content, body = viewer.played.answer_to("p:1")
-    assert content == {
-        "type": "answer", "id": "p:1", "status": 200, "kind": "binary", "progress": 1.0, "final": True, "sampled": False,
-    }  # fmt: skip
-    np.testing.assert_allclose(np.frombuffer(body, "<f4"), A[0, 1, 17].numpy(), rtol=1e-6)
+    told = {"status": 200, "kind": "binary", "progress": 1.0, "final": True, "sampled": False}
+    assert content == {"type": "answer", "id": "p:1", **told}
+    np.testing.assert_allclose(np.frombuffer(body, "<f4"), small[0, 1, 17].numpy(), rtol=1e-6)
     viewer.played.page_says({"type": "get", "id": "p:2", "name": "info", "params": {}})
     content, body = viewer.played.answer_to("p:2")
     assert content["kind"] == "json"
@@ -118,7 +117,16 @@ def test_what_is_wrong_is_said_in_one_line(viewer: Any) -> None:
         assert content["status"] == status
         assert content["error"]
         assert "\n" not in content["error"]
-    for nonsense in (None, 3, [], {}, {"type": "get"}, {"type": "get", "id": 3}, {"type": "get", "id": "x" * 300}, {"type": "?", "id": "a"}):
+    for nonsense in (
+        None,
+        3,
+        [],
+        {},
+        {"type": "get"},
+        {"type": "get", "id": 3},
+        {"type": "get", "id": "x" * 300},
+        {"type": "?", "id": "a"},
+    ):
         viewer.played.page_says(nonsense)
     assert len(viewer.played.answers()) == 6
 
@@ -196,7 +204,7 @@ def test_closing_ends_the_service(slow: Any, who: str) -> None:
     assert played.answers() == []
 
 
-def test_height_and_state_reach_the_page(viewer: Any, A: attlas.AttentionMatrix) -> None:
+def test_height_and_state_reach_the_page(viewer: Any, small: attlas.AttentionMatrix) -> None:
     state = viewer.get_state()
     assert (state["height"], state["initial"]) == (500, {"head": 1})
     assert "export default" in state["_esm"]
@@ -204,7 +212,7 @@ def test_height_and_state_reach_the_page(viewer: Any, A: attlas.AttentionMatrix)
     from attlas.view.widget import Viewer
 
     for given, kept in ((10, 240), (10**6, 4000)):
-        other = Viewer(Service(A), height=given)
+        other = Viewer(Service(small), height=given)
         assert other.height == kept
         other.close()
 
@@ -218,11 +226,11 @@ def in_kernel(monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:
 
 
 def test_a_notebook_gets_the_widget(
-    A: attlas.AttentionMatrix, comms: list[FakeComm], monkeypatch: pytest.MonkeyPatch
+    small: attlas.AttentionMatrix, comms: list[FakeComm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_kernel(monkeypatch, object())
     assert in_notebook()
-    viewer = A.view(title="one matrix", tokens=[f"t{i}" for i in range(40)], height=300)
+    viewer = small.view(title="one matrix", tokens=[f"t{i}" for i in range(40)], height=300)
     assert viewer.height == 300
     viewer.comm.page_says({"type": "get", "id": "a", "name": "info", "params": {}})
     info = json.loads(viewer.comm.answer_to("a")[1])
@@ -245,12 +253,14 @@ def test_a_script_gets_the_browser(kernel: object, monkeypatch: pytest.MonkeyPat
     assert served == {"shown": atlas, "tokens": None, "title": None, "port": 0, "browser": False}
 
 
-def test_a_notebook_without_the_extra_is_told_so(A: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_without_the_extra_is_told_so(
+    small: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_kernel(monkeypatch, object())
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "attlas.view.widget", raising=False)
     with pytest.raises(MissingExtraError) as caught:
-        show(A)
+        show(small)
     assert str(caught.value).splitlines() == [
         "view(): anywidget must be installed to show the viewer in a notebook.",
         "  found: no module named anywidget",
@@ -285,11 +295,11 @@ def pictures(html: str) -> list[np.ndarray]:
     return found
 
 
-def test_a_small_matrix_is_pictured_cell_by_cell(A: attlas.AttentionMatrix) -> None:
-    shown = pictures(A._repr_html_())
+def test_a_small_matrix_is_pictured_cell_by_cell(small: attlas.AttentionMatrix) -> None:
+    shown = pictures(small._repr_html_())
     assert [picture.shape for picture in shown] == [(40, 40, 4)] * 2
     allowed = np.tril(np.ones((40, 40), bool))
-    for picture, weights in zip(shown, A.to_dense()[0].numpy(), strict=True):
+    for picture, weights in zip(shown, small.to_dense()[0].numpy(), strict=True):
         assert ((picture[..., 3] == 255) == allowed).all()
         light = picture[..., :3].astype(float) @ (0.2126, 0.7152, 0.0722)
         order = np.argsort(weights[allowed])
@@ -308,7 +318,8 @@ def test_large_ones_are_sampled_and_say_so() -> None:
 
 def test_an_atlas_shows_some_heads_of_some_layers() -> None:
     A = attlas.attend(torch.randn(1, 9, 30, 4), torch.randn(1, 9, 30, 4))
-    entries = [Entry(f"<i>{l}", l, "self", 0, tuple(range(9)), (0, 30), 0, (1, 9, 30, 30), A) for l in range(6)]
+    heads, shape = tuple(range(9)), (1, 9, 30, 30)
+    entries = [Entry(f"<i>{at}", at, "self", 0, heads, (0, 30), 0, shape, A) for at in range(6)]
     html = Atlas(entries, model="<script>alert(1)</script>")._repr_html_()
     assert len(pictures(html)) == 24
     assert "24 of 54 heads" in html

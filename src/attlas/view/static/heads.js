@@ -284,13 +284,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     for (const cell of list) groups.set(cell.entry, [...(groups.get(cell.entry) ?? []), cell]);
     return groups;
   };
-  // As many columns as leave the fewest gaps at the end of a layer, each at least 44 pixels wide.
+  // As many columns as leave the fewest gaps at the end of a layer, each wide enough for its words.
   function fitColumns() {
     const { info } = store.state;
     const width = grid.clientWidth;
     if (!info || !width) return;
     const heads = Math.max(...info.entries.map((entry) => entry.heads.length));
-    const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 50)));
+    const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
     let best = most;
     for (let columns = most; columns >= Math.max(1, Math.ceil(most * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;

@@ -140,6 +140,12 @@ export function packedTransport(data) {
     return found;
   }
 
+  // Thumbnails are there of more heads than the rest.
+  function thumbnailOf({ entry, head, variant, pool }) {
+    if (variant !== data.state.variant || pool !== data.state.pool) throw notHere("thumbnails of this kind");
+    return `${entry}:${head}`;
+  }
+
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
@@ -148,7 +154,7 @@ export function packedTransport(data) {
     tokens: (params) => ({ json: tokens(params) }),
     search: (params) => ({ json: search(params) }),
     tile: async (params) => ({ buffer: await tile(params) }),
-    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${headOf(params).name}`, "this thumbnail") }),
+    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, "this thumbnail") }),
     track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, "this track") }),
     row: async (params) => ({ buffer: (await line(params, "row")).buffer }),
     column: async (params) => ({ buffer: (await line(params, "column")).buffer }),
