@@ -58,7 +58,7 @@ class Command:
     def address(self) -> str:
         """Wait for the line that says it."""
         line = ""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not ADDRESS.search(line) and time.monotonic() < until and self.process.poll() is None:
             if select.select([self.process.stdout], [], [], 1)[0]:
                 line = self.process.stdout.readline().decode()
@@ -164,7 +164,7 @@ def test_it_does_not_wait_for_a_long_step(
 def test_it_can_be_ended_while_it_records(model_folder: Path, temporary: Path) -> None:
     given = ("view", "--model", model_folder, "--text", "-")  # a pipe from which nothing comes
     with command(*given, temporary=temporary, stdin=subprocess.PIPE) as viewer:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not list(temporary.glob("attlas-view-*")) and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(0.2)

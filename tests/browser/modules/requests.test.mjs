@@ -88,6 +88,19 @@ test("a wrong question is not asked again; a dead server only a few times", asyn
   dead.trouble((text) => told.push(text));
   await assert.rejects(dead.get("tile"), { status: 0 });
   assert.equal(asked, 6);
+  assert.equal(told.at(-1), "the server does not answer"); // until it is heard again
+});
+
+test("a lost server is said to be lost until something comes", async () => {
+  let up = false;
+  const inner = { get: async () => { if (!up) throw new TransportError(0, "the server does not answer"); return {}; } };
+  const queue = createRequests(inner, { wait: () => 1 });
+  const told = [];
+  queue.trouble((text) => told.push(text));
+  await assert.rejects(queue.get("tile"));
+  assert.equal(told.at(-1), "the server does not answer");
+  up = true;
+  await queue.get("cell");
   assert.equal(told.at(-1), null);
 });
 

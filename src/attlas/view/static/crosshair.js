@@ -188,6 +188,21 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
     get target() {
       return shown;
     },
+    /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
+    showTrack({ label, axis, first, from, to, best }, place) {
+      clear();
+      shown = null;
+      element.hidden = false;
+      const many = to - from > 1;
+      const words = many ? `${label}, largest of ${axis === "key" ? "keys" : "queries"} ${whole(first + from)} to ${whole(first + to - 1)}` : label;
+      const value = best ? line("tip-weight", exactly(best.value)) : line("tip-mask", "not known");
+      const list = make("dl");
+      const position = first + (best ? best.index : from);
+      list.append(make("dt", {}, axis), make("dd", { class: "text" }, tokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, whole(position)));
+      tokens.prefetch(position, position + 1);
+      element.replaceChildren(line("tip-more tip-head", words), value, list);
+      put(place);
+    },
     show(target, place, { level, pool, spoken = false }) {
       const same = shown && ["i", "j", "level"].every((field) => shown[field] === target[field]) && shown.source.key === target.source.key;
       if (same) {
@@ -228,7 +243,11 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
 // The shortest decimal that is this float32, with its power of ten as people write it.
-const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+function exactly(weight) {
+  const text = float32Text(weight);
+  const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
+  return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+}
 const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {
@@ -251,6 +270,7 @@ function headline(target, { pool, block, exact, other, otherBlock }) {
   if (target.other) {
     const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
+    if (exact && other && exact.weight > 0 && other.weight > 0) lines.push(line("tip-more", `first ÷ second = ${digits(exact.weight / other.weight)}`));
   }
   return lines;
 }

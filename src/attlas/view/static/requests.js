@@ -30,7 +30,9 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   const waiting = new Set();
   const flying = new Set();
   const listeners = new Set();
+  const resting = new Set(); // between two tries
   let failing = 0;
+  let lost = false; // whether the last thing heard of the server is that it does not answer
   let closed = false;
 
   const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
@@ -60,7 +62,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   async function fly(job) {
     try {
       const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
-      if (job.tries) recovered();
+      if (lost || job.tries) recovered(job);
       settle(job, () => job.resolve(answer));
     } catch (error) {
       failed(job, error);
@@ -70,28 +72,40 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   function failed(job, error) {
     flying.delete(job);
     if (job.stop.signal.aborted || !passing(error) || job.tries + 1 >= TRIES || closed) {
-      if (job.tries) recovered();
+      const gone = !closed && !job.stop.signal.aborted && passing(error);
+      if (gone) {
+        lost = true;
+        tellTrouble(error.message);
+      }
+      recovered(job, gone);
       settle(job, () => job.reject(error));
       return;
     }
     if (!job.tries) failing += 1;
     job.tries += 1;
     tellTrouble(`${error.message}; trying again`);
+    resting.add(job);
     job.timer = setTimeout(() => {
+      resting.delete(job);
       waiting.add(job);
       pump();
     }, wait(job.tries));
     pump();
   }
 
-  function recovered() {
-    failing -= 1;
-    if (!failing) tellTrouble(null);
+  // One request less that is being tried again; all is well when none is left and the server has been heard.
+  function recovered(job, still = false) {
+    if (job.tries) failing -= 1;
+    if (still) return;
+    const heard = !job.stop.signal.aborted;
+    if (heard) lost = false;
+    if (!failing && !lost) tellTrouble(null);
   }
 
   function settle(job, end) {
     flying.delete(job);
     waiting.delete(job);
+    resting.delete(job);
     clearTimeout(job.timer);
     job.signal?.removeEventListener("abort", job.giveUp);
     end();
@@ -106,7 +120,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
         const inFlight = flying.has(job);
         job.stop.abort();
         if (inFlight) return; // the transport rejects
-        if (job.tries) recovered();
+        if (job.tries) recovered(job);
         settle(job, () => reject(new TransportError(499, "given up", true)));
       };
       if (closed || signal?.aborted) {
@@ -129,7 +143,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
     counts: () => ({ waiting: waiting.size, flying: flying.size }),
     destroy() {
       closed = true;
-      for (const job of [...waiting, ...flying]) job.giveUp();
+      for (const job of [...waiting, ...resting, ...flying]) job.giveUp();
     },
   };
 }

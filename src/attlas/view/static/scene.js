@@ -86,6 +86,25 @@ export function cellUnder(scene, x, y) {
   return null;
 }
 
+/** The track at a place of the stage, and the stretch [from, to) of rows or columns under its pixel; null elsewhere. */
+export function trackUnder(scene, x, y) {
+  for (const pane of scene.panes) {
+    const { gutter, left, top, right, bottom, entry } = pane;
+    const stretch = (value, next, count) => {
+      const from = Math.min(count - 1, Math.max(0, Math.floor(value)));
+      return { from, to: Math.min(count, Math.max(from + 1, Math.floor(next))) };
+    };
+    const base = { top: top - gutter.band - gutter.top, left: left - gutter.band - gutter.left };
+    if (x >= left && x < right && y <= base.top && y > base.top - gutter.track) {
+      return { pane, side: "top", ...stretch(pane.column(x), pane.column(x + 1), entry.n) };
+    }
+    if (y >= top && y < bottom && x <= base.left && x > base.left - gutter.track) {
+      return { pane, side: "left", ...stretch(pane.row(y), pane.row(y + 1), entry.m) };
+    }
+  }
+  return null;
+}
+
 /** The integer rows and columns in view, for questions about "what is seen now". */
 export function regionOf(scene) {
   const { r0, r1, c0, c1 } = scene.panes[0].region;
