@@ -139,7 +139,7 @@ def exact(
         high = int(stop[busy].max()) if bool(busy.any()) else 0
         weights = None if task.weights is None else task.weights[low:high]
         # The window decides which keys are inside; at its rim rounding must not decide otherwise.
-        h = task.bandwidth * (1 + 4 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
+        h = task.bandwidth * (1 + 16 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
         part = replace(
             task,
             x=x.unsqueeze(-1),
