@@ -114,7 +114,7 @@ def checked(
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
         raise ShapeError(explain(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()"))
-    h = torch.as_tensor(bandwidth).detach().to("cpu", torch.float64)
+    h = torch.as_tensor(bandwidth, dtype=torch.float64).detach().cpu()
     if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
         found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
         raise ShapeError(explain(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix))
