@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attlas.estimators.sums import Sums, choose, kernel_sums, plan_sums
 from attlas.estimators.sums.boxes import box_sums
+from attlas.estimators.sums.task import checked
 
 KERNELS = ("boxcar", "epanechnikov", "gaussian", "laplace", "triangular")
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -182,12 +183,13 @@ def test_far_queries_follow_the_nearest_key() -> None:
             assert bool((sums.mean().abs() <= values.abs().max()).all())
 
 
+@pytest.mark.usefixtures("always")
 def test_gaussian_far_away_keeps_the_differences_between_keys() -> None:
     # exp(-½ (a - s)²) / exp(-½ a²) = exp(a s - ½ s²) for a key s beyond the first, whatever a is.
     step, far = 2.0**-20, 2.0**20
     keys = torch.tensor([[0.0], [step], [2 * step]]).double()
     values = torch.eye(3).double()
-    x = torch.full((1 << 20, 1), far).double()
+    x = torch.full((10, 1), far).double()
     got = kernel_sums("gaussian", x, keys, values, 1.0).mean()[0]
     s = keys[:, 0]
     torch.testing.assert_close(got, torch.softmax(far * s - 0.5 * s * s, 0))
@@ -284,8 +286,6 @@ def test_boxes_leave_pairs_out_and_direct_is_taken_where_they_cannot() -> None:
 
 @each_kernel
 def test_boxes_with_every_size_of_leaf(kernel: str) -> None:
-    from attlas.estimators.sums.task import checked
-
     keys, x = torch.randn(37, 2).double(), torch.randn(1, 2).double()
     values = torch.randn(37, 1).double()
     task = checked(kernel, x, keys, values, 1.0, None, 1e-7, False, 0, None)

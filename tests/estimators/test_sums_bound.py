@@ -15,6 +15,7 @@ from attlas.estimators.sums.gaussian import gaussian_sums, nodes_for
 from attlas.estimators.sums.laplace import laplace_sums
 from attlas.estimators.sums.line import sorted_line
 from attlas.estimators.sums.polynomial import polynomial_sums
+from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.scan import running
 from attlas.estimators.sums.task import checked
 
@@ -83,7 +84,9 @@ def test_the_bound_holds_on_a_line(
     hold(kernel, sums, x[:, None] / h, keys[:, None] / h, values, weights, own, tolerance)
 
 
-def hold(kernel, sums, x, keys, values, weights, own, tolerance):  # type: ignore[no-untyped-def]
+def hold(
+    kernel: str, sums: Sums, x: Tensor, keys: Tensor, values: Tensor, weights: Tensor, own: bool, tolerance: float
+) -> None:
     weight, top = relative(kernel, x, keys, weights, own)
     total = weight.sum(-1)
     # Rounding of the places over h, and of the scale.
