@@ -129,7 +129,7 @@ def exact(
     tell : callable, optional
         Told how many points are done.
     """
-    task, n = line.task, len(line.keys)
+    task = line.task
     done = []
     for start in range(0, max(len(points), 1), _POINTS):
         some = slice(start, start + _POINTS)
