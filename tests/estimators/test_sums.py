@@ -146,7 +146,7 @@ def nasty(name: str, n: int) -> Tensor:
         "two places": (grid % 2) * 1e6,
         "grid": grid % 17,
         "clusters": torch.randn(n).double() * 1e-3 + (grid % 5) * 50,
-        "one far": torch.cat([torch.randn(n - 1), torch.tensor([1e9])]).double(),
+        "one far": torch.cat([torch.randn(n - 1).double(), torch.tensor([1e9], dtype=torch.float64)]),
         "geometric": torch.logspace(-30, 30, n, dtype=torch.float64),
         "stamps": 1.7e9 + torch.rand(n).double() * 1e5,
         "one": torch.zeros(n).double(),
@@ -175,7 +175,7 @@ def test_far_queries_follow_the_nearest_key() -> None:
     keys, values = torch.randn(1000, 1).double().sort(0).values, torch.randn(1000, 1).double()
     for kernel in ("gaussian", "laplace"):
         for far in (1e4, 1e8, 1e150, 1e200):
-            x = torch.tensor([[-far], [far]]).double().repeat(1500, 1)
+            x = torch.tensor([[-far], [far]], dtype=torch.float64).repeat(1500, 1)
             sums = kernel_sums(kernel, x, keys, values, 1e-3 if kernel == "gaussian" else 1e-4)
             assert bool(sums.denominator.isfinite().all())
             if kernel == "gaussian":
@@ -187,7 +187,7 @@ def test_far_queries_follow_the_nearest_key() -> None:
 def test_gaussian_far_away_keeps_the_differences_between_keys() -> None:
     # exp(-½ (a - s)²) / exp(-½ a²) = exp(a s - ½ s²) for a key s beyond the first, whatever a is.
     step, far = 2.0**-20, 2.0**20
-    keys = torch.tensor([[0.0], [step], [2 * step]]).double()
+    keys = torch.tensor([[0.0], [step], [2 * step]], dtype=torch.float64)
     values = torch.eye(3).double()
     x = torch.full((10, 1), far).double()
     got = kernel_sums("gaussian", x, keys, values, 1.0).mean()[0]
