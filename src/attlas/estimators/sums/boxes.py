@@ -1,10 +1,10 @@
 """Sums in several coordinates that leave out boxes of keys too far away to matter to a group of queries.
 
-Queries and keys stand in leaves of two k-d trees. The keys of a leaf weigh at most ``W exp(s)``, with s the log-weight at
-the least distance between the two boxes and W their weights together. A few leaves near a group of queries are summed
-first: that is a lower bound of each query's denominator. Leaves are left out, the lightest first, while their bounds
-together stay below the tolerance times the smallest lower bound of the group; those of a bounded kernel where they are
-out of reach. What is left is summed by the kernels of attlas.
+Queries and keys stand in leaves of two k-d trees. The keys of a leaf weigh at most ``W exp(s)``, with s the log-weight
+at the least distance between the two boxes and W their weights together. A few leaves near a group of queries are
+summed first: that is a lower bound of each query's denominator. Leaves are left out, the lightest first, while their
+bounds together stay below the tolerance times the smallest lower bound of the group; those of a bounded kernel where
+they are out of reach. What is left is summed by the kernels of attlas.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _log_sums(task: Task, row: Tensor, column: Tensor, run: Run) -> Tensor:
     matrix = attend(task.x[row].unsqueeze(1), task.keys[column].unsqueeze(1), score=task.score(), mask=Spans(*run))
     if task.weights is None:
         return matrix.lse.squeeze(1).double()
-    mean = matrix @ task.weights[column].unsqueeze(1).unsqueeze(-1)
+    mean = matrix @ task.weights[column].to(task.x.dtype).unsqueeze(1).unsqueeze(-1)
     return mean[:, 0, :, 0].double().log() + matrix.lse.squeeze(1).double()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attlas.estimators.sums.boxes import box_sums, share_to_compute
+import torch
+
+from attlas.estimators.sums.boxes import QUERIES, box_sums, share_to_compute
 from attlas.estimators.sums.direct import direct_sums
 from attlas.estimators.sums.gaussian import gaussian_sums
 from attlas.estimators.sums.laplace import laplace_sums
@@ -17,9 +19,12 @@ from attlas.estimators.sums.task import Task
 __all__ = ["SumsPlan", "chosen", "run"]
 
 _FEW = 1 << 21  # pairs below which sorting costs more than it saves
-_FEW_FOR_BOXES = 1 << 25  # pairs below which trees do
 _MOST_COORDINATES = 8  # from there on boxes are too wide to be far from anything
-_WORTH = 0.6  # part of the pairs up to which skipping pays for its trees and copies
+_WORTH = 0.9  # part of the time of a direct sum that boxes may be estimated at
+# Seconds of one core, measured: a token in both trees, a group of queries and its calls, and a pair (constant, and for
+# each coordinate), in float32 and float64.
+_TREE, _CALLS = 4e-6, 8e-4
+_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (4.5e-10, 7.5e-11)}
 
 _LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
     "boxcar": (polynomial_sums, "keys on a line: running sums within cells of one bandwidth"),
@@ -70,7 +75,7 @@ def chosen(task: Task) -> SumsPlan:
         others["boxes"] = "a line needs none"
     elif against[1] is None:
         share = share_to_compute(task)
-        if share <= _WORTH:
+        if share * _direct_seconds(task) + _overhead(task) <= _WORTH * _direct_seconds(task):
             way, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
         else:
             others["boxes"] = f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
@@ -85,7 +90,9 @@ def run(task: Task) -> Sums:
     way = chosen(task).way
     if way == "line":
         line = sorted_line(task)
-        return line.restored(_LINES[task.kernel][0](line))
+        sums = line.restored(_LINES[task.kernel][0](line))
+        task.tell(len(task.x))
+        return sums
     return box_sums(task) if way == "boxes" else direct_sums(task)
 
 
@@ -100,7 +107,21 @@ def _against_boxes(task: Task) -> str | None:
         return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
     if task.x.shape[1] == 1:
         return "keys of one coordinate are sorted on a line, where there are enough of them"
-    return _against_all(task, _FEW_FOR_BOXES)
+    found = _against_all(task, 1)
+    if found is None and _overhead(task) > _WORTH * _direct_seconds(task):
+        return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
+    return found
+
+
+def _direct_seconds(task: Task) -> float:
+    """Return about how long every pair takes one core."""
+    constant, each = _PAIR[task.x.dtype]
+    return len(task.x) * len(task.keys) * (constant + each * task.x.shape[1])
+
+
+def _overhead(task: Task) -> float:
+    """Return about how long trees and calls take one core."""
+    return _TREE * (len(task.x) + len(task.keys)) + _CALLS * len(task.x) / QUERIES
 
 
 def _against_all(task: Task, few: int) -> str | None:

@@ -106,9 +106,10 @@ def pooled(task: Task, run: Run | None) -> Sums:
     else:
         numerator, denominator = products[:, :-1], products[:, -1]
     sums = Sums(numerator, denominator, lse.double())
-    if task.bounded or not bool((denominator == 0).any()):
-        return sums
-    return _nearest(task, run, sums)
+    none = denominator == 0
+    if run is not None:
+        none &= (run.first < run.stop).to(none.device)
+    return sums if task.bounded or not bool(none.any()) else _nearest(task, run, sums, none)
 
 
 def _product(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
@@ -122,10 +123,10 @@ def _product(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tenso
     return product, matrix.lse.to(values.dtype)
 
 
-def _nearest(task: Task, run: Run | None, sums: Sums) -> Sums:
+def _nearest(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
     """Give rows whose every weight is below the smallest number the keys that are nearest, which alone count there."""
     n = task.keys.shape[0]
-    for i in (sums.denominator == 0).nonzero().squeeze(-1).tolist():
+    for i in none.nonzero().squeeze(-1).tolist():
         keys = slice(0, n) if run is None else slice(int(run.first[i]), int(run.stop[i]))
         if keys.start >= keys.stop:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,8 +91,8 @@ def kernel_sums(
     tensor([0.1206, 1.1944, 4.0004, 8.3976])
     """
     task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
-    near, unit, top = _near_one(task)
-    return _restored(run(near), unit, top, x.dtype)
+    near, units = _near_one(task)
+    return _restored(run(near), units, x.dtype)
 
 
 @torch.no_grad()
@@ -138,23 +139,38 @@ def plan_sums(
     return chosen(_near_one(task)[0])
 
 
-def _near_one(task: Task) -> tuple[Task, Tensor, float]:
-    """Return a task with bandwidths in [1, 2) and weights up to 2, the units (d,), and the logarithm of the weights'.
+class _Units(NamedTuple):
+    """What was divided out: coordinates by (d,), weights by exp(log_weight), values by a number."""
 
-    Powers of two change no digit, and with them no square of a difference overflows that need not.
+    x: Tensor
+    log_weight: float
+    value: float
+
+
+def _near_one(task: Task) -> tuple[Task, _Units]:
+    """Return a task with bandwidths in [1, 2), weights and values up to 2, and the units of all these.
+
+    Powers of two change no digit, and with them no square overflows, and no product underflows, that need not.
     """
     unit = _power_of_two(task.bandwidth)
-    near, weights, top = task, task.weights, 0.0
+    near, weights = task, task.weights
     x, keys = task.x / unit.to(task.x), task.keys / unit.to(task.x)
     if not bool(x.isfinite().all() and keys.isfinite().all()):
         near = replace(task, values=task.values.double())
         x, keys = task.x.double() / unit.to(task.x.device), task.keys.double() / unit.to(task.x.device)
-    if weights is not None and len(weights):
-        most = weights.double().max().cpu()
-        biggest = float(_power_of_two(most)) if most > 0 else 1.0
-        top = math.log(biggest)
-        weights = weights.double() / biggest
-    return replace(near, x=x, keys=keys, bandwidth=task.bandwidth / unit, weights=weights), unit, top
+    value, most = _unit_of(near.values.abs()), 1.0
+    if weights is not None:
+        most = _unit_of(weights)
+        weights = weights.double() / most
+    values = near.values / value
+    units = _Units(unit, math.log(most), value)
+    return replace(near, x=x, keys=keys, values=values, bandwidth=task.bandwidth / unit, weights=weights), units
+
+
+def _unit_of(t: Tensor) -> float:
+    """Return the power of two at or below the largest number, 1 where that is 0."""
+    most = t.amax().double().cpu() if t.numel() else torch.zeros((), dtype=torch.float64)
+    return float(_power_of_two(most)) if most > 0 else 1.0
 
 
 def _power_of_two(t: Tensor) -> Tensor:
@@ -162,11 +178,13 @@ def _power_of_two(t: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(t), torch.frexp(t)[1] - 1)
 
 
-def _restored(sums: Sums, unit: Tensor, top: float, dtype: torch.dtype) -> Sums:
-    """Return sums of scaled coordinates and weights in the units and the dtype of the user."""
+def _restored(sums: Sums, units: _Units, dtype: torch.dtype) -> Sums:
+    """Return sums of scaled coordinates, weights and values in the units and the dtype of the user."""
     first = sums.first
     if first is not None:
-        unit = unit.to(first.offset)
+        unit = units.x.to(first.offset)
         outer = first.outer * unit * unit.unsqueeze(-1)
-        first = Moments((first.offset * unit).to(dtype), outer.to(dtype), (first.cross * unit.unsqueeze(-1)).to(dtype))
-    return Sums(sums.numerator.to(dtype), sums.denominator.to(dtype), sums.log_scale + top, first)
+        cross = first.cross * unit.unsqueeze(-1) * units.value
+        first = Moments((first.offset * unit).to(dtype), outer.to(dtype), cross.to(dtype))
+    numerator = sums.numerator * units.value
+    return Sums(numerator.to(dtype), sums.denominator.to(dtype), sums.log_scale + units.log_weight, first)

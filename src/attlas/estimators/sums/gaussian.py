@@ -125,7 +125,8 @@ def nodes_for(error: float, radius: float, spread: float) -> int:
 
 def _root(a: Tensor, twice: Tensor) -> Tensor:
     """Return ``a + sqrt(a² + twice)`` without taking the difference of near numbers."""
-    root = torch.hypot(a, twice.sqrt())
+    size = a.abs()
+    root = torch.where(size > 1e100, size, (a.clamp(-1e100, 1e100).square() + twice).sqrt())
     return torch.where(a > 0, a + root, twice / (root - a))
 
 

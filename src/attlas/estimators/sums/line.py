@@ -129,17 +129,18 @@ def exact(
     tell : callable, optional
         Told how many points are done.
     """
-    task, n = line.task, len(line.keys)
+    task = line.task
     done = []
     for start in range(0, max(len(points), 1), _POINTS):
         some = slice(start, start + _POINTS)
         x, first, stop = points[some], run.first[some], run.stop[some]
-        busy = first < stop
+        far = (first < stop) & _is_far(line, x, near[some])
+        busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0
         high = int(stop[busy].max()) if bool(busy.any()) else 0
         weights = None if task.weights is None else task.weights[low:high]
         # The window decides which keys are inside; at its rim rounding must not decide otherwise.
-        h = task.bandwidth * (1 + 4 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
+        h = task.bandwidth * (1 + 16 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
         part = replace(
             task,
             x=x.unsqueeze(-1),
@@ -148,12 +149,10 @@ def exact(
             weights=weights,
             bandwidth=h,
         )
-        sums = pooled(part, Run(first - low, stop - low))
-        if n and task.kernel == "gaussian":
-            far = busy & ((x - line.keys[near[some].clamp(min=0)]).abs() > _REMOTE * line.h)
-            if bool(far.any()):
-                there = far.nonzero().squeeze(-1)
-                _overwrite(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
+        sums = pooled(part, Run(first - low, torch.where(busy, stop, first) - low))
+        if bool(far.any()):
+            there = far.nonzero().squeeze(-1)
+            spread_out(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
         done.append(sums)
         if tell is not None:
             tell(min(some.stop, len(points)))
@@ -207,13 +206,16 @@ def sums_in_windows(line: Line, run: Run) -> Sums:
 
 def spread_out(sums: Sums, there: Tensor, rows: Sums) -> None:
     """Put the sums of some queries among those of all."""
-    _overwrite(sums, there, rows)
-
-
-def _overwrite(sums: Sums, there: Tensor, rows: Sums) -> None:
     sums.numerator[there] = rows.numerator
     sums.denominator[there] = rows.denominator
     sums.log_scale[there] = rows.log_scale
+
+
+def _is_far(line: Line, x: Tensor, near: Tensor) -> Tensor:
+    """Return where the log-weights of a Gaussian are so large that their differences have lost digits."""
+    if line.task.kernel != "gaussian" or not len(line.keys):
+        return torch.zeros_like(x, dtype=torch.bool)
+    return (x - line.keys[near.clamp(min=0)]).abs() > _REMOTE * line.h
 
 
 def _remote(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:

@@ -66,6 +66,6 @@ def leaves_of(points: Tensor, size: int, unit: Tensor) -> Leaves:
 
 
 def gaps(one: Leaves, other: Leaves, first: int, stop: int) -> Tensor:
-    """Return the distance along each coordinate from leaves [first, stop) of one to those of another, (., leaves, d)."""
+    """Return how far leaves [first, stop) of one are from those of another along each coordinate, (., leaves, d)."""
     low, high = one.low[first:stop].unsqueeze(1), one.high[first:stop].unsqueeze(1)
     return torch.maximum(other.low - high, low - other.high).clamp_(min=0.0)
