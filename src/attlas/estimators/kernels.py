@@ -52,7 +52,9 @@ def check_kernel(where: str, kernel: object) -> None:
                 fix="kernel='gaussian'",
             )
         )
-    fix = f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
+    fix = (
+        f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
+    )
     raise DtypeError(explain(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix))
 
 

@@ -65,7 +65,13 @@ class Pool:
         return attend(x, self.keys, score=weighted(as_score(self.kernel), self.weights))
 
     def sums(
-        self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False, progress: Progress | None = None
+        self,
+        x: Tensor,
+        values: Tensor,
+        *,
+        moments: int = 0,
+        leave_one_out: bool = False,
+        progress: Progress | None = None,
     ) -> Sums:
         """Return the sums of a kernel that has a name."""
         return kernel_sums(
@@ -106,9 +112,7 @@ class Pool:
                 found.append((share.unsqueeze(1) @ moved.square()).squeeze(1))
                 continue
             mean = share @ self.values
-            columns = [
-                (share * (self.values[:, c] - mean[:, c, None]).square()).sum(-1) for c in range(mean.shape[1])
-            ]
+            columns = [(share * (self.values[:, c] - mean[:, c, None]).square()).sum(-1) for c in range(mean.shape[1])]
             found.append(torch.stack(columns, -1))
         return torch.cat(found)
 
