@@ -153,7 +153,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
         See Also
         --------
-        attlas.estimators.load : the way back.
+        load : the way back.
 
         Notes
         -----
