@@ -183,7 +183,7 @@ def test_constant_features_and_outputs_one_row_and_duplicates():
         (np.empty((2, 0)), [1.0, 2.0], "0 feature"),
         ([1.0, 2.0], [1.0, 2.0], "Expected 2D array"),
         ([[1.0], [2.0]], [1.0], "inconsistent numbers of samples"),
-        ([[1j], [2.0]], [1.0, 2.0], "Complex data not supported"),
+        (np.array([[1j], [2.0]]), [1.0, 2.0], "Complex data not supported"),
     ],
 )
 def test_bad_data_are_refused_in_the_words_of_scikit_learn(X, y, words):
