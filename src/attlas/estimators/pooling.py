@@ -129,7 +129,7 @@ class Pool:
         """
         e = self.values.shape[1]
         found = torch.full((len(x), e, len(levels)), math.nan, dtype=x.dtype, device=x.device)
-        order = self.values.argsort(0, stable=True) if not self.degree else None
+        order = self.values.argsort(dim=0, stable=True) if not self.degree else None
         for rows, share in self.shares(x):
             moved = self._along_line(x[rows], share) if order is None else None
             for c in range(e):
@@ -137,7 +137,7 @@ class Pool:
                     place = order[:, c].expand(len(share), -1)
                     ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
                 elif moved is not None:
-                    ordered, place = moved[..., c].sort(-1, stable=True)
+                    ordered, place = moved[..., c].sort(dim=-1, stable=True)
                 found[rows, c] = _reached(share.gather(1, place), ordered, levels)
         return found
 
