@@ -95,7 +95,7 @@ class Pool:
             return self._residual(x)
         sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
         first, second = sums.split(self.values.shape[1], -1)
-        variance = second - first.square()
+        variance: Tensor = second - first.square()
         error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
         doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
         if len(doubtful):

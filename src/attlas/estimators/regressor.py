@@ -197,10 +197,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Itself.
         """
         self._check_settings()
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
-        data, target, weights, self.support_ = used_weights(X, np.asarray(y), sample_weight)
-        self.X_, self.y_, self.sample_weight_ = data, target, weights
-        self._fit_pool(data, self._targets(), weights, squared_error)
+        data: Array
+        target: Array
+        data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
+        self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
