@@ -11,7 +11,7 @@ from attlas.errors import DtypeError, ShapeError, explain, kind
 
 __all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "rule_of_thumb", "spread_of"]
 
-Floats = NDArray[np.floating]
+Floats = NDArray[np.float64]
 
 RULES = ("loo", "scott", "silverman")
 
@@ -118,6 +118,6 @@ def rule_of_thumb(rule: str, spread: Spread) -> Floats:
     factor = spread.count ** (-1.0 / (d + 4))
     if rule == "silverman":
         factor *= (4.0 / (d + 2)) ** (1.0 / (d + 4))
-    bandwidth = spread.deviation * factor
+    bandwidth: Floats = spread.deviation * factor
     bandwidth[bandwidth == 0] = np.inf
     return bandwidth

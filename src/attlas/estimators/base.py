@@ -33,8 +33,9 @@ Array = NDArray[Any]
 
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
 _PAIRS = 1 << 28
-# Pairs of a search that comes before the last one; the last one starts near its end.
-_COARSE_PAIRS = 1 << 24
+# Pairs of the searches that come before the last one, which starts near its end: many of few pairs, one of more.
+_COARSE_PAIRS = 1 << 22
+_MIDDLE_PAIRS = 1 << 24
 
 
 class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -153,7 +154,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
         See Also
         --------
-        attlas.estimators.load : the way back.
+        load : the way back.
 
         Notes
         -----
@@ -271,17 +272,17 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         keys = torch.from_numpy((data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used])
         task = self._task(keys, data, loss)
         sample = _sample(len(data.X), rows, random)
-        exact, coarse = self._objectives(task, sample, random)
+        stages = self._objectives(task, sample, random)
         smooth = self.kernel != "boxcar" and loss is not accuracy
         settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth)
         begin = None
         if warm is not None and warm.shape == start.shape and np.isfinite(warm[used]).all():
             begin = np.log(warm[used] / start[used])
-        found = search(coarse, exact, int(used.sum()), settings, begin)
+        found = search(stages, int(used.sum()), settings, begin)
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
         self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
         rows_used = np.arange(len(data.X)) if sample is None else sample
-        predicted = exact.predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
+        predicted = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
         self._judge(predicted, data.values[rows_used], None if data.weights is None else data.weights[rows_used])
 
     def _task(self, keys: Tensor, data: Observations, loss: Loss) -> Task:
@@ -289,21 +290,24 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
         kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
         kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
-        parts = (t.to(device, torch.float64) for t in (keys, torch.from_numpy(data.values), weights, kept))
-        return Task(kernel, *parts, loss, self.degree)
+        every = (keys, torch.from_numpy(data.values), weights, kept)
+        keys, values, weights, kept = (t.to(device, torch.float64) for t in every)
+        return Task(kernel, keys, values, weights, kept, loss, self.degree)
 
-    def _objectives(self, task: Task, sample: Array | None, random: Any) -> tuple[Any, Objective]:
-        """Return the loss that is minimised in the end, and the one that is looked at on the way there."""
+    def _objectives(self, task: Task, sample: Array | None, random: Any) -> list[Objective]:
+        """Return the losses that are minimised one after another, the one that counts last."""
         n, device = len(task.keys), task.keys.device
         rows = None if sample is None else torch.from_numpy(sample).to(device)
         if not isinstance(self.kernel, str):
-            scored = ScoredLeaveOneOut(self.kernel, task, rows)
-            return scored, scored
+            return [ScoredLeaveOneOut(self.kernel, task, rows)]
+        stages: list[Objective] = []
         exact = LeaveOneOut(task, rows)
-        if exact.pairs <= _COARSE_PAIRS:
-            return exact, exact
-        fewer = _sample(n, max(1, _COARSE_PAIRS // n), random)
-        return exact, LeaveOneOut(task, None if fewer is None else torch.from_numpy(fewer).to(device), torch.float32)
+        for pairs in (_COARSE_PAIRS, _MIDDLE_PAIRS):
+            if exact.pairs > pairs:
+                fewer = _sample(n, max(1, pairs // n), random)
+                part = None if fewer is None else torch.from_numpy(fewer).to(device)
+                stages.append(LeaveOneOut(task, part, torch.float32))
+        return [*stages, exact]
 
     def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""
@@ -318,8 +322,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
         kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
         name = pool.kernel if isinstance(pool.kernel, str) else "gaussian"
-        parts = (t.to(pool.keys.device, torch.float64) for t in (pool.keys, pool.values, weights, kept))
-        task = Task(name, *parts, squared_error, self.degree)
+        every = (pool.keys, pool.values, weights, kept)
+        keys, values, weights, kept = (t.to(pool.keys.device, torch.float64) for t in every)
+        task = Task(name, keys, values, weights, kept, squared_error, self.degree)
         if isinstance(pool.kernel, Score):
             return ScoredLeaveOneOut(pool.kernel, task).predictions(torch.zeros(pool.keys.shape[1])).detach()
         if pool.degree:
