@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from attlas.cli.regress_cells import is_number
 from attlas.cli.terminal import UsageError
@@ -74,7 +74,7 @@ def open_records(path: Path, form: Form) -> Iterator[Records]:
     piped = str(path) == "-"
     source = STDIN if piped else path.name
     try:
-        raw: BinaryIO = sys.stdin.buffer if piped else path.open("rb")
+        raw: Any = sys.stdin.buffer if piped else path.open("rb")
         first = raw.read(4)
     except OSError as error:
         raise _error(
@@ -92,7 +92,7 @@ def open_records(path: Path, form: Form) -> Iterator[Records]:
 class _Rejoined(io.RawIOBase):
     """A stream with the bytes before it that were read to see how it is encoded: a pipe cannot be rewound."""
 
-    def __init__(self, first: bytes, rest: BinaryIO) -> None:
+    def __init__(self, first: bytes, rest: io.BufferedIOBase) -> None:
         self.first, self.rest = first, rest
 
     def readable(self) -> bool:
@@ -101,7 +101,7 @@ class _Rejoined(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # io calls it with a memoryview
         """Fill the buffer, with the first bytes first."""
-        part = self.first or self.rest.read(len(buffer))
+        part = self.first or self.rest.read1(len(buffer))
         part, self.first = part[: len(buffer)], part[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)

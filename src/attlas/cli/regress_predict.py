@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attlas.cli.regress_csv import Form
 from attlas.cli.regress_table import Batch, CsvTable, ParquetTable, open_table
+from attlas.cli.regress_words import many
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import explain
@@ -84,8 +85,8 @@ def predict(
                 write_chunks(temporary, [*features, *names], whole, "regress")
             else:
                 _write_text(temporary, table, features, names, rows)
-    lost = f"; {count(told.without)} have no prediction" if told.without else ""
-    return f"{count(told.rows)} rows with {' and '.join(names)}{lost}"
+    lost = f"; {count(told.without)} {'has' if told.without == 1 else 'have'} no prediction" if told.without else ""
+    return f"{many(told.rows, 'row')} with {' and '.join(names)}{lost}"
 
 
 def _predicted(
