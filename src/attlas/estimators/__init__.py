@@ -16,6 +16,14 @@ except ImportError as error:
 
 from attlas.estimators.classifier import AttentionClassifier
 from attlas.estimators.regressor import AttentionRegressor
-from attlas.estimators.sums import Moments, Sums, kernel_sums
+from attlas.estimators.sums import Moments, Sums, SumsPlan, kernel_sums, plan_sums
 
-__all__ = ["AttentionClassifier", "AttentionRegressor", "Moments", "Sums", "kernel_sums"]
+__all__ = [
+    "AttentionClassifier",
+    "AttentionRegressor",
+    "Moments",
+    "Sums",
+    "SumsPlan",
+    "kernel_sums",
+    "plan_sums",
+]

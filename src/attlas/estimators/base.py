@@ -34,7 +34,7 @@ Array = NDArray[Any]
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
 _PAIRS = 1 << 28
 # Pairs of a search that comes before the last one; the last one starts near its end.
-_COARSE_PAIRS = 1 << 24
+_COARSE_PAIRS = 1 << 22
 
 
 class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -153,7 +153,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
         See Also
         --------
-        attlas.estimators.load : the way back.
+        load : the way back.
 
         Notes
         -----

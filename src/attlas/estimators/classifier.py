@@ -110,7 +110,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         tolerance: float = 1e-7,
         outside: str = "nearest",
         max_iter: int = 100,
-        tol: float = 1e-8,
+        tol: float = 1e-6,
         n_restarts: int = 2,
         loo_rows: str | int = "auto",
         weights_are: str = "counts",

@@ -102,9 +102,8 @@ def profile(kernel: str, distance: Tensor, *, slope: bool = False) -> Profile:
     keys does not underflow; what is smaller than all rounding, an infinite distance too, is a tiny number and not 0.
     """
     if kernel in ("gaussian", "laplace"):
-        weight = distance.amin(-1, keepdim=True) - distance
-        if kernel == "gaussian":
-            weight *= 0.5
+        factor = 0.5 if kernel == "gaussian" else 1.0
+        weight = torch.sub(distance.amin(-1, keepdim=True) * factor, distance, alpha=factor)
         weight.clamp_(min=_SMALLEST_LOG[distance.dtype]).exp_()
         return Profile(weight, weight if slope else None)
     inside = distance < 1.0

@@ -16,7 +16,7 @@ from attlas.estimators.local import lines_through
 __all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error", "strips"]
 
 # Pairs that are looked at together. On a CPU a few tensors of this size stay in a core's cache.
-_CELLS = 1 << 17
+_CELLS = 1 << 16
 _CELLS_OF_ACCELERATOR = 1 << 24
 # Probabilities below this one are taken as it, so that one point cannot make the mean of the logarithms infinite.
 _SMALLEST = 1e-12
@@ -174,9 +174,7 @@ class LeaveOneOut:
             loss, price = self.task.loss(predicted, self.task.values[rows])
             total += float((loss * self._share[part]).sum(dtype=torch.float64))
             if gradient and slope is not None:
-                slope *= self.task.weights
-                slope *= self._spread(price * self._share[part].unsqueeze(-1), residual)
-                slope *= lever
+                slope *= self._spread(price * self._share[part].unsqueeze(-1), residual, lever)
                 slopes += self._by_feature(slope, keys[rows], keys).double().cpu()
         return total, slopes
 
@@ -229,13 +227,15 @@ class LeaveOneOut:
         predicted = torch.where(line.mass > 0, line.at_zero, self._alone[part])
         return predicted, line.lever(), _Residual(line.mean, line.slopes, line.centred)
 
-    def _spread(self, price: Tensor, residual: _Residual) -> Tensor:
-        """Return ``Σ_e price_ie (y_je - line_ie(x_j))``, shape (r, n)."""
-        total = price @ self.task.values.mT - (price * residual.level).sum(-1, keepdim=True)
-        if residual.slopes is not None and residual.centred is not None:
-            tilt = (residual.slopes * price.unsqueeze(1)).sum(-1, keepdim=True)
-            total -= torch.matmul(residual.centred, tilt).squeeze(-1)
-        return total
+    def _spread(self, price: Tensor, residual: _Residual, lever: Tensor) -> Tensor:
+        """Return ``lever_ij w_j Σ_e price_ie (y_je - line_ie(x_j))``, shape (r, n)."""
+        level = -(price * residual.level).sum(-1, keepdim=True)
+        left = torch.cat([price, level], -1)
+        if residual.slopes is None or residual.centred is None:
+            return (left * lever) @ self._pooled.mT
+        tilt = (residual.slopes * price.unsqueeze(1)).sum(-1, keepdim=True)
+        bent = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
+        return (left @ self._pooled.mT - bent) * lever
 
     def _by_feature(self, slope: Tensor, x: Tensor, keys: Tensor) -> Tensor:
         """Return ``Σ_ij slope_ij |u_ijc|^p`` for each feature c."""

@@ -51,7 +51,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         one warning, or ``"nearest"``, the output of the nearest training point in bandwidths.
     max_iter : int, default 100
         Iterations of L-BFGS from each start.
-    tol : float, default 1e-8
+    tol : float, default 1e-6
         Relative decrease of the leave-one-out error at which the search stops.
     n_restarts : int, default 2
         Random starts of the search beside the best of the grid.
@@ -113,7 +113,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     **Search.** The leave-one-out error ``L(h) = Σ_i w_i ‖y_i - ŷ_{-i}(x_i)‖² / Σ_i w_i`` is computed for 26 multiples
     of Scott's bandwidths in one pass, since all share the distances; then L-BFGS moves the logarithm of each
     bandwidth along the exact gradient, ``∂ŷ_i/∂log h_c = Σ_j p_ij u_ijc² (y_j - ŷ_i)`` for the Gaussian, from several
-    starts. Above 4,096 points the starts are compared in float32 on a sample, and the best is refined in float64. A
+    starts. Above 2,048 points the starts are compared in float32 on a sample, and the best is refined in float64. A
     feature that tells nothing gets a bandwidth far beyond its range, which leaves it out [4]_. The loss of the boxcar
     has no gradient: Nelder and Mead search there. The same data and `random_state` give the same bandwidths,
     whatever the order of the points.
@@ -155,7 +155,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         tolerance: float = 1e-7,
         outside: str = "nan",
         max_iter: int = 100,
-        tol: float = 1e-8,
+        tol: float = 1e-6,
         n_restarts: int = 2,
         loo_rows: str | int = "auto",
         weights_are: str = "counts",

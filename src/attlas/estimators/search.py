@@ -162,15 +162,14 @@ def search(coarse: Objective, exact: Objective, features: int, settings: Setting
     steps, best, least = 0, starts[0], np.inf
     if losses.max() > 0:
         for start in starts:
-            descent = _Descent(coarse, settings, settings.tol if coarse is exact else settings.tol * _COARSE)
+            descent = _Descent(coarse, settings, settings.tol * _COARSE)
             end = descent.run(start)
             steps += int(end.nit)
             if end.fun < least:
-                best, least, last = end.x, end.fun, descent
-        if coarse is not exact:
-            last = _Descent(exact, settings, settings.tol)
-            end = last.run(best)
-            best, steps = end.x, steps + int(end.nit)
+                best, least = end.x, end.fun
+        last = _Descent(exact, settings, settings.tol)
+        end = last.run(best)
+        best, steps = end.x, steps + int(end.nit)
         visited, visited_loss = np.stack(last.points), np.asarray(last.losses)
     else:  # nothing to learn: every bandwidth predicts without an error
         visited, visited_loss = best[None], losses[:1]

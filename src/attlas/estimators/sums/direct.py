@@ -13,7 +13,7 @@ from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import Task
 
-__all__ = ["Run", "direct_sums", "others", "pooled"]
+__all__ = ["Run", "direct_sums", "joined", "others", "over_runs", "pooled"]
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
@@ -43,7 +43,7 @@ def direct_sums(task: Task) -> Sums:
     for start in range(0, max(m, 1), _ROWS):
         some = slice(start, min(start + _ROWS, m))
         runs = (None,) if own is None else tuple(Run(run.first[some], run.stop[some]) for run in own)
-        parts.append(_merged(replace(task, x=task.x[some]), runs))
+        parts.append(over_runs(replace(task, x=task.x[some]), runs))
         task.tell(some.stop)
     return joined(parts)
 
@@ -68,15 +68,15 @@ def joined(parts: list[Sums]) -> Sums:
     return Sums(numerator, denominator, scale, first)
 
 
-def _merged(task: Task, runs: tuple[Run | None, ...]) -> Sums:
+def over_runs(task: Task, runs: tuple[Run | None, ...]) -> Sums:
     """Return the sums over runs of keys that do not meet."""
-    sums = _one(task, runs[0])
+    sums = _over_run(task, runs[0])
     for run in runs[1:]:
-        sums = sums.merge(_one(task, run))
+        sums = sums.merge(_over_run(task, run))
     return sums
 
 
-def _one(task: Task, run: Run | None) -> Sums:
+def _over_run(task: Task, run: Run | None) -> Sums:
     """Return the sums over one run of keys a query, in float64 where float32 would lose digits."""
     if task.moments:
         return _with_moments(replace(task, x=task.x.double(), keys=task.keys.double()), run)
@@ -170,6 +170,11 @@ def _with_moments(task: Task, run: Run | None) -> Sums:
 
 def _around(task: Task, run: Run | None, origin: Tensor) -> Sums:
     """Return the sums with moments of queries near an origin."""
+    if run is not None and len(run.first):  # of all keys only those that some query sees
+        low, high = int(run.first.min()), max(int(run.stop.max()), int(run.first.min()))
+        weights = None if task.weights is None else task.weights[low:high]
+        task = replace(task, keys=task.keys[low:high], values=task.values[low:high], weights=weights)
+        run = Run(run.first - low, run.stop - low)
     n, d = task.keys.shape
     e = task.values.shape[1]
     z, v = task.keys - origin, task.values.double()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.direct import direct_sums
+from attlas.estimators.sums.choose import SumsPlan, chosen, run
 from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.task import Task, checked
 
-__all__ = ["kernel_sums"]
+__all__ = ["kernel_sums", "plan_sums"]
 
 
 @torch.no_grad()
@@ -64,10 +65,21 @@ def kernel_sums(
     ShapeError, DtypeError, DeviceError
         If the arguments do not fit together.
 
+    See Also
+    --------
+    plan_sums : says which way runs.
+
     Notes
     -----
-    Rows far from every key are as exact as others: sums are kept on a logarithmic scale of their own. The dtype of
-    the results is that of x.
+    Rows far from every key are as exact as others: sums are kept on a logarithmic scale of their own, whose last digit
+    alone, in float64, limits them. The dtype of the results is that of x.
+
+    On a CPU the cost for one coordinate is that of sorting, for all kernels (with moments, of the pairs that matter);
+    in up to 8 coordinates boxes of keys that are too far from a group of queries to matter are left out where that is
+    faster; else, and on other devices, every pair is computed. Memory is linear.
+
+    For bounded kernels a key at exactly one bandwidth is outside; a key that is within a few units of rounding of one
+    may count either way.
 
     Examples
     --------
@@ -78,25 +90,71 @@ def kernel_sums(
     tensor([0.1206, 1.1944, 4.0004, 8.3976])
     """
     task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
-    return _run(task)
+    near, unit, top = _near_one(task)
+    return _restored(run(near), unit, top, x.dtype)
 
 
-def _run(task: Task) -> Sums:
-    # Powers of two change no digit; with bandwidths near 1 and weights near 1 no square of a difference overflows.
+@torch.no_grad()
+def plan_sums(
+    kernel: str,
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bandwidth: float | Tensor,
+    *,
+    weights: Tensor | None = None,
+    tolerance: float = 1e-7,
+    leave_one_out: bool = False,
+    moments: int = 0,
+) -> SumsPlan:
+    """Say which way `kernel_sums` would take with these arguments, and why not the others.
+
+    Parameters
+    ----------
+    kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments
+        As in `kernel_sums`.
+
+    Returns
+    -------
+    SumsPlan
+        With `way`, `because` and `others`; printed as text.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.estimators import plan_sums
+    >>> x = torch.zeros(3, 2)
+    >>> plan_sums("gaussian", x, x, x, 1.0)
+    way: direct, since every pair is computed by the kernels of attlas
+      not boxes: 9 pairs are too few for it to pay
+      not line: there are 2 coordinates
+    """
+    task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, None)
+    return chosen(_near_one(task)[0])
+
+
+def _near_one(task: Task) -> tuple[Task, Tensor, float]:
+    """Return a task with bandwidths in [1, 2) and weights up to 2, the units (d,), and the logarithm of the weights'.
+
+    Powers of two change no digit, and with them no square of a difference overflows that need not.
+    """
     unit = _power_of_two(task.bandwidth)
-    near = task
+    near, weights, top = task, task.weights, 0.0
     x, keys = task.x / unit.to(task.x), task.keys / unit.to(task.x)
     if not bool(x.isfinite().all() and keys.isfinite().all()):
         near = replace(task, values=task.values.double())
         x, keys = task.x.double() / unit.to(task.x.device), task.keys.double() / unit.to(task.x.device)
-    weights, kept, top = task.weights, None, 0.0
-    if weights is not None:
-        kept = weights > 0
-        biggest = _power_of_two(weights.double().max().cpu()) if bool(kept.any()) else torch.ones(())
-        top = float(biggest.log())
-        weights = (weights.double() / float(biggest)).to(near.values.dtype)
-    scaled = replace(near, x=x, keys=keys, bandwidth=task.bandwidth / unit, weights=weights)
-    return _restored(direct_sums(scaled), unit, top, task.x.dtype)
+    if weights is not None and len(weights):
+        most = weights.double().max().cpu()
+        biggest = float(_power_of_two(most)) if most > 0 else 1.0
+        top = math.log(biggest)
+        weights = weights.double() / biggest
+    return replace(near, x=x, keys=keys, bandwidth=task.bandwidth / unit, weights=weights), unit, top
 
 
 def _power_of_two(t: Tensor) -> Tensor:

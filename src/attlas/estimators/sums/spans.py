@@ -15,7 +15,7 @@ class Spans(Mask):
 
     Parameters
     ----------
-    first, stop : Tensor of int64, shape (m,)
+    first, stop : Tensor of int64, shape (m,) or (batch, m)
         A query with ``first >= stop`` sees no key.
     """
 
@@ -23,8 +23,13 @@ class Spans(Mask):
         self.first, self.stop = first, stop
 
     def allows(self, at: Tile) -> Tensor:
-        first, stop = (t.to(at.i.device)[at.i] for t in (self.first, self.stop))
+        first, stop = (self._rows(t, at).unsqueeze(-1) for t in (self.first, self.stop))
         return (at.j >= first) & (at.j < stop)
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        return tuple(t.to(at.i.device)[at.i.reshape(-1)].view(1, 1, -1) for t in (self.first, self.stop))  # type: ignore[return-value]  # two
+        return self._rows(self.first, at), self._rows(self.stop, at)
+
+    def _rows(self, t: Tensor, at: Tile) -> Tensor:
+        """Return the ends of a tile's rows, shape (batch or 1, 1, rows)."""
+        t = t.to(at.i.device)[..., at.i.reshape(-1)]
+        return t.view(1, 1, -1) if t.ndim == 1 else t[at.b.reshape(-1)].unsqueeze(1)

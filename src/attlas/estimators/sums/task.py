@@ -136,7 +136,7 @@ def _shapes(x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, lea
     """Return which sizes disagree and what to do, or two empty texts."""
     if x.ndim != 2 or keys.ndim != 2 or values.ndim != 2:
         return f"{x.ndim}, {keys.ndim} and {values.ndim} axes", "give matrices: x.unsqueeze(-1) makes one of a vector."
-    if x.shape[1] != keys.shape[1] or not 1 <= x.shape[1]:
+    if x.shape[1] != keys.shape[1] or x.shape[1] == 0:
         return f"d = {x.shape[1]} in x, d = {keys.shape[1]} in keys", "give both the same coordinates."
     if keys.shape[0] != values.shape[0]:
         return f"{keys.shape[0]} keys, {values.shape[0]} values", "give one row of values for each key."

@@ -1,0 +1,218 @@
+"""Sums in several coordinates that leave out boxes of keys too far away to matter to a group of queries.
+
+Queries and keys stand in leaves of two k-d trees. The keys of a leaf weigh at most ``W exp(s)``, with s the log-weight at
+the least distance between the two boxes and W their weights together. A few leaves near a group of queries are summed
+first: that is a lower bound of each query's denominator. Leaves are left out, the lightest first, while their bounds
+together stay below the tolerance times the smallest lower bound of the group; those of a bounded kernel where they are
+out of reach. What is left is summed by the kernels of attlas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.attend import attend
+from attlas.estimators.sums.direct import Run, joined, over_runs
+from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.spans import Spans
+from attlas.estimators.sums.task import Task
+from attlas.estimators.sums.tree import Leaves, gaps, leaves_of
+
+__all__ = ["Forest", "box_sums", "forest_of", "share_to_compute"]
+
+KEYS, QUERIES = 256, 256  # points of a leaf, about
+_FIRST = 2  # leaves that are summed for the lower bound
+_SAMPLE = 4096
+_GAPS = 1 << 22  # numbers that the distances between boxes may take at once
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """A task in leaf order.
+
+    Parameters
+    ----------
+    task : Task
+        With queries and keys leaf by leaf; all weights are above 0.
+    queries, keys : Leaves
+        Their trees.
+    place : Tensor of int64, optional, shape (m,)
+        Where the own key of each query stands among the keys, -1 for none, where it is to be left out.
+    """
+
+    task: Task
+    queries: Leaves
+    keys: Leaves
+    place: Tensor | None
+
+
+class _Group(NamedTuple):
+    """Queries [start, stop) and the leaves of keys that they need."""
+
+    start: int
+    stop: int
+    needed: Tensor
+
+
+def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
+    """Return a task in leaf order; keys of weight 0 are left out."""
+    kept = torch.arange(len(task.keys), device="cpu")
+    if task.weights is not None:
+        kept = kept[task.weights > 0]
+    of_keys = leaves_of(task.keys[kept].double(), keys, task.bandwidth)
+    of_queries = leaves_of(task.x.double(), queries, task.bandwidth)
+    way = kept[of_keys.order]
+    place = None
+    if task.leave_one_out:
+        place = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
+        place[way] = torch.arange(len(way), device="cpu")
+        place = place[of_queries.order]
+    weights = None if task.weights is None else task.weights[way]
+    task = replace(task, x=task.x[of_queries.order], keys=task.keys[way], values=task.values[way], weights=weights)
+    return Forest(task, of_queries, of_keys, place)
+
+
+def box_sums(task: Task) -> Sums:
+    """Return the sums of a task whose keys and queries are not few, within its tolerance."""
+    forest = forest_of(task)
+    task, keys, parts = forest.task, forest.keys, []
+    for group in _groups(forest):
+        some = slice(group.start, group.stop)
+        first = keys.start[:-1][group.needed]
+        count = keys.count[group.needed]
+        before = count.cumsum(0) - count
+        total = int(count.sum())
+        way = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
+        weights = None if task.weights is None else task.weights[way]
+        near = replace(task, x=task.x[some], keys=task.keys[way], values=task.values[way], weights=weights)
+        runs: tuple[Run | None, ...] = (None,)
+        if forest.place is not None:
+            runs = _others(forest.place[some], way, total)
+        parts.append(over_runs(near, runs))
+        task.tell(group.stop)
+    place = torch.empty_like(forest.queries.order)
+    place[forest.queries.order] = torch.arange(len(place), device="cpu")
+    return joined(parts).rows(place)
+
+
+def share_to_compute(task: Task) -> float:
+    """Estimate which part of all pairs `box_sums` would compute, from a sample of both sides.
+
+    Notes
+    -----
+    The sample has leaves as many, and so about as wide, as the whole. Cost: about 10 ms.
+    """
+    m, n = len(task.x), len(task.keys)
+    keys, queries = (torch.arange(0, size, max(1, size // _SAMPLE), device="cpu") for size in (n, m))
+    weights = torch.ones(n, dtype=task.x.dtype) if task.weights is None else task.weights
+    sample = replace(
+        task,
+        x=task.x[queries],
+        keys=task.keys[keys],
+        values=task.values[keys, :0],
+        weights=weights[keys] * (n / len(keys)),
+        leave_one_out=False,
+    )
+    if not bool((weights[keys] > 0).any()):
+        return 1.0
+    leaf = max(2, KEYS * len(keys) // n), max(2, QUERIES * len(queries) // m)
+    forest = forest_of(sample, *leaf)
+    count = forest.keys.count.double()
+    needed = sum(float(count[group.needed].sum()) * (group.stop - group.start) for group in _groups(forest))
+    return needed / (len(queries) * float(count.sum()))
+
+
+def _groups(forest: Forest) -> Iterator[_Group]:
+    """Yield the leaves of queries, each with the leaves of keys that it needs."""
+    task, queries, keys = forest.task, forest.queries, forest.keys
+    leaves, d = keys.low.shape
+    weight = keys.count.double() if task.weights is None else _leaf_sums(task.weights.double(), keys)
+    step = max(1, _GAPS // (leaves * d))
+    ends = queries.start.tolist()
+    for start in range(0, len(ends) - 1, step):
+        stop = min(start + step, len(ends) - 1)
+        gap = gaps(queries, keys, start, stop) / task.bandwidth
+        if task.bounded:
+            # Rounding of a distance must not leave out what is a little within reach.
+            needed = gap.square().sum(-1) <= 1.0 + 1e-5
+        else:
+            log = -gap.sum(-1) if task.kernel == "laplace" else -0.5 * gap.square().sum(-1)
+            least = _least(forest, start, stop)
+            bound = log + weight.log() - least.unsqueeze(-1)
+            sizes, way = bound.sort(-1)
+            light = sizes.exp().cumsum(-1) <= task.tolerance * (1 - 1e-4)
+            needed = ~torch.zeros_like(light).scatter_(1, way, light)
+        for leaf in range(start, stop):
+            yield _Group(ends[leaf], ends[leaf + 1], needed[leaf - start].nonzero().squeeze(-1))
+
+
+def _least(forest: Forest, start: int, stop: int) -> Tensor:
+    """Return, for leaves [start, stop) of queries, a lower bound of the logarithm of every query's denominator."""
+    task, queries, keys = forest.task, forest.queries, forest.keys
+    nearest = _nearest(queries, keys, start, stop)
+    most = int(queries.count[start:stop].max())
+    row = _padded(queries.start[start:stop], queries.start[start + 1 : stop + 1], most)
+    least: Tensor | None = None
+    wide = int(keys.count.max())
+    for leaf in nearest.unbind(-1):
+        # The last key of a short leaf stands in for those that it lacks, and is not seen.
+        column = _padded(keys.start[leaf], keys.start[leaf + 1], wide)
+        count = keys.count[leaf].unsqueeze(-1).expand(row.shape)
+        runs = [Run(torch.zeros_like(count), count)]
+        if forest.place is not None:
+            own = forest.place[row] - keys.start[leaf].unsqueeze(-1)
+            inside = (own >= 0) & (own < count)
+            runs = [
+                Run(torch.zeros_like(count), torch.where(inside, own, count)),
+                Run(torch.where(inside, own + 1, count), count),
+            ]
+        for run in runs:
+            found = _log_sums(task, row, column, run)
+            least = found if least is None else torch.logaddexp(least, found)
+    return queries.low.new_full((stop - start,), -torch.inf) if least is None else _lowered(least.amin(-1), task)
+
+
+def _lowered(least: Tensor, task: Task) -> Tensor:
+    """Return log-sums less what rounding may have added to them."""
+    return least - 32 * torch.finfo(task.x.dtype).eps * (1 + least.abs().nan_to_num(posinf=0.0))
+
+
+def _log_sums(task: Task, row: Tensor, column: Tensor, run: Run) -> Tensor:
+    """Return the logarithm of the denominators of groups of queries over groups of keys, shape (groups, queries)."""
+    matrix = attend(task.x[row].unsqueeze(1), task.keys[column].unsqueeze(1), score=task.score(), mask=Spans(*run))
+    if task.weights is None:
+        return matrix.lse.squeeze(1).double()
+    mean = matrix @ task.weights[column].unsqueeze(1).unsqueeze(-1)
+    return mean[:, 0, :, 0].double().log() + matrix.lse.squeeze(1).double()
+
+
+def _nearest(queries: Leaves, keys: Leaves, start: int, stop: int) -> Tensor:
+    """Return leaves of keys whose middles are near the middles of leaves of queries, shape (leaves, a few)."""
+    mine, theirs = (queries.low[start:stop] + queries.high[start:stop]) / 2, (keys.low + keys.high) / 2
+    far = torch.cdist(mine, theirs)
+    return far.topk(min(_FIRST, len(theirs)), dim=-1, largest=False).indices
+
+
+def _padded(start: Tensor, stop: Tensor, size: int) -> Tensor:
+    """Return the places [start, stop) of each group, shape (groups, size), the last one over and over at the end."""
+    return torch.minimum(start.unsqueeze(-1) + torch.arange(size, device="cpu"), stop.unsqueeze(-1) - 1)
+
+
+def _leaf_sums(weights: Tensor, leaves: Leaves) -> Tensor:
+    """Return the sum of the weights of each leaf."""
+    leaf = torch.repeat_interleave(torch.arange(len(leaves.count), device="cpu"), leaves.count)
+    return torch.zeros(len(leaves.count), dtype=torch.float64, device="cpu").index_add_(0, leaf, weights)
+
+
+def _others(place: Tensor, way: Tensor, total: int) -> tuple[Run, Run]:
+    """Return the gathered keys before and after each query's own, which stands at `place` among all keys."""
+    found = torch.searchsorted(way, place)
+    there = (found < total) & (way[found.clamp(max=max(total - 1, 0))] == place) if total else found < 0
+    end = torch.full_like(found, total)
+    before = torch.where(there, found, end)
+    return Run(torch.zeros_like(found), before), Run(torch.where(there, found + 1, end), end)

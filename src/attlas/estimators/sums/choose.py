@@ -1,0 +1,112 @@
+"""Which way sums a task, and why the others do not: the plan that plan_sums prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attlas.estimators.sums.boxes import box_sums, share_to_compute
+from attlas.estimators.sums.direct import direct_sums
+from attlas.estimators.sums.gaussian import gaussian_sums
+from attlas.estimators.sums.laplace import laplace_sums
+from attlas.estimators.sums.line import Line, sorted_line
+from attlas.estimators.sums.polynomial import polynomial_sums
+from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.task import Task
+
+__all__ = ["SumsPlan", "chosen", "run"]
+
+_FEW = 1 << 21  # pairs below which sorting costs more than it saves
+_FEW_FOR_BOXES = 1 << 25  # pairs below which trees do
+_MOST_COORDINATES = 8  # from there on boxes are too wide to be far from anything
+_WORTH = 0.6  # part of the pairs up to which skipping pays for its trees and copies
+
+_LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
+    "boxcar": (polynomial_sums, "keys on a line: running sums within cells of one bandwidth"),
+    "epanechnikov": (polynomial_sums, "keys on a line: running sums of powers within cells of one bandwidth"),
+    "gaussian": (gaussian_sums, "keys on a line: exact sums in a few places of each box, a proven polynomial between"),
+    "laplace": (laplace_sums, "keys on a line: one recursion from each side"),
+    "triangular": (polynomial_sums, "keys on a line: running sums of powers within cells of one bandwidth"),
+}
+
+
+@dataclass(frozen=True)
+class SumsPlan:
+    """Which way sums a task, and the reason why each other one does not; made by `plan_sums`.
+
+    Attributes
+    ----------
+    way : str
+        ``"direct"``, ``"line"`` or ``"boxes"``.
+    because : str
+        Why.
+    others : dict
+        The reason against each other way.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.estimators import plan_sums
+    >>> x = torch.randn(10_000, 1)
+    >>> plan_sums("laplace", x, x, x, 0.1).way
+    'line'
+    """
+
+    way: str
+    because: str
+    others: dict[str, str]
+
+    def __repr__(self) -> str:
+        lines = [f"way: {self.way}, since {self.because}"]
+        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
+
+
+def chosen(task: Task) -> SumsPlan:
+    """Choose how a task is summed; for boxes this looks at a sample of the data."""
+    against = _against_line(task), _against_boxes(task)
+    others = {"boxes": against[1], "line": against[0], "direct": "it computes every pair"}
+    if against[0] is None:
+        way, because = "line", _LINES[task.kernel][1]
+        others["boxes"] = "a line needs none"
+    elif against[1] is None:
+        share = share_to_compute(task)
+        if share <= _WORTH:
+            way, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
+        else:
+            others["boxes"] = f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
+            way, because = "direct", "little could be left out"
+    else:
+        way, because = "direct", "every pair is computed by the kernels of attlas"
+    return SumsPlan(way, because, {name: reason for name, reason in others.items() if name != way and reason})
+
+
+def run(task: Task) -> Sums:
+    """Sum a task the way that is chosen for it."""
+    way = chosen(task).way
+    if way == "line":
+        line = sorted_line(task)
+        return line.restored(_LINES[task.kernel][0](line))
+    return box_sums(task) if way == "boxes" else direct_sums(task)
+
+
+def _against_line(task: Task) -> str | None:
+    if task.x.shape[1] != 1:
+        return f"there are {task.x.shape[1]} coordinates"
+    return _against_all(task, _FEW)
+
+
+def _against_boxes(task: Task) -> str | None:
+    if task.x.shape[1] > _MOST_COORDINATES:
+        return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
+    if task.x.shape[1] == 1:
+        return "keys of one coordinate are sorted on a line, where there are enough of them"
+    return _against_all(task, _FEW_FOR_BOXES)
+
+
+def _against_all(task: Task, few: int) -> str | None:
+    if task.x.device.type != "cpu":
+        return f"the tensors are on {task.x.device}"
+    if task.tolerance == 0:
+        return "tolerance=0 asks for every pair"
+    pairs = len(task.x) * len(task.keys)
+    return f"{pairs:,} pairs are too few for it to pay" if pairs < few else None

@@ -1,0 +1,237 @@
+"""Keys and queries on a line, sorted once: where each query's neighbours lie, and exact sums over runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attlas.estimators.sums.direct import Run, others, over_runs, pooled
+from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.task import Task
+
+__all__ = [
+    "Line",
+    "exact",
+    "exact_without_own",
+    "gathered",
+    "neighbours",
+    "sorted_line",
+    "spread_out",
+    "sums_in_windows",
+]
+
+_PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
+_POINTS = 1 << 17  # points of one call of the kernels
+_REMOTE = 100.0  # bandwidths from which on a log-weight has lost digits of the difference between two keys
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A task of one coordinate, in float64, keys and queries ascending.
+
+    Parameters
+    ----------
+    task : Task
+        With x and keys ascending; all weights are above 0.
+    order : Tensor of int64, shape (m,)
+        Place of each sorted query among the queries that were given.
+    own : tuple of Run, optional
+        Keys before and after each query's own.
+    """
+
+    task: Task
+    order: Tensor
+    own: tuple[Run, Run] | None
+
+    @property
+    def x(self) -> Tensor:
+        """Queries, shape (m,)."""
+        return self.task.x[:, 0]
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys, shape (n,)."""
+        return self.task.keys[:, 0]
+
+    @property
+    def h(self) -> float:
+        """Bandwidth, in [1, 2)."""
+        return float(self.task.bandwidth[0])
+
+    def weights(self) -> Tensor:
+        """Return the weights of the keys, shape (n,)."""
+        return self.keys.new_ones(()).expand(len(self.keys)) if self.task.weights is None else self.task.weights
+
+    def restored(self, sums: Sums) -> Sums:
+        """Return the sums of sorted queries in the order in which the queries were given."""
+        place = torch.empty_like(self.order)
+        place[self.order] = torch.arange(len(place), device=place.device)
+        return sums.rows(place)
+
+
+def sorted_line(task: Task) -> Line:
+    """Return a task of one coordinate, sorted; keys of weight 0 are left out."""
+    keys, way = task.keys[:, 0].double().sort(stable=True)
+    values, weights = task.values.double()[way], task.weights
+    kept = torch.ones(len(keys), dtype=torch.bool) if weights is None else weights[way] > 0
+    own = others(kept) if task.leave_one_out else None
+    x, order = (keys, way) if task.leave_one_out else task.x[:, 0].double().sort()
+    if weights is not None:
+        weights, keys, values = weights.double()[way][kept], keys[kept], values[kept]
+    line = replace(task, x=x.unsqueeze(-1), keys=keys.unsqueeze(-1), values=values, weights=weights)
+    return Line(line, order, own)
+
+
+def neighbours(line: Line, points: Tensor, own: tuple[Run, Run] | None = None) -> Tensor:
+    """Return the place of the key that is nearest to each point, its own left out; -1 where there is none.
+
+    Parameters
+    ----------
+    line : Line
+        The keys.
+    points : Tensor, shape (p,)
+        Anywhere on the line.
+    own : tuple of Run, optional
+        Keys before and after the own key of each point, which then is that key.
+    """
+    n = len(line.keys)
+    right = torch.searchsorted(line.keys, points) if own is None else own[1].first
+    left = (right if own is None else own[0].stop) - 1
+    if not n:
+        return torch.full_like(right, -1)
+    gaps = [points - line.keys[left.clamp(min=0)], line.keys[right.clamp(max=n - 1)] - points]
+    nearer = torch.where((right >= n) | ((left >= 0) & (gaps[0] <= gaps[1])), left, right)
+    return torch.where((left < 0) & (right >= n), -1, nearer)
+
+
+def exact(
+    line: Line,
+    points: Tensor,
+    run: Run,
+    near: Tensor,
+    tell: Callable[[int], None] | None = None,
+) -> Sums:
+    """Return the sums of every pair of a point and the run of keys that belongs to it.
+
+    Parameters
+    ----------
+    line : Line
+        The keys.
+    points : Tensor, shape (p,)
+        Anywhere on the line.
+    run : Run
+        The keys of each point.
+    near : Tensor of int64, shape (p,)
+        A key of the run that none of the others comes much nearer to the point than.
+    tell : callable, optional
+        Told how many points are done.
+    """
+    task, n = line.task, len(line.keys)
+    done = []
+    for start in range(0, max(len(points), 1), _POINTS):
+        some = slice(start, start + _POINTS)
+        x, first, stop = points[some], run.first[some], run.stop[some]
+        busy = first < stop
+        low = int(first[busy].min()) if bool(busy.any()) else 0
+        high = int(stop[busy].max()) if bool(busy.any()) else 0
+        weights = None if task.weights is None else task.weights[low:high]
+        # The window decides which keys are inside; at its rim rounding must not decide otherwise.
+        h = task.bandwidth * (1 + 4 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
+        part = replace(
+            task,
+            x=x.unsqueeze(-1),
+            keys=task.keys[low:high],
+            values=task.values[low:high],
+            weights=weights,
+            bandwidth=h,
+        )
+        sums = pooled(part, Run(first - low, stop - low))
+        if n and task.kernel == "gaussian":
+            far = busy & ((x - line.keys[near[some].clamp(min=0)]).abs() > _REMOTE * line.h)
+            if bool(far.any()):
+                there = far.nonzero().squeeze(-1)
+                _overwrite(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
+        done.append(sums)
+        if tell is not None:
+            tell(min(some.stop, len(points)))
+    return gathered(done)
+
+
+def exact_without_own(line: Line, rows: Tensor, run: Run, near: Tensor | None = None) -> Sums:
+    """Return the exact sums of some queries over their runs of keys, each query's own left out.
+
+    Parameters
+    ----------
+    line : Line
+        A line that leaves keys out.
+    rows : Tensor of int64, shape (p,)
+        The queries.
+    run : Run
+        The keys of each, the own one among them or not.
+    near : Tensor of int64, optional, shape (p,)
+        The key that is nearest to each, not its own.
+    """
+    if line.own is None:
+        raise ValueError("this line leaves no key out")
+    before, after = (Run(*(t[rows] for t in side)) for side in line.own)
+    x = line.x[rows]
+    if near is None:
+        near = neighbours(line, x, (before, after)).clamp(min=0)
+    left = exact(line, x, Run(run.first, torch.minimum(run.stop, before.stop)), near)
+    return left.merge(exact(line, x, Run(torch.maximum(run.first, after.first), run.stop), near))
+
+
+def gathered(parts: list[Sums]) -> Sums:
+    """Return the sums of all points from those of consecutive ones."""
+    return Sums(
+        torch.cat([part.numerator for part in parts]),
+        torch.cat([part.denominator for part in parts]),
+        torch.cat([part.log_scale for part in parts]),
+    )
+
+
+def sums_in_windows(line: Line, run: Run) -> Sums:
+    """Return the sums of every query over its run of keys, with the moments that the task asks for."""
+    runs: tuple[Run, ...] = (run,)
+    if line.own is not None:
+        before, after = line.own
+        runs = (
+            Run(run.first, torch.minimum(run.stop, before.stop)),
+            Run(torch.maximum(run.first, after.first), run.stop),
+        )
+    return over_runs(line.task, runs)
+
+
+def spread_out(sums: Sums, there: Tensor, rows: Sums) -> None:
+    """Put the sums of some queries among those of all."""
+    _overwrite(sums, there, rows)
+
+
+def _overwrite(sums: Sums, there: Tensor, rows: Sums) -> None:
+    sums.numerator[there] = rows.numerator
+    sums.denominator[there] = rows.denominator
+    sums.log_scale[there] = rows.log_scale
+
+
+def _remote(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:
+    """Return Gaussian sums far from all keys, where only the differences to the nearest key keep their digits."""
+    unit, values, weights = 1.0 / line.h, line.task.values, line.weights()
+    base = line.keys[near]
+    away = (x - base) * unit
+    numerator, denominator = x.new_zeros(len(x), values.shape[1]), x.new_zeros(len(x))
+    counts = run.stop - run.first
+    ends = counts.cumsum(0)
+    begins, total = ends - counts, int(ends[-1])
+    for start in range(0, total, _PAIRS):
+        pair = torch.arange(start, min(start + _PAIRS, total))
+        owner = torch.searchsorted(ends, pair, right=True)
+        key = pair - begins[owner] + run.first[owner]
+        step = (line.keys[key] - base[owner]) * unit
+        # -½ (a - s)² + ½ a², a product that has the relative precision of both factors.
+        weight = (step * (away[owner] - 0.5 * step)).exp() * weights[key]
+        denominator.index_add_(0, owner, weight)
+        numerator.index_add_(0, owner, weight.unsqueeze(-1) * values[key])
+    return Sums(numerator, denominator, (-0.5 * away.square()).clamp(min=-torch.finfo(torch.float64).max))

@@ -1,0 +1,174 @@
+"""Sums of kernels that are polynomials within one bandwidth, on a line: boxcar, Epanechnikov, triangular.
+
+The line is cut in cells of one bandwidth. A window ``(x - h, x + h)`` is the end of one cell, the next cell whole, and
+the beginning of the one after that, or less; so each side of the query is the end of a cell and the beginning of
+another, and sums that run forward and backward within cells give it by additions alone. They are sums of powers of
+``(z - c) / h``, counted from the middle c of the cell, which lie in [-½, ½], and are moved to the query by the binomial
+formula.
+
+What rounds is then below ``gamma`` times the weight of the keys of the window. Where that is not below the tolerance
+times the denominator, because all keys of a query lie at the rim, its sum is taken directly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.estimators.sums.direct import Run
+from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out, sums_in_windows
+from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.scan import running
+
+__all__ = ["polynomial_sums"]
+
+# Coefficients of 1, u, u² of each kernel, u in [0, 1) being the distance in bandwidths.
+_KERNELS = {"boxcar": (1.0,), "triangular": (1.0, -1.0), "epanechnikov": (1.0, 0.0, -1.0)}
+# Units of rounding: 64 steps on four levels of the running sums, three roundings each, times 9 for the sum of the
+# binomial coefficients with |y| <= 3/2, and as much as that again for all the rest.
+_ROUNDINGS = 2 * 9 * 3 * 64 * 4
+_ROWS = 1 << 17
+
+
+class _Piece(NamedTuple):
+    """Keys of one cell on one side of each query: those from or up to a place, where `used`."""
+
+    place: Tensor
+    used: Tensor
+    side: float  # 1 on the right of the query, -1 on the left
+
+
+class _Cells(NamedTuple):
+    """The occupied cells of the keys."""
+
+    of: Tensor  # ordinal of each key's cell, shape (n,)
+    middle: Tensor  # shape (cells,)
+    first: Tensor  # whether a key is the first, or the last, of its cell
+    last: Tensor
+
+
+def polynomial_sums(line: Line) -> Sums:
+    """Return the sums of a line with a bounded kernel, with the tolerance of its task."""
+    x, m, e = line.x, len(line.x), line.task.values.shape[1]
+    total = x.new_zeros(m, e + 1)
+    scale = x.new_full((m,), -torch.inf)
+    if not len(line.keys) or not m:
+        return Sums(total[:, :-1], total[:, -1], scale)
+    low, high = _edges(line)
+    if line.task.moments:
+        return sums_in_windows(line, Run(low, high))
+    middle = torch.searchsorted(line.keys, x).clamp(low, high)
+    cells = _cells(line)
+    weights = line.weights().unsqueeze(-1)
+    terms = torch.cat([weights * line.task.values, weights], -1)
+    bare = x.new_zeros(m)
+    odd = torch.zeros(m, dtype=torch.bool, device="cpu")
+    pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
+    for first, stop, side in ((low, middle, -1.0), (middle, high, 1.0)):
+        odd |= _split(cells, first, stop, side, pieces)
+    offset = (line.keys - cells.middle[cells.of]) / line.h
+    for power in range(len(_KERNELS[line.task.kernel])):
+        for mirrored in (False, True):
+            sums = running((~cells.first).double(), terms) if not mirrored else _backward(cells, terms)
+            for piece in pieces[int(mirrored)]:
+                _add(line, cells, sums, power, piece, total, bare)
+        terms = terms * offset.unsqueeze(-1)
+        line.task.tell(m // 2)
+    scale[low < high] = 0.0
+    if line.own is not None:
+        _take_off(line, total)
+    return _checked(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
+
+
+def _backward(cells: _Cells, terms: Tensor) -> Tensor:
+    return running((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
+
+
+def _cells(line: Line) -> _Cells:
+    keys = line.keys
+    cell = ((keys - keys[0]) / line.h).floor()
+    _, of, count = torch.unique_consecutive(cell, return_inverse=True, return_counts=True)
+    stop = count.cumsum(0)
+    first, last = torch.zeros_like(of, dtype=torch.bool), torch.zeros_like(of, dtype=torch.bool)
+    first[stop - count], last[stop - 1] = True, True
+    return _Cells(of, keys[stop - count] / 2 + keys[stop - 1] / 2, first, last)
+
+
+def _split(
+    cells: _Cells, first: Tensor, stop: Tensor, side: float, pieces: tuple[list[_Piece], list[_Piece]]
+) -> Tensor:
+    """Add the end of a cell and the beginning of the next, which make up one side; return where they do not."""
+    busy = first < stop
+    start, end = first.clamp(max=len(cells.of) - 1), (stop - 1).clamp(min=0)
+    same = cells.of[start] == cells.of[end]
+    beginning = busy & (~same | cells.first[start])
+    ending = busy & (~same | (cells.last[end] & ~cells.first[start]))
+    pieces[0].append(_Piece(end, beginning, side))
+    pieces[1].append(_Piece(start, ending, side))
+    return busy & ((cells.of[end] > cells.of[start] + 1) | (same & ~beginning & ~ending))
+
+
+def _add(line: Line, cells: _Cells, sums: Tensor, power: int, piece: _Piece, total: Tensor, bare: Tensor) -> None:
+    """Add the part of the kernel that one power of the offsets has in one piece of every window."""
+    coefficients = _KERNELS[line.task.kernel]
+    for start in range(0, len(total), _ROWS):
+        rows = slice(start, start + _ROWS)
+        place, used = piece.place[rows], piece.used[rows]
+        y = (line.x[rows] - cells.middle[cells.of[place]]) / line.h
+        factor = torch.zeros_like(y)
+        for degree in range(power, len(coefficients)):
+            share = coefficients[degree] * piece.side**degree * math.comb(degree, power)
+            factor += share * (-y) ** (degree - power)
+        found = sums.index_select(0, place).masked_fill_(~used.unsqueeze(-1), 0.0)
+        if power == 0:
+            bare[rows] += found[:, -1]
+        total[rows] += found.mul_(factor.masked_fill_(~used, 0.0).unsqueeze(-1))
+
+
+def _take_off(line: Line, total: Tensor) -> None:
+    """Take each query's own key off its row, where the kernel is 1."""
+    if line.own is None:
+        return
+    kept = line.own[1].first > line.own[0].stop
+    place = line.own[0].stop[kept]
+    weights = line.weights()[place].unsqueeze(-1)
+    total[kept] -= torch.cat([weights * line.task.values[place], weights], -1)
+
+
+def _checked(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sums:
+    """Return the sums with those rows taken directly whose rounding might exceed the tolerance."""
+    gamma = _ROUNDINGS * torch.finfo(torch.float64).eps
+    doubtful = odd | (bare * gamma > line.task.tolerance * sums.denominator)
+    for rows in doubtful.nonzero().squeeze(-1).split(_ROWS):
+        some = Run(run.first[rows], run.stop[rows])
+        if line.own is None:
+            found = exact(line, line.x[rows], some, neighbours(line, line.x[rows]))
+        else:
+            found = exact_without_own(line, rows, some)
+        spread_out(sums, rows, found)
+    empty = sums.denominator == 0
+    sums.log_scale[empty] = -torch.inf
+    return sums
+
+
+def _edges(line: Line) -> tuple[Tensor, Tensor]:
+    """Return the first key within one bandwidth of each query and the one after the last; a key at one is outside."""
+    x, keys, h, n = line.x, line.keys, line.h, len(line.keys)
+    low, high = torch.searchsorted(keys, x - h), torch.searchsorted(keys, x + h)
+    # The ends of the window are rounded; the differences to the keys there say which side of them a key is on.
+    while True:
+        out = (low < n) & (x - keys[low.clamp(max=n - 1)] >= h)
+        inside = (low > 0) & (x - keys[(low - 1).clamp(min=0)] < h)
+        if not bool((out | inside).any()):
+            break
+        low = low + out.long() - (inside & ~out).long()
+    while True:
+        inside = (high < n) & (keys[high.clamp(max=n - 1)] - x < h)
+        out = (high > 0) & (keys[(high - 1).clamp(min=0)] - x >= h)
+        if not bool((out | inside).any()):
+            break
+        high = high + inside.long() - (out & ~inside).long()
+    return low, torch.maximum(low, high)
