@@ -39,6 +39,10 @@ def put(path: Path, names: list[str], rows: np.ndarray, delimiter: str = ",", de
     return path
 
 
+def records(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> str:
     return str(put(tmp_path / "data.csv", ["a", "b", "sex", "y"], np.column_stack([X, Y])))
@@ -170,7 +174,7 @@ def test_predictions_are_those_of_the_estimator(
     arguments = ["--bandwidth", H, "--predict", new, "-o", str(out), "--std", "--save", str(kept)]
     assert main(["regress", data, "--target", "y", *arguments]) == 0
     assert f"{out}          9 rows with y_predicted and y_std" in capsys.readouterr().out
-    rows = list(csv.DictReader(out.open()))
+    rows = records(out)
     assert list(rows[0]) == ["sex", "b", "a", "y_predicted", "y_std"]
     expected, std = MODEL.predict(NEW, return_std=True)
     np.testing.assert_array_equal([float(row["y_predicted"]) for row in rows], expected)
@@ -211,7 +215,7 @@ def test_long_tables_are_predicted_in_parts(
     asked = put(tmp_path / "many.csv", ["a", "b", "sex"], many)
     out = tmp_path / "out.csv"
     assert main(["regress", data, "--target", "y", "--bandwidth", H, "--predict", str(asked), "-o", str(out)]) == 0
-    found = [float(row["y_predicted"]) for row in csv.DictReader(out.open())]
+    found = [float(row["y_predicted"]) for row in records(out)]
     np.testing.assert_allclose(found, MODEL.predict(many), rtol=1e-12, atol=1e-14)
 
 
@@ -226,7 +230,7 @@ def test_parquet_in_and_out(data: str, tmp_path: Path) -> None:
     assert frame.columns == ["a", "b", "sex", "y_predicted"]
     np.testing.assert_array_equal(frame["y_predicted"].to_numpy(), MODEL.predict(NEW))
     assert main([*arguments, str(tmp_path / "out.csv")]) == 0
-    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    rows = records(tmp_path / "out.csv")
     assert [float(row["y_predicted"]) for row in rows] == MODEL.predict(NEW).tolist()
 
 
