@@ -98,7 +98,7 @@ def _predicted(
     tick: Callable[[], None],
 ) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
     for batch in table.batches(features, drop_missing=arguments.drop_missing):
-        full: NDArray[np.bool_] = np.isfinite(batch.numbers).all(axis=1)
+        full = np.atleast_1d(np.isfinite(batch.numbers).all(axis=1))
         found = np.full((len(batch.numbers), 2 if arguments.std else 1), np.nan)
         if full.any():
             with warnings.catch_warnings():
