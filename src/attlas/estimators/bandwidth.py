@@ -118,6 +118,6 @@ def rule_of_thumb(rule: str, spread: Spread) -> Floats:
     factor = spread.count ** (-1.0 / (d + 4))
     if rule == "silverman":
         factor *= (4.0 / (d + 2)) ** (1.0 / (d + 4))
-    bandwidth = spread.deviation * factor
+    bandwidth: Floats = spread.deviation * factor
     bandwidth[bandwidth == 0] = np.inf
     return bandwidth

@@ -289,8 +289,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
         kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
         kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
-        parts = (t.to(device, torch.float64) for t in (keys, torch.from_numpy(data.values), weights, kept))
-        return Task(kernel, *parts, loss, self.degree)
+        every = (keys, torch.from_numpy(data.values), weights, kept)
+        keys, values, weights, kept = (t.to(device, torch.float64) for t in every)
+        return Task(kernel, keys, values, weights, kept, loss, self.degree)
 
     def _objectives(self, task: Task, sample: Array | None, random: Any) -> tuple[Any, Objective]:
         """Return the loss that is minimised in the end, and the one that is looked at on the way there."""
@@ -318,8 +319,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
         kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
         name = pool.kernel if isinstance(pool.kernel, str) else "gaussian"
-        parts = (t.to(pool.keys.device, torch.float64) for t in (pool.keys, pool.values, weights, kept))
-        task = Task(name, *parts, squared_error, self.degree)
+        every = (pool.keys, pool.values, weights, kept)
+        keys, values, weights, kept = (t.to(pool.keys.device, torch.float64) for t in every)
+        task = Task(name, keys, values, weights, kept, squared_error, self.degree)
         if isinstance(pool.kernel, Score):
             return ScoredLeaveOneOut(pool.kernel, task).predictions(torch.zeros(pool.keys.shape[1])).detach()
         if pool.degree:

@@ -97,8 +97,8 @@ class Task:
 
     def to(self, dtype: torch.dtype) -> Task:
         """Return the same task in another precision."""
-        parts = (t.to(dtype) for t in (self.keys, self.values, self.weights, self.kept))
-        return Task(self.kernel, *parts, self.loss, self.degree)
+        keys, values, weights, kept = (t.to(dtype) for t in (self.keys, self.values, self.weights, self.kept))
+        return Task(self.kernel, keys, values, weights, kept, self.loss, self.degree)
 
     def without_neighbours(self, rows: Tensor) -> Tensor:
         """Return what is predicted for rows that have no neighbour but themselves: the mean of all others."""

@@ -52,7 +52,7 @@ class ScoredLeaveOneOut:
         if not gradient:
             return float(loss), torch.zeros_like(log_bandwidth)
         slope = torch.autograd.grad(loss, theta)[0] if loss.requires_grad else torch.zeros_like(theta)
-        return float(loss), slope.double().cpu()
+        return float(loss.detach()), slope.double().cpu()
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""

@@ -1,0 +1,150 @@
+"""The leave-one-out error against its definition, its gradient against differences, autograd and attention."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is in the extra `sklearn`")
+
+import attlas
+from attlas.estimators.kernels import KERNELS
+from attlas.estimators.loo import LeaveOneOut, Task, accuracy, log_loss, squared_error
+from attlas.estimators.scored import ScoredLeaveOneOut
+from attlas.estimators.search import Settings, search
+
+THETA = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
+
+
+def task(kernel, degree=0, loss=squared_error, counts=False, n=40):
+    generator = torch.Generator().manual_seed(4)
+    keys = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    if loss is squared_error:
+        values = torch.randn(n, 2, generator=generator, dtype=torch.float64) + keys[:, :2] ** 2
+    else:
+        values = torch.eye(3, dtype=torch.float64)[torch.randint(0, 3, (n,), generator=generator)]
+    weights = torch.randint(1, 4, (n,), generator=generator).double() if counts else torch.ones(n, dtype=torch.float64)
+    if kernel in ("epanechnikov", "triangular", "boxcar"):
+        keys = keys / 3.0
+    return Task(kernel, keys, values, weights, weights - 1.0, loss, degree)
+
+
+def by_definition(problem, theta):
+    """Leave each observation out by hand, and predict it with attention over all others."""
+    keys = problem.keys / theta.exp()
+    score = KERNELS[problem.kernel]()
+    total, mass = 0.0, problem.weights.sum()
+    for i in range(len(keys)):
+        weights = problem.weights.clone()
+        weights[i] = problem.kept[i]
+        rows = weights > 0
+        logs = attlas.attend(keys[i : i + 1], keys[rows], score=score).logits[:, :][0] + weights[rows].log()
+        if logs.max() == -math.inf:
+            others = weights.clone()
+            predicted = (others @ problem.values) / others.sum()
+        elif problem.degree == 0:
+            predicted = logs.softmax(0) @ problem.values[rows]
+        else:
+            root = (logs - logs.max()).exp().sqrt().unsqueeze(-1)
+            gaps = keys[rows] - keys[i]
+            centre = (root**2 * gaps).sum(0) / (root**2).sum()
+            mean = (root**2 * problem.values[rows]).sum(0) / (root**2).sum()
+            slopes = torch.linalg.lstsq(root * (gaps - centre), root * (problem.values[rows] - mean), driver="gelsd")
+            predicted = mean - centre @ slopes.solution
+        loss = problem.loss(predicted.unsqueeze(0), problem.values[i : i + 1]).loss
+        total += float(problem.weights[i] / mass * loss[0])
+    return total
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("degree", [0, 1])
+@pytest.mark.parametrize("counts", [False, True])
+def test_loss_is_that_of_the_definition(kernel, degree, counts):
+    problem = task(kernel, degree, counts=counts)
+    loss, _ = LeaveOneOut(problem).value(THETA)
+    assert loss == pytest.approx(by_definition(problem, THETA), rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", [log_loss, accuracy])
+def test_losses_of_classes_are_those_of_the_definition(loss):
+    problem = task("gaussian", loss=loss, counts=True)
+    assert LeaveOneOut(problem).value(THETA)[0] == pytest.approx(by_definition(problem, THETA), rel=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "epanechnikov", "triangular"])
+@pytest.mark.parametrize("degree", [0, 1])
+@pytest.mark.parametrize("loss", [squared_error, log_loss])
+@pytest.mark.parametrize("rows", [None, range(3, 20)])
+def test_gradient_is_that_of_differences(kernel, degree, loss, rows):
+    if loss is log_loss and degree:
+        pytest.skip("a line gives no probabilities")
+    objective = LeaveOneOut(task(kernel, degree, loss, counts=True), None if rows is None else torch.tensor([*rows]))
+    _, slope = objective.value(THETA)
+    step = 1e-6
+    for c in range(3):
+        move = torch.zeros(3, dtype=torch.float64)
+        move[c] = step
+        ends = [objective.value(THETA + sign * move, gradient=False)[0] for sign in (1, -1)]
+        # A kernel that ends somewhere has kinks there; a key crosses one within a step now and then.
+        assert float(slope[c]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "epanechnikov", "triangular"])
+def test_gradient_is_that_of_attention_without_the_diagonal(kernel):
+    problem = task(kernel)
+    loss, slope = LeaveOneOut(problem).value(THETA)
+    other, through_attention = ScoredLeaveOneOut(KERNELS[kernel](), problem).value(THETA)
+    assert loss == pytest.approx(other, rel=1e-12)
+    torch.testing.assert_close(slope, through_attention, rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_passes_gradcheck():
+    objective = LeaveOneOut(task("gaussian", counts=True))
+
+    class Wrapped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, theta):
+            loss, slope = objective.value(theta)
+            ctx.save_for_backward(slope)
+            return torch.tensor(loss, dtype=torch.float64)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0]
+
+    assert torch.autograd.gradcheck(Wrapped.apply, THETA.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("degree", [0, 1])
+def test_grid_gives_the_loss_of_each_scale(kernel, degree):
+    objective = LeaveOneOut(task(kernel, degree, counts=True))
+    # The narrowest one has one neighbour in reach, through which many lines go.
+    scales = torch.tensor([0.4, 0.5, 1.0, 3.0] if degree else [0.05, 0.5, 1.0, 3.0], dtype=torch.float64)
+    alone = [objective.value(torch.full((3,), math.log(s), dtype=torch.float64))[0] for s in scales.tolist()]
+    np.testing.assert_allclose(objective.grid(scales), alone, rtol=1e-9)
+
+
+def test_float32_is_near_float64_and_far_points_do_not_underflow():
+    problem = task("gaussian", n=200)
+    for theta in (THETA, THETA - 4.0):
+        exact, slope = LeaveOneOut(problem).value(theta)
+        single, near = LeaveOneOut(problem, dtype=torch.float32).value(theta)
+        assert single == pytest.approx(exact, rel=2e-3)
+        torch.testing.assert_close(near, slope, rtol=2e-2, atol=2e-3 * float(slope.abs().max()))
+
+
+def test_search_finds_the_minimum_whatever_the_scale_of_the_loss():
+    problem = task("gaussian", n=60)
+    found = []
+    for unit in (1.0, 1e-6):
+        scaled = Task("gaussian", problem.keys, problem.values * unit, problem.weights, problem.kept, squared_error)
+        objective = LeaveOneOut(scaled)
+        settings = Settings(100, 1e-9, 2, np.random.RandomState(0))
+        found.append(search(objective, objective, 3, settings).log_scale)
+        _, slope = objective.value(torch.from_numpy(found[-1]))
+        inside = np.abs(found[-1]) < 6
+        loss = objective.value(torch.from_numpy(found[-1]))[0]
+        assert np.abs(slope.numpy()[inside]).max() < 1e-3 * loss
+    np.testing.assert_allclose(found[0], found[1], atol=5e-2)

@@ -1,0 +1,284 @@
+"""Predictions, their spread, quantiles and neighbours against numpy; data that are hard."""
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas.errors import DtypeError, ShapeError
+from attlas.estimators import AttentionClassifier, AttentionRegressor
+from attlas.estimators.kernels import KERNELS
+
+NAMES = list(KERNELS)
+
+
+def data(n=60, d=2, e=None, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, size=(n, d))
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng.normal(size=n)
+    return X, y if e is None else np.column_stack([y, *(100 + X[:, :1].T * i for i in range(1, e))])
+
+
+def shares(kernel, X, keys, h, w=None):
+    score = kernel if isinstance(kernel, attlas.Score) else KERNELS[kernel]()
+    x, k = (torch.tensor(points / h) for points in (X, keys))
+    p = attlas.attend(x, k, score=score).to_dense().numpy() * (1.0 if w is None else w)
+    return p / p.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("kernel", [*NAMES, attlas.Cosine(0.5)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_everything_is_read_from_one_matrix_of_weights(kernel, weighted):
+    X, y = data(e=2)
+    h = np.array([0.5, 0.9])
+    w = np.random.default_rng(1).uniform(0.2, 3.0, size=len(X)) if weighted else None
+    model = AttentionRegressor(kernel, bandwidth=h).fit(X, y, sample_weight=w)
+    new = X[:17] * 0.8
+    # A score that is no distance sees the points from the centre of the data.
+    centre = np.average(X, axis=0, weights=w)
+    p = shares(kernel, new - centre, X - centre, h, w)
+    mean, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, p @ y, rtol=0, atol=2e-6)
+    expected = np.sqrt((p[..., None] * np.square(y - (p @ y)[:, None])).sum(1))
+    np.testing.assert_allclose(std, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.weights(new).to_dense().numpy(), p, atol=1e-12)
+    np.testing.assert_allclose(model.effective_neighbours(new), 1 / np.square(p).sum(1), rtol=1e-9)
+    largest, who = model.top_neighbours(new, 3)
+    np.testing.assert_allclose(largest, -np.sort(-p, axis=1)[:, :3], atol=1e-12)
+    np.testing.assert_allclose(np.take_along_axis(p, who, 1), largest, atol=1e-12)
+    levels = [0.0, 0.1, 0.5, 0.93, 1.0]
+    found = model.predict_quantile(new, levels)
+    assert found.shape == (17, 2, 5)
+    for i in range(len(new)):
+        some = p[i] > 0
+        exact = np.quantile(y[some], levels, axis=0, weights=p[i][some], method="inverted_cdf")
+        np.testing.assert_allclose(found[i], exact.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("tolerance", [0, 1e-7])
+def test_local_lines_are_weighted_least_squares(kernel, tolerance):
+    X, y = data(n=80)
+    h = np.array([0.7, 0.9])
+    model = AttentionRegressor(kernel, bandwidth=h, degree=1, tolerance=tolerance).fit(X, y)
+    new = X[:10] * 0.8
+    p = shares(kernel, new, X, h)
+    mean, std = model.predict(new, return_std=True)
+    for i, point in enumerate(new):
+        design = np.column_stack([np.ones(len(X)), X - point])
+        root = np.sqrt(p[i])[:, None]
+        line = np.linalg.lstsq(root * design, root[:, 0] * y, rcond=None)[0]
+        assert mean[i] == pytest.approx(line[0], abs=1e-9 if tolerance == 0 else 1e-5)
+        moved = y - (X - point) @ line[1:]
+        assert std[i] == pytest.approx(np.sqrt(p[i] @ np.square(moved - line[0])), abs=1e-8)
+        some = p[i] > 0
+        exact = np.quantile(moved[some], 0.3, weights=p[i][some], method="inverted_cdf")
+        assert model.predict_quantile(point[None], 0.3)[0] == pytest.approx(exact, abs=1e-8)
+
+
+def test_a_line_is_exact_for_linear_data_and_level_where_neighbours_do_not_vary():
+    X, _ = data(d=3)
+    y = 2.0 + X @ [1.0, -2.0, 0.5]
+    model = AttentionRegressor(bandwidth=0.4, degree=1, tolerance=0).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), y, atol=1e-9)
+    # Beyond the data the line goes on. All its neighbours have one value of the second feature: it is level there.
+    flat = np.column_stack([X[:, 0], np.full(len(X), 7.0)])
+    model = AttentionRegressor(bandwidth=[0.4, 1.0], degree=1, tolerance=0).fit(flat, 3.0 * X[:, 0])
+    np.testing.assert_allclose(model.predict([[0.2, 7.0], [0.2, 7.5], [1.5, 7.0]]), [0.6, 0.6, 4.5], atol=1e-7)
+    # One neighbour in reach: a local mean of one.
+    lone = AttentionRegressor("boxcar", bandwidth=0.5, degree=1).fit([[0.0], [5.0]], [1.0, 3.0])
+    np.testing.assert_allclose(lone.predict([[0.3], [4.8]]), [1.0, 3.0])
+
+
+@pytest.mark.parametrize("kernel", ["epanechnikov", "boxcar", "triangular"])
+def test_points_without_neighbours_are_nan_with_one_warning_or_take_the_nearest(kernel):
+    X, y = np.array([[0.0], [1.0], [10.0]]), np.array([1.0, 2.0, 5.0])
+    far = [[0.5], [4.0], [7.0], [-9.0]]
+    model = AttentionRegressor(kernel, bandwidth=2.0).fit(X, y)
+    with pytest.warns(UserWarning, match="3 of 4 points have no training point within one bandwidth") as caught:
+        mean, std = model.predict(far, return_std=True)
+    assert len(caught) == 1
+    np.testing.assert_array_equal(np.isnan(mean), [False, True, True, True])
+    np.testing.assert_array_equal(np.isnan(std), [False, True, True, True])
+    with pytest.warns(UserWarning, match="NaN"):
+        assert np.isnan(model.predict_quantile(far, [0.1, 0.5])[1:]).all()
+    model.set_params(outside="nearest").fit(X, y)
+    mean, std = model.predict(far, return_std=True)
+    np.testing.assert_allclose(mean[1:], [2.0, 5.0, 1.0])
+    np.testing.assert_allclose(std[1:], 0.0)
+    np.testing.assert_allclose(model.predict_quantile(far, [0.1, 0.5])[1:], [[2.0, 2.0], [5.0, 5.0], [1.0, 1.0]])
+    np.testing.assert_array_equal(model.effective_neighbours(far)[1:], 0.0)
+
+
+def test_classes_of_points_without_neighbours():
+    X, y = np.array([[0.0], [1.0], [10.0]]), np.array(["a", "a", "b"])
+    model = AttentionClassifier("boxcar", bandwidth=2.0).fit(X, y)
+    assert model.predict([[0.5], [8.0], [5.0]]).tolist() == ["a", "b", "a"]
+    np.testing.assert_allclose(model.set_params(outside="prior").predict_proba([[5.0]]), [[2 / 3, 1 / 3]])
+    with pytest.warns(UserWarning, match="probabilities are NaN"):
+        assert np.isnan(model.set_params(outside="nan").predict_proba([[5.0]])).all()
+    with pytest.warns(UserWarning, match="probabilities are NaN"):
+        assert model.predict([[5.0]]).tolist() == ["a"]
+
+
+def test_a_gaussian_reaches_far_points():
+    model = AttentionRegressor(bandwidth=1.0).fit([[0.0], [1.0], [2.0]], [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(model.predict([[1e6], [-1e6]]), [3.0, 1.0])
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e30])
+@pytest.mark.parametrize("output", [1e-30, 1e30])
+def test_units_change_nothing(unit, output):
+    X, y = data(n=40)
+    plain = AttentionRegressor().fit(X, y)
+    scaled = AttentionRegressor().fit(X * unit, y * output)
+    np.testing.assert_allclose(scaled.bandwidth_, plain.bandwidth_ * unit, rtol=1e-5)
+    np.testing.assert_allclose(
+        scaled.predict(X * unit, return_std=True)[1], plain.predict(X, return_std=True)[1] * output, rtol=1e-4
+    )
+    assert scaled.loo_score_ == pytest.approx(plain.loo_score_, rel=1e-6)
+
+
+def test_float32_stays_float32_and_is_near_float64():
+    X, y = data()
+    double = AttentionRegressor(bandwidth=0.3).fit(X, y)
+    single = AttentionRegressor(bandwidth=0.3).fit(X.astype(np.float32), y.astype(np.float32))
+    assert (double.predict(X).dtype, single.predict(X).dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(single.predict(X), double.predict(X), atol=1e-5)
+    assert AttentionRegressor(bandwidth=0.3, dtype=torch.float32).fit(X, y).predict(X).dtype == np.float32
+
+
+def test_constant_features_and_outputs_one_row_and_duplicates():
+    X, y = data(n=30)
+    plain = AttentionRegressor().fit(X, y)
+    wide = np.column_stack([X[:, 0], np.full(30, 4.2), X[:, 1]])
+    model = AttentionRegressor().fit(wide, y)
+    assert np.isinf(model.bandwidth_).tolist() == [False, True, False]
+    assert model.loo_score_ > 0.5
+    assert plain.loo_score_ == pytest.approx(model.loo_score_, abs=0.05)
+    other = wide.copy()
+    other[:, 1] = 99.0
+    np.testing.assert_array_equal(model.predict(wide), model.predict(other))
+    assert AttentionRegressor().fit(X, np.full(30, 2.5)).predict(X) == pytest.approx(2.5)
+    for kernel in NAMES:
+        one = AttentionRegressor(kernel).fit([[1.0, 2.0]], [3.0])
+        np.testing.assert_allclose(one.predict([[9.0, 9.0], [1.0, 2.0]]), 3.0)
+        same = AttentionRegressor(kernel).fit(np.ones((4, 2)), [1.0, 2.0, 3.0, 4.0])
+        np.testing.assert_allclose(same.predict([[1.0, 1.0]]), 2.5)
+    repeated = AttentionRegressor().fit(np.repeat(X, 2, axis=0), np.repeat(y, 2))
+    assert np.isfinite(repeated.predict(X)).all()
+    assert np.isfinite(
+        AttentionRegressor().fit(data(n=4, d=6)[0], [1.0, 2.0, 3.0, 4.0]).predict(data(n=4, d=6)[0])
+    ).all()
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "words"),
+    [
+        ([[1.0], [np.nan]], [1.0, 2.0], "Input X contains NaN"),
+        ([[1.0], [np.inf]], [1.0, 2.0], "Input X contains infinity"),
+        ([[1.0], [2.0]], [1.0, np.nan], "Input y contains NaN"),
+        ([["a"], ["b"]], [1.0, 2.0], "could not convert string to float"),
+        (np.empty((0, 2)), [], "minimum of 1 is required"),
+        (np.empty((2, 0)), [1.0, 2.0], "0 feature"),
+        ([1.0, 2.0], [1.0, 2.0], "Expected 2D array"),
+        ([[1.0], [2.0]], [1.0], "inconsistent numbers of samples"),
+        ([[1j], [2.0]], [1.0, 2.0], "Complex data not supported"),
+    ],
+)
+def test_bad_data_are_refused_in_the_words_of_scikit_learn(X, y, words):
+    for estimator in (AttentionRegressor(), AttentionClassifier()):
+        with pytest.raises(ValueError, match=words):
+            estimator.fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"kernel": "cosine"}, ShapeError, "kernel must be 'gaussian'"),
+        ({"kernel": attlas.Gaussian}, DtypeError, "kernel=Gaussian\\(\\), an object and not its class"),
+        ({"bandwidth": "best"}, ShapeError, "bandwidth='loo'"),
+        ({"bandwidth": -1.0}, ShapeError, "finite number above 0"),
+        ({"bandwidth": [1.0, np.inf]}, ShapeError, "finite number above 0"),
+        ({"bandwidth": [1.0, 2.0, 3.0]}, ShapeError, "2 features in X, 3 bandwidths"),
+        ({"bandwidth": None}, DtypeError, "bandwidth must be"),
+        ({"degree": 2}, ShapeError, "degree must be 0 or 1"),
+        ({"outside": "mean"}, ShapeError, "outside must be 'nan' or 'nearest'"),
+        ({"max_iter": 0}, ShapeError, "max_iter must be a whole number, 1 or more"),
+        ({"tol": -1.0}, ShapeError, "tol must be a number, 0 or more"),
+        ({"loo_rows": "some"}, ShapeError, "loo_rows"),
+        ({"weights_are": "odd"}, ShapeError, "weights_are must be 'counts' or 'importance'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, error, words):
+    X, y = data(n=10)
+    with pytest.raises(error, match=words):
+        AttentionRegressor(**settings).fit(X, y)
+
+
+def test_quantile_levels_and_weights_are_checked():
+    X, y = data(n=10)
+    model = AttentionRegressor(bandwidth=1.0).fit(X, y)
+    with pytest.raises(ShapeError, match="level from 0 to 1"):
+        model.predict_quantile(X, 1.5)
+    with pytest.raises(ValueError, match=r"[Nn]egative"):
+        AttentionRegressor().fit(X, y, sample_weight=-np.ones(10))
+    with pytest.raises(ValueError, match=r"weight.*(above 0|zero)"):
+        AttentionRegressor().fit(X, y, sample_weight=np.zeros(10))
+
+
+def test_parts_of_the_data_add_up():
+    X, y = data()
+    whole = AttentionRegressor(bandwidth=0.3, tolerance=0).fit(X, y)
+    parts = [AttentionRegressor(bandwidth=0.3, tolerance=0).fit(X[i::3], y[i::3]).partial_sums(X) for i in range(3)]
+    merged = parts[0].merge(parts[1]).merge(parts[2]).mean().numpy()[:, 0]
+    np.testing.assert_allclose(merged, whole.predict(X), atol=1e-12)
+    with pytest.raises(ShapeError, match="sums that add up"):
+        AttentionRegressor(bandwidth=0.3, degree=1).fit(X, y).partial_sums(X)
+
+
+@pytest.mark.parametrize("kernel", [*NAMES, attlas.Gaussian(1.0)])
+@pytest.mark.parametrize("degree", [0, 1])
+def test_a_search_beats_the_rule_and_leaves_out_a_feature_that_tells_nothing(kernel, degree):
+    if degree and isinstance(kernel, attlas.Score):
+        pytest.skip("scores are searched for local means")
+    X, y = data(n=80)
+    X = np.column_stack([X[:, 0], 50 * np.random.default_rng(5).normal(size=80)])
+    model = AttentionRegressor(kernel, degree=degree).fit(X, y)
+    rule = AttentionRegressor(kernel, degree=degree, bandwidth="scott").fit(X, y)
+    left_out = rule.leave_one_out()
+    assert model.loo_loss_ < np.mean((y - left_out) ** 2)
+    np.testing.assert_allclose(model.loo_loss_, np.mean((y - model.leave_one_out()) ** 2), rtol=1e-5)
+    assert model.loo_score_ > 0.8
+    assert model.path_["scale"].shape == model.path_["loss"].shape
+    assert len(model.path_["bandwidth"]) == len(model.path_["bandwidth_loss"]) > 0
+    assert model.n_iter_ >= 1
+
+
+def test_searches_repeat_themselves_and_start_warm():
+    X, y = data(n=80)
+    first, second = (AttentionRegressor().fit(X, y) for _ in range(2))
+    np.testing.assert_array_equal(first.bandwidth_, second.bandwidth_)
+    warm = AttentionRegressor(warm_start=True).fit(X, y)
+    steps = warm.n_iter_
+    found = warm.bandwidth_.copy()
+    warm.fit(X, y)
+    assert warm.n_iter_ < steps
+    assert not len(warm.path_["scale"])
+    np.testing.assert_allclose(warm.bandwidth_, found, rtol=0.1)
+
+
+def test_a_sample_of_rows_is_nearly_as_good_as_all():
+    X, y = data(n=300)
+    every = AttentionRegressor(loo_rows="all").fit(X, y)
+    some = AttentionRegressor(loo_rows=100).fit(X, y)
+    assert (every.loo_rows_, some.loo_rows_) == (300, 100)
+    assert np.mean((y - some.leave_one_out()) ** 2) < 1.2 * every.loo_loss_
+
+
+def test_larger_searches_compare_starts_in_float32(monkeypatch):
+    X, y = data(n=300)
+    exact = AttentionRegressor().fit(X, y)
+    monkeypatch.setattr("attlas.estimators.base._COARSE_PAIRS", 300 * 100)
+    coarse = AttentionRegressor().fit(X, y)
+    assert coarse.loo_loss_ == pytest.approx(exact.loo_loss_, rel=1e-3)
