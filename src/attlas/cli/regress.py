@@ -35,7 +35,7 @@ __all__ = ["add", "run"]
 _KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
 _BOUNDED = ("epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
-_LOOKED_AT = 2_000  # rows whose neighbours are counted
+_LOOKED_AT, _PAIRS = 2_000, 5e7  # rows whose neighbours are counted; fewer where tables are long
 
 _EXAMPLES = """\
 examples:
@@ -153,7 +153,8 @@ def _fit(
     seconds = time.perf_counter() - start
     with terminal.step("leaving each row out"):
         left = y - model.leave_one_out()
-        few = np.random.default_rng(0).permutation(len(y))[:_LOOKED_AT]
+        most = int(np.clip(_PAIRS / len(y), 100, _LOOKED_AT))
+        few = np.random.default_rng(0).permutation(len(y))[:most]
         neighbours = model.effective_neighbours(x[few])
     own = baselines.judge(left, y)
     found = Fit(
