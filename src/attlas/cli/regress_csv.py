@@ -114,13 +114,13 @@ def _records(text: io.TextIOWrapper, source: str, path: Path, form: Form) -> Rec
         raise _error("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
     delimiter = form.delimiter or _delimiter(head)
     rows = _cells(itertools.chain(head, lines), delimiter, source)
-    _, first = next(rows)
+    line, first = next(rows)
     bare = all(is_number(cell, form.decimal) for cell in first)
     named = form.header == "yes" or (form.header == "auto" and not bare)
     names = [cell.strip() for cell in first] if named else [str(place + 1) for place in range(len(first))]
     if not named:
-        # The first record is data: the file is read from its beginning again.
-        rows = itertools.chain([(1, first)], rows)
+        # The first record is data.
+        rows = itertools.chain([(line, first)], rows)
     return Records(
         source, None if source == STDIN else path, names, named, delimiter, _even(rows, names, source, delimiter)
     )
