@@ -104,7 +104,7 @@ def test_columns_without_names_are_called_by_their_places(tmp_path: Path) -> Non
     path = put(tmp_path, "2019,2020\n1,2\n3,4\n")
     np.testing.assert_array_equal(read(path, ["1"], "2"), [[2019, 2020], [1, 2], [3, 4]])
     np.testing.assert_array_equal(read(path, ["2019"], "2020", Form(header="yes")), [[1, 2], [3, 4]])
-    assert "line 1, column 1" in refused(put(tmp_path, "a,y\n1,2\n"), ["1"], "2", Form(header="no"))
+    assert "line 3, column 1" in refused(put(tmp_path, "\n\na,y\n1,2\n"), ["1"], "2", Form(header="no"))
 
 
 def test_a_long_file_is_read_in_parts(tmp_path: Path) -> None:

@@ -30,6 +30,16 @@ def test_kernel_pooling_finds_the_bandwidth(tmp_path: Path, capsys: pytest.Captu
     assert "bandwidth        0.500 -> " in capsys.readouterr().out
 
 
+def test_kernel_regression_says_whom_it_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="the data and the estimator are scikit-learn's")
+    found = run("kernel_regression", ["--quick"], tmp_path / "regression.png")
+    assert found["kernel"] > 0.4
+    assert abs(found["kernel"] - found["linear"]) < 0.1
+    assert 10 < found["rest"] < 442
+    assert 5 / 442 < found["weight"] < 1.0
+    assert "R², cross-validated: linear 0.4" in capsys.readouterr().out
+
+
 def test_a_recorded_model_is_read_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="the model is one of transformers")
     found = run("record_a_model", ["--tokens", "4"], tmp_path / "heads.png")

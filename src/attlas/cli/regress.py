@@ -21,9 +21,8 @@ from attlas.cli.regress_csv import DELIMITERS, Form
 from attlas.cli.regress_figures import figure
 from attlas.cli.regress_predict import predict
 from attlas.cli.regress_table import CsvTable, ParquetTable, Table, open_table, read_table
-from attlas.cli.regress_words import Feature, Fit, as_json, say
+from attlas.cli.regress_words import Feature, Fit, as_json, many, say
 from attlas.cli.terminal import Help, Terminal, UsageError
-from attlas.cli.words import count
 from attlas.errors import MissingExtraError, explain
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ __all__ = ["add", "run"]
 _KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
 _BOUNDED = ("epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
-_LOOKED_AT = 2_000  # rows whose neighbours are counted
+_LOOKED_AT, _PAIRS = 2_000, 5e7  # rows whose neighbours are counted; fewer where tables are long
 
 _EXAMPLES = """\
 examples:
@@ -120,7 +119,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         data = read_table(table, features, arguments.target, drop_missing=arguments.drop_missing)
     if len(data.numbers) < 2:
         raise _error(
-            "there must be at least 2 rows.", f"{len(data.numbers)} rows of {data.source}", "a table with more rows"
+            "there must be at least 2 rows.",
+            f"{many(len(data.numbers), 'row')} of {data.source}",
+            "a table with more rows",
         )
     model, fit = _fit(arguments, bandwidth, features, data, terminal)
     if arguments.json:
@@ -147,12 +148,13 @@ def _fit(
     )
     what = "learning the bandwidths" if bandwidth == "loo" else "fitting"
     start = time.perf_counter()
-    with terminal.step(f"{what} on {count(len(y))} rows"):
+    with terminal.step(f"{what} on {many(len(y), 'row')}"):
         model.fit(x, y)
     seconds = time.perf_counter() - start
     with terminal.step("leaving each row out"):
         left = y - model.leave_one_out()
-        few = np.random.default_rng(0).permutation(len(y))[:_LOOKED_AT]
+        most = int(np.clip(_PAIRS / len(y), 100, _LOOKED_AT))
+        few = np.random.default_rng(0).permutation(len(y))[:most]
         neighbours = model.effective_neighbours(x[few])
     own = baselines.judge(left, y)
     found = Fit(

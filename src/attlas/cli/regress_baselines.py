@@ -87,9 +87,9 @@ def linear(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
     array([0., 0., 0., 0.])
     """
     n = len(y)
-    centred = x - x.mean(0)
-    size = np.abs(centred).max(0, initial=0.0)
-    columns = centred[:, size > 0] / size[size > 0]
+    varied = x[:, x.max(0) > x.min(0)]  # of a constant, rounding would be left, and look like a feature
+    centred = varied - varied.mean(0)
+    columns = centred / np.abs(centred).max(0)
     columns /= np.sqrt(np.square(columns).sum(0))
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
     u = u[:, s > max(n, x.shape[1]) * np.finfo(np.float64).eps * s.max(initial=0.0)]

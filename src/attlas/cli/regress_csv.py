@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from attlas.cli.regress_cells import is_number
 from attlas.cli.terminal import UsageError
@@ -74,7 +74,7 @@ def open_records(path: Path, form: Form) -> Iterator[Records]:
     piped = str(path) == "-"
     source = STDIN if piped else path.name
     try:
-        raw: BinaryIO = sys.stdin.buffer if piped else path.open("rb")
+        raw: Any = sys.stdin.buffer if piped else path.open("rb")
         first = raw.read(4)
     except OSError as error:
         raise _error(
@@ -92,7 +92,7 @@ def open_records(path: Path, form: Form) -> Iterator[Records]:
 class _Rejoined(io.RawIOBase):
     """A stream with the bytes before it that were read to see how it is encoded: a pipe cannot be rewound."""
 
-    def __init__(self, first: bytes, rest: BinaryIO) -> None:
+    def __init__(self, first: bytes, rest: io.BufferedIOBase) -> None:
         self.first, self.rest = first, rest
 
     def readable(self) -> bool:
@@ -101,7 +101,7 @@ class _Rejoined(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # io calls it with a memoryview
         """Fill the buffer, with the first bytes first."""
-        part = self.first or self.rest.read(len(buffer))
+        part = self.first or self.rest.read1(len(buffer))
         part, self.first = part[: len(buffer)], part[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)
@@ -114,13 +114,13 @@ def _records(text: io.TextIOWrapper, source: str, path: Path, form: Form) -> Rec
         raise _error("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
     delimiter = form.delimiter or _delimiter(head)
     rows = _cells(itertools.chain(head, lines), delimiter, source)
-    _, first = next(rows)
+    line, first = next(rows)
     bare = all(is_number(cell, form.decimal) for cell in first)
     named = form.header == "yes" or (form.header == "auto" and not bare)
     names = [cell.strip() for cell in first] if named else [str(place + 1) for place in range(len(first))]
     if not named:
-        # The first record is data: the file is read from its beginning again.
-        rows = itertools.chain([(1, first)], rows)
+        # The first record is data.
+        rows = itertools.chain([(line, first)], rows)
     return Records(
         source, None if source == STDIN else path, names, named, delimiter, _even(rows, names, source, delimiter)
     )

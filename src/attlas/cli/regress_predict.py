@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attlas.cli.regress_csv import Form
 from attlas.cli.regress_table import Batch, CsvTable, ParquetTable, open_table
+from attlas.cli.regress_words import many
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import explain
@@ -84,8 +85,8 @@ def predict(
                 write_chunks(temporary, [*features, *names], whole, "regress")
             else:
                 _write_text(temporary, table, features, names, rows)
-    lost = f"; {count(told.without)} have no prediction" if told.without else ""
-    return f"{count(told.rows)} rows with {' and '.join(names)}{lost}"
+    lost = f"; {count(told.without)} {'has' if told.without == 1 else 'have'} no prediction" if told.without else ""
+    return f"{many(told.rows, 'row')} with {' and '.join(names)}{lost}"
 
 
 def _predicted(
@@ -97,7 +98,7 @@ def _predicted(
     tick: Callable[[], None],
 ) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
     for batch in table.batches(features, drop_missing=arguments.drop_missing):
-        full: NDArray[np.bool_] = np.isfinite(batch.numbers).all(axis=1)
+        full = np.atleast_1d(np.isfinite(batch.numbers).all(axis=1))
         found = np.full((len(batch.numbers), 2 if arguments.std else 1), np.nan)
         if full.any():
             with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from attlas.cli.regress_baselines import Judged
 from attlas.cli.terminal import Terminal
 from attlas.cli.words import count, percent
 
-__all__ = ["Feature", "Fit", "as_json", "say"]
+__all__ = ["Feature", "Fit", "as_json", "many", "number", "say"]
 
 _SHOWN = 24  # features that are listed; the others matter less
 _BAR = 16
@@ -117,13 +117,13 @@ def _finite(value: Any) -> Any:
 
 def say(fit: Fit, terminal: Terminal) -> None:
     """Print a fit."""
-    many = f"{count(len(fit.features))} feature" + ("s" if len(fit.features) != 1 else "")
-    title = f"{fit.target} from {many}, {count(fit.rows)} rows of {fit.source}"
+    title = f"{fit.target} from {many(len(fit.features), 'feature')}, {many(fit.rows, 'row')} of {fit.source}"
     terminal.say(terminal.style(title, "bold"))
     how = f"{fit.kernel.capitalize()} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}"
     terminal.say(f"  {how}; fitted in {_seconds(fit.seconds)}")
     if fit.dropped:
-        terminal.say(f"  {count(fit.dropped)} rows with a missing value are left out")
+        verb = "is" if fit.dropped == 1 else "are"
+        terminal.say(f"  {many(fit.dropped, 'row')} with a missing value {verb} left out")
     terminal.say()
     _features(fit, terminal)
     terminal.say()
@@ -194,6 +194,17 @@ def _verdict(fit: Fit) -> list[str]:
     if fit.alone:
         lines.append(f"{percent(fit.alone)} of the rows reach no other: the mean stands in for them in these errors.")
     return lines
+
+
+def many(number: int, word: str) -> str:
+    """Return how many there are.
+
+    Examples
+    --------
+    >>> many(1, "row"), many(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count(number)} {word}" + ("s" if number != 1 else "")
 
 
 def number(value: float, digits: int = 4) -> str:
