@@ -162,7 +162,7 @@ def test_what_is_looked_at_comes_first(long: attlas.AttentionMatrix) -> None:
 def test_bands_hold_whole_blocks() -> None:
     for n in (1, 1000, 100_000, 10**7):
         for heads in (1, 12):
-            assert band_height(n, heads) % 32 == 0
+            assert band_height(n, heads) % 32 == band_height(n, heads, dense=True) % 32 == 0
 
 
 def test_the_mean_of_heads_has_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +189,26 @@ def test_the_mean_of_heads_has_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert np.isnan(known[~seen]).all()
     assert not seen.all()
     store.close()
+
+
+def test_the_mean_of_heads_shows_its_sums_first() -> None:
+    """Sums of blocks and columns are means of those of the heads, which need not be written out."""
+    torch.manual_seed(4)
+    A = attlas.attend(torch.randn(1, 3, 9000, 4), torch.randn(1, 3, 9000, 4), mask=attlas.Window(300, 0))
+    service = Service(A)
+    codes = complete(service, head="mean")
+    assert facts(service, "status")["jobs"] == []
+    head = Head(A)
+    table = head.blocks(range(64 * 100), range(64 * 100), 64)
+    part, seen = codes[:100, :100], table.cells > 0
+    assert ((part > 0) == seen).all()
+    np.testing.assert_allclose(decode(part)[seen], table.pooled("mean")[seen], rtol=5e-4)
+    mass = numbers(service, "track", entry=0, head="mean", name="column_mass")
+    np.testing.assert_allclose(mass, A.collect(attlas.stats.ColumnMass())[0][0].mean(0), rtol=1e-4)
+    answer = ask(service, "track", entry=0, head="mean", name="entropy")
+    assert not answer.final, "this needs the weights of all heads"
+    assert not ask(service, "tile", entry=0, head="mean", level=6, y=0, x=0, pool="max").final
+    service.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- stored
@@ -518,7 +538,7 @@ def test_passes_that_nobody_looks_at_are_let_go(long: attlas.AttentionMatrix, mo
 
 def test_pass_of_nothing_is_complete() -> None:
     for m, n in ((0, 0), (0, 5)):
-        found = Pass(m, n, 1, {key: np.zeros(shape, dtype) for key, (shape, dtype) in layout(m, n).items()})
+        found = Pass(m, n, {key: np.zeros(shape, dtype) for key, (shape, dtype) in layout(m, n).items()}, 32)
         assert found.complete
         assert found.progress == 1
         assert found.track("column_mass").shape == (n,)

@@ -154,7 +154,7 @@ class Head:
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=A.dtype)
         self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
-        self._uniform = self.heads == 1 or _is_uniform(self.A)
+        self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
     @property
     def nbytes(self) -> int:
@@ -217,7 +217,7 @@ class Head:
             empty = np.zeros((len(edges[0]) - 1, len(edges[1]) - 1))
             return Table(empty, empty, empty.astype(np.int64))
         go_on(wanted)
-        if self.heads > 1 and not (pool == "mean" and self._uniform):
+        if self.heads > 1 and not (pool == "mean" and self.is_uniform):
             return self._dense_pooled(rows, columns, edges, wanted)
         found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
         total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
@@ -257,7 +257,7 @@ class Head:
         if 0 in (len(rows), len(columns)):
             return np.zeros((len(rows), len(columns)), dtype=np.float32)
         weights = self.window(rows, columns, wanted).to_dense(limit=None)[0]
-        return _array((weights[0] if self.heads == 1 else weights.double().mean(0)).float())
+        return _array(weights.mean(0).float())
 
     def allowed(self, rows: range, columns: range) -> Array:
         """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
@@ -275,7 +275,7 @@ class Head:
         As in `pooled`, `pool` says which number is needed.
         """
         problem, edges = self.A.problem, (range(len(rows) + 1), columns)
-        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self._uniform))
+        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self.is_uniform))
         if fused and (problem.mask is None or problem.interval is not None):
             found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
             total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
@@ -312,24 +312,49 @@ class Head:
             numbers_of_rows[empty] = np.nan
         return Band(Table(*(_array(t[0, 0]) for t in found[:3])), *arrays)
 
+    def sums(self, rows: range, size: int, wanted: Wanted = None) -> Band:
+        """Return those numbers of `band` that are the mean of those of the heads; the others are NaN.
+
+        Asked for only where `is_uniform`: sums of blocks and of columns, many times faster than the rest.
+        """
+        window = self.window(rows, range(self.n), wanted)
+        found, mass = window.collect(Blocks(edges_of(len(rows), size), edges_of(self.n, size)), stats.ColumnMass())
+        total = _array(found.sum[0].mean(0))
+        unknown, columns = np.full(len(rows), np.nan, dtype=np.float32), np.full(self.n, np.nan, dtype=np.float32)
+        table = Table(total, np.full_like(total, np.nan), _array(found.cells[0, 0]))
+        return Band(table, unknown, unknown, unknown, _array(mass[0].mean(0).float()), columns)
+
     def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
-        """Do the same from the mean weights of several heads, some rows at a time."""
-        if not self.n:
-            nothing = np.zeros((len(edges_of(len(rows), size)) - 1, 0))
-            unknown, none = np.full(len(rows), np.nan, dtype=np.float32), np.zeros(0, dtype=np.float32)
-            return Band(Table(nothing, nothing, nothing), unknown, unknown, unknown, none, none)
-        numbers: list[Array] = []
-        tables: list[Table] = []
-        mass, most = np.zeros(self.n), np.zeros(self.n)
-        wide = edges_of(self.n, size)[:-1]
-        for part, weights, allowed in self.parts(rows, range(self.n), size, wanted):
-            numbers.append(_of_rows(weights, allowed))
-            mass += weights.sum(axis=0, dtype=np.float64)
-            np.maximum(most, weights.max(axis=0), out=most)
-            tables.append(_reduced(weights, allowed, edges_of(len(part), size)[:-1], wide))
-        joined = Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
-        entropy, effective, largest = np.concatenate(numbers, axis=1)
-        return Band(joined, entropy, effective, largest, mass.astype(np.float32), most.astype(np.float32))
+        """Do the same from the mean weights of several heads, which are written out some rows at a time."""
+        shape = len(edges_of(len(rows), size)) - 1, len(edges_of(self.n, size)) - 1
+        table = Table(*(np.zeros(shape, dtype) for dtype in ("f8", "f4", "i8")))
+        numbers = np.full((3, len(rows)), np.nan, dtype=np.float32)
+        mass, most = np.zeros(self.n), np.zeros(self.n, dtype=np.float32)
+        columns = self._columns_of(rows, size)
+        inside = slice(columns.start, columns.stop)
+        wide = slice(columns.start // size, -(-columns.stop // size))
+        for part, weights, allowed in self.parts(rows, columns, size, wanted) if len(columns) else ():
+            place = slice(part.start - rows.start, part.stop - rows.start)
+            numbers[:, place] = _of_rows(weights, allowed)
+            mass[inside] += weights.sum(axis=0, dtype=np.float64)
+            np.maximum(most[inside], weights.max(axis=0), out=most[inside])
+            found = _reduced(weights, allowed, edges_of(len(part), size)[:-1], edges_of(len(columns), size)[:-1])
+            high = slice(place.start // size, -(-place.stop // size))
+            for into, values in zip(table, found, strict=True):
+                into[high, wide] = values
+        entropy, effective, largest = numbers
+        return Band(table, entropy, effective, largest, mass.astype(np.float32), most)
+
+    def _columns_of(self, rows: range, size: int) -> range:
+        """Return the stretch of keys that some rows can see at all, from the edge of a block on."""
+        runs = self.A.problem.interval
+        if runs is None:
+            return range(self.n)
+        first, stop = (t[..., rows.start : rows.stop] for t in runs)
+        seen = stop > first
+        if not bool(seen.any()):
+            return range(0)
+        return range(int(first[seen].min()) // size * size, int(stop[seen].max()))
 
 
 def _of_rows(weights: Array, allowed: Array) -> Array:

@@ -73,7 +73,7 @@ def _maxima(
         place = tuple(slice(span.start // _BLOCK, -(-span.stop // _BLOCK)) for span in (rows, columns))
         yield rows.start, known.arrays["max"][place], known.arrays["cells"][place]
         return
-    for span in cut(len(rows), band_height(len(columns), head.heads)):
+    for span in cut(len(rows), band_height(len(columns), head.heads, dense=head.heads > 1)):
         go_on(wanted)
         some = range(rows.start + span.start, rows.start + span.stop)
         table = head.blocks(some, columns, _BLOCK, "max", wanted)

@@ -7,18 +7,28 @@ import json
 import threading
 import time
 from collections import OrderedDict
+from typing import Literal, NamedTuple, TypeAlias
 
 from attlas.view.exact import Head, UnwantedError, Wanted, go_on
-from attlas.view.pyramid import BASE, Pass, layout
+from attlas.view.pyramid import BASE, Pass, band_height, layout
 from attlas.view.source import Place, Source
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
-__all__ = ["PassJob", "Passes"]
+__all__ = ["Kind", "PassJob", "PassKey", "Passes"]
+
+Kind: TypeAlias = Literal["all", "sums"]
 
 _FORMAT = 1
 _AT_ONCE = 1 << 23  # cells up to which a pass is made while one waits: some milliseconds
 _MAPPED = 256 << 20  # bytes of passes that are held open
+
+
+class PassKey(NamedTuple):
+    """Which pass: of what, and whether it finds all numbers or the sums alone."""
+
+    place: Place
+    kind: Kind
 
 
 class PassJob:
@@ -34,10 +44,13 @@ class PassJob:
         Under which name.
     facts : dict
         What must agree for a stored pass to be this one.
+    kind : {"all", "sums"}
+        Whether all numbers are found, or sums alone.
     """
 
-    def __init__(self, head: Head, store: Store, name: str, facts: dict[str, object]) -> None:
+    def __init__(self, head: Head, store: Store, name: str, facts: dict[str, object], kind: Kind = "all") -> None:
         self.head = head
+        self._band = head.band if kind == "all" else head.sums
         self.row = 0.0  # the bands nearest to it come first
         self.error = ""
         self.seconds = 0.0  # of computing, so far
@@ -45,7 +58,8 @@ class PassJob:
         kept = store.open(name, facts, shapes)
         self._draft = store.draft(name, facts, shapes) if kept is None else None
         arrays = kept if self._draft is None else self._draft.arrays
-        self.found = Pass(head.m, head.n, head.heads, arrays or {}, complete=kept is not None)
+        height = band_height(head.n, head.heads, dense=head.heads > 1 and kind == "all")
+        self.found = Pass(head.m, head.n, arrays or {}, height, complete=kept is not None)
         self.nbytes = sum(array.nbytes for array in self.found.arrays.values())
         self._lock = threading.Lock()
         if self.found.complete:
@@ -65,7 +79,7 @@ class PassJob:
                 return False
             begin = time.monotonic()
             try:
-                self.found.take(band, self.head.band(self.found.rows_of(band), 1 << BASE, wanted))
+                self.found.take(band, self._band(self.found.rows_of(band), 1 << BASE, wanted))
             except UnwantedError:
                 return False
             except (RuntimeError, ValueError, MemoryError) as error:
@@ -104,18 +118,35 @@ class Passes:
 
     def __init__(self, source: Source, store: Store, worker: Worker) -> None:
         self._source, self._store, self._worker = source, store, worker
-        self._open: OrderedDict[Place, PassJob] = OrderedDict()
+        self._open: OrderedDict[PassKey, PassJob] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, place: Place, head: Head, row: float | None = None, wanted: Wanted = None) -> PassJob:
+    def get(
+        self, place: Place, head: Head, *, sums: bool = False, row: float | None = None, wanted: Wanted = None
+    ) -> PassJob:
         """Return a pass, complete or not; it goes on in the background, first with what is near a row.
+
+        Parameters
+        ----------
+        place : Place
+            Of what.
+        head : Head
+            Its matrix.
+        sums : bool
+            Whether sums of blocks and columns are enough: those of a mean over heads are there much sooner.
+        row : float, optional
+            Where somebody looks.
+        wanted : callable, optional
+            Whether somebody still waits.
 
         Raises
         ------
         UnwantedError
             If `wanted` says so while a small pass is made at once.
         """
-        job = self._job(place, head)
+        fast = sums and head.heads > 1 and head.is_uniform and self.known(place) is None
+        key = PassKey(place, "sums" if fast else "all")
+        job = self._job(key, head)
         if row is not None:
             job.row = row
         if job.found.complete or job.error:
@@ -124,14 +155,24 @@ class Passes:
             while job.step():
                 go_on(wanted)
         else:
-            self._worker.ask(place, job)
+            self._worker.ask(key, job)
         return job
 
-    def known(self, place: Place) -> Pass | None:
+    def known(self, place: Place, *, sums: bool = False) -> Pass | None:
         """Return a pass if it is complete and open."""
+        kinds: tuple[Kind, ...] = ("all", "sums") if sums else ("all",)
         with self._lock:
-            job = self._open.get(place)
-        return job.found if job is not None and job.found.complete else None
+            jobs = [self._open.get(PassKey(place, kind)) for kind in kinds]
+        return next((job.found for job in jobs if job is not None and job.found.complete), None)
+
+    def look(self, place: Place, row: float) -> None:
+        """Let the passes of a place that are under way go on near a row."""
+        with self._lock:
+            jobs = [(key, job) for key, job in self._open.items() if key.place == place]
+        for key, job in jobs:
+            job.row = row
+            if not (job.found.complete or job.error):
+                self._worker.ask(key, job)
 
     @property
     def nbytes(self) -> int:
@@ -139,28 +180,29 @@ class Passes:
         with self._lock:
             return sum(job.nbytes for job in self._open.values())
 
-    def _job(self, place: Place, head: Head) -> PassJob:
+    def _job(self, key: PassKey, head: Head) -> PassJob:
         with self._lock:
-            job = self._open.get(place)
+            job = self._open.get(key)
             if job is None:
-                facts = self._facts(place, head)
+                facts = self._facts(key, head)
                 name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-                job = self._open[place] = PassJob(head, self._store, name, facts)
-            self._open.move_to_end(place)
+                job = self._open[key] = PassJob(head, self._store, name, facts, key.kind)
+            self._open.move_to_end(key)
             self._drop()
             return job
 
     def _drop(self) -> None:
         """Let go of the passes asked for longest ago: complete ones are found again in the store."""
         total = sum(job.nbytes for job in self._open.values())
-        for place, job in list(self._open.items())[:-1]:
+        for key, job in list(self._open.items())[:-1]:
             if total <= _MAPPED:
                 return
             total -= job.nbytes
-            del self._open[place]
+            del self._open[key]
             job.close()
 
-    def _facts(self, place: Place, head: Head) -> dict[str, object]:
+    def _facts(self, key: PassKey, head: Head) -> dict[str, object]:
+        place = key.place
         content = self._source.entries[place.entry].key
         return {
             "format": _FORMAT,
@@ -168,6 +210,7 @@ class Passes:
             "batch": place.batch,
             "head": place.head,
             "variant": place.variant,
+            "kind": key.kind,
             "block": 1 << BASE,
             "m": head.m,
             "n": head.n,

@@ -58,7 +58,8 @@ class Pictures:
             table = head.blocks(rows, columns, 1 << level, pool, wanted)
             codes = pad(encode(table.pooled(pool), table.cells > 0))
         else:
-            job = self._passes.get(place, head, (rows.start + rows.stop) / 2, wanted)
+            middle = (rows.start + rows.stop) / 2
+            job = self._passes.get(place, head, sums=pool == "mean", row=middle, wanted=wanted)
             codes, progress = job.found.tile(level, y, x, pool)
             if job.error and progress < 1:
                 raise RuntimeError(job.error)
@@ -74,7 +75,7 @@ class Pictures:
             return Picture(codes)
         if 0 in (head.m, head.n):
             return Picture(np.zeros((size, size), dtype="<u2"))
-        known = self._passes.known(place)
+        known = self._passes.known(place, sums=pool == "mean")
         if head.m * head.n * head.heads <= _EXACT:
             codes = _exact(head, pool, size, wanted)
         elif known is not None:

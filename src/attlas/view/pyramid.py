@@ -53,22 +53,24 @@ class Pass:
 
     Parameters
     ----------
-    m, n, heads : int
-        Sizes of the matrix, and of how many heads it is the mean.
+    m, n : int
+        Sizes of the matrix.
     arrays : mapping of array
         Room for the numbers, as `layout` says; read only where the pass is complete.
     complete : bool
         Whether they hold a whole pass already.
+    height : int
+        Rows of a band.
 
     Notes
     -----
     Memory: 10 bytes a block, 98 MB for 100,000 × 100,000, in files that are mapped.
     """
 
-    def __init__(self, m: int, n: int, heads: int, arrays: Mapping[str, Array], *, complete: bool = False) -> None:
+    def __init__(self, m: int, n: int, arrays: Mapping[str, Array], height: int, *, complete: bool = False) -> None:
         self.m, self.n = m, n
         self.arrays = arrays
-        self.height = band_height(n, heads)
+        self.height = height
         self.done = np.full(-(-m // self.height), complete)
         self._mass = np.zeros(0 if complete else n)
 
@@ -134,15 +136,15 @@ class Pass:
         return summed(self.arrays["sum"][high, wide], factor, np.add, "f8") / np.maximum(cells, 1), cells > 0
 
 
-def band_height(n: int, heads: int = 1) -> int:
+def band_height(n: int, heads: int = 1, *, dense: bool = False) -> int:
     """Return the rows of a band: a power of two, so that no block lies in two bands.
 
     Examples
     --------
-    >>> band_height(100_000), band_height(1000), band_height(100_000, heads=12)
+    >>> band_height(100_000), band_height(1000), band_height(100_000, heads=12, dense=True)
     (1024, 2048, 32)
     """
-    cells = max(n, 1) * (1 if heads == 1 else _DENSE * heads)
+    cells = max(n, 1) * heads * (_DENSE if dense else 1)
     rows = min(max(_BAND_CELLS // cells, 1 << BASE), _BAND_ROWS)
     return 1 << (rows.bit_length() - 1)
 

@@ -20,7 +20,7 @@ from attlas.view.codes import Array
 from attlas.view.exact import Head, UnwantedError, Wanted
 from attlas.view.largest import largest
 from attlas.view.parameters import Parameters, QuestionError
-from attlas.view.passes import Passes, PassJob
+from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
 from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
 from attlas.view.source import Place, Source
@@ -227,22 +227,21 @@ class Service:
 
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
-        level = given.whole("level", 0, self._source.entries[place.entry].levels)
+        given.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
-        if level > ON_DEMAND:
-            self._passes.get(place, head, (rows.start + rows.stop) / 2, wanted)
+        self._passes.look(place, (rows.start + rows.stop) / 2)
         return _json({}, final=False)
 
     def _status(self, given: Parameters, wanted: Wanted) -> Answer:
         jobs = [
             {
-                **dict(zip(("entry", "batch", "head", "variant"), place, strict=True)),
+                **key.place._asdict(),
                 "done": int(job.found.done.sum()),
                 "total": len(job.found.done),
                 "seconds_left": job.seconds_left,
             }
-            for place, job in self._worker.jobs.items()
-            if isinstance(place, Place) and isinstance(job, PassJob)
+            for key, job in self._worker.jobs.items()
+            if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
         return _json({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
 
@@ -265,7 +264,7 @@ class Service:
     def _track(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         name = given.word("name", TRACKS)
-        job = self._passes.get(place, head, wanted=wanted)
+        job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
         progress = job.found.progress  # before the numbers: what is done later is not in them
         if job.error and progress < 1:
             raise RuntimeError(job.error)
@@ -310,7 +309,7 @@ class Service:
 
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
-        known = self._passes.known(place)
+        known = self._passes.known(place, sums=True)
         if known is not None:
             return _number(known.track("column_mass")[j])
         if not (head.knows_lse or head.m * head.n <= 1 << 22):
