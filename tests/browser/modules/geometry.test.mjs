@@ -194,3 +194,39 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
   assert.equal(asked.length, before);
   assert.deepEqual(await tokens.range(4999, 9999), ["t4999"]);
 });
+
+test("the cache of tiles is bounded in bytes, drops the oldest, and gives up what is not wanted", async () => {
+  const { createTiles, sourceOf, tileKey } = await import(`${at}/tiles.js`);
+  const source = sourceOf({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
+  const aborted = [];
+  const asked = [];
+  let slow = false;
+  const transport = {
+    get: (name, { x }, { signal }) =>
+      new Promise((resolve, reject) => {
+        asked.push(x);
+        signal.addEventListener("abort", () => (aborted.push(x), reject(Object.assign(new Error("given up"), { aborted: true }))));
+        if (!slow) resolve({ buffer: new Uint16Array(TILE * TILE).fill(x + 2).buffer, progress: 1 });
+      }),
+  };
+  const limit = 8 * 2 * TILE * TILE;
+  const tiles = createTiles(transport, { bytes: limit, changed() {} });
+  const item = (x) => ({ key: tileKey(source, 0, 0, x), name: "tile", params: { x }, distance: x });
+  for (let x = 0; x < 30; x++) {
+    tiles.begin();
+    tiles.want([item(x)]);
+    await new Promise((go) => setTimeout(go, 0));
+    assert.ok(tiles.bytes() <= limit);
+  }
+  assert.equal(tiles.get(item(0).key), null);
+  assert.equal(tiles.get(item(29).key).codes[7], 31);
+  slow = true;
+  asked.length = 0;
+  tiles.want([item(51), item(50)]);
+  assert.deepEqual(asked, [50, 51]); // the nearest first
+  tiles.want([item(51)]);
+  assert.deepEqual(aborted, [50]);
+  assert.ok(tiles.busy());
+  tiles.destroy();
+  assert.deepEqual(aborted, [50, 51]);
+});

@@ -243,7 +243,11 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
 // The shortest decimal that is this float32, with its power of ten as people write it.
-const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+function exactly(weight) {
+  const text = float32Text(weight);
+  const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
+  return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+}
 const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {

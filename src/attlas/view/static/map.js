@@ -27,11 +27,20 @@ const DRAWN = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE, 
 
 const KEYS = "Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.";
 
-// At least one tile is painted in each frame, then as many as there is time for.
+// At least one tile is painted in each frame, then as many as there is time for; `short` says whether one had to wait.
 function budgetOf(milliseconds) {
   const end = performance.now() + milliseconds;
   let painted = 0;
-  return { left: () => painted++ === 0 || performance.now() < end, exhausted: () => performance.now() >= end };
+  let short = false;
+  return {
+    left() {
+      const more = painted === 0 || performance.now() < end;
+      painted += 1;
+      short ||= !more;
+      return more;
+    },
+    short: () => short,
+  };
 }
 
 function createStage(element, uid) {
@@ -130,7 +139,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     drawn = sceneNow();
     const budget = budgetOf(PAINT_BUDGET);
     lacking = painter.draw(drawn, { look, palette, budget, state: store.state });
-    if (budget.exhausted()) invalidate(); // tiles that wait for their colours
+    if (budget.short()) invalidate(); // tiles wait for their colours
     wantTiles();
     tools.show(store.state.zoom);
     const busy = String(!settled());
@@ -238,6 +247,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     }
     // What was shown as a whole is still shown as a whole when there are two panes.
     if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(fitted());
+    if (changed.some((field) => PLACE.includes(field))) camera.hold();
     tip.hide();
     invalidate();
     rest();
@@ -322,6 +332,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   shape = `${current().m} x ${current().n}`;
   watchDensity();
   palette = makePalette(store.state, look);
+  if (store.state.zoom !== null) camera.hold();
   describe();
   rest();
   invalidate();

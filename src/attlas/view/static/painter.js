@@ -19,13 +19,28 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   let scene = null;
   let hatch = null;
 
-  // The hatching belongs to the matrix: it moves with it.
-  function hatchAt(pane) {
+  // A sheet of hatching as large as the canvas: copying it takes a fraction of what filling with a pattern does.
+  function sheet() {
     const { look } = how;
-    if (!hatch || hatch.look !== look || hatch.dpr !== scene.dpr) hatch = { ...hatching(look, scene.dpr), look, dpr: scene.dpr };
-    const pattern = ctx.createPattern(hatch.canvas, "repeat");
-    pattern.setTransform(new DOMMatrix().translate(pane.px(0) % hatch.side, pane.py(0) % hatch.side));
-    return pattern;
+    const { dpr } = scene;
+    const { width, height } = canvas;
+    if (!hatch || hatch.look !== look || hatch.dpr !== dpr || hatch.width !== width || hatch.height !== height) {
+      const { canvas: one, side } = hatching(look, dpr);
+      const all = document.createElement("canvas");
+      [all.width, all.height] = [width + side, height + side];
+      const paint = all.getContext("2d", { alpha: false });
+      paint.fillStyle = paint.createPattern(one, "repeat");
+      paint.fillRect(0, 0, all.width, all.height);
+      hatch = { all, side, look, dpr, width, height };
+    }
+    return hatch;
+  }
+
+  // The hatching belongs to the matrix: it moves with it.
+  function drawHatching(pane, x0, y0, x1, y1) {
+    const { all, side } = sheet();
+    const from = (value, origin) => (((value - origin) % side) + side) % side;
+    ctx.drawImage(all, from(x0, pane.px(0)), from(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
   }
 
   function drawPane(pane) {
@@ -51,8 +66,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     ctx.beginPath();
     ctx.rect(x0, y0, x1 - x0, y1 - y0);
     ctx.clip();
-    ctx.fillStyle = hatchAt(pane);
-    ctx.fillRect(x0, y0, x1 - x0, y1 - y0);
+    if (x1 > x0 && y1 > y0) drawHatching(pane, x0, y0, x1, y1);
   }
 
   function drawHeads(pane, drawn) {
