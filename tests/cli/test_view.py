@@ -58,7 +58,7 @@ class Command:
     def address(self) -> str:
         """Wait for the line that says it."""
         line = ""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not ADDRESS.search(line) and time.monotonic() < until and self.process.poll() is None:
             if select.select([self.process.stdout], [], [], 1)[0]:
                 line = self.process.stdout.readline().decode()
@@ -138,10 +138,33 @@ def test_it_records_first_and_leaves_nothing(model_folder: Path, text_file: Path
     assert not list(temporary.iterdir())
 
 
+def test_it_does_not_wait_for_a_long_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go, left = threading.Event(), []
+
+    class Busy:
+        def __init__(self, atlas: Atlas, **settings: object) -> None:
+            self.settings = settings
+
+        def close(self) -> None:
+            go.wait(60)
+
+    monkeypatch.setattr(view, "Service", Busy)
+    monkeypatch.setattr(view, "stay", lambda service, **settings: None)
+    monkeypatch.setattr(view, "_FAREWELL", 0.1)
+    monkeypatch.setattr(view.os, "_exit", left.append)
+    assert main(["view", str(folder)]) == 0
+    assert left == [0]
+    go.set()
+    assert main(["view", str(folder)]) == 0
+    assert left == [0]  # where nothing is computed any more, the process ends as usual
+
+
 def test_it_can_be_ended_while_it_records(model_folder: Path, temporary: Path) -> None:
     given = ("view", "--model", model_folder, "--text", "-")  # a pipe from which nothing comes
     with command(*given, temporary=temporary, stdin=subprocess.PIPE) as viewer:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not list(temporary.glob("attlas-view-*")) and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(0.2)
@@ -156,7 +179,7 @@ def test_a_recording_can_be_kept(
     model_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = []
-    monkeypatch.setattr(view, "show", lambda folder, terminal, **more: shown.append((folder, more)))
+    monkeypatch.setattr(view, "show", lambda folder, terminal, **more: shown.append((folder, more)) or True)
     out = tmp_path / "kept.atlas"
     given = [
         "--model",
@@ -310,7 +333,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.setattr(terminal.out, "isatty", lambda: True)
     monkeypatch.setattr(view.sys, "stdin", terminal.out)
     monkeypatch.setattr(view, "has_browser", lambda: True)
-    monkeypatch.setattr(view, "show", lambda folder, terminal: terminal.opened.append(folder))
+    monkeypatch.setattr(view, "show", lambda folder, terminal: terminal.opened.append(folder) or True)
     return terminal
 
 

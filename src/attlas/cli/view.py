@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "offer", "run"]
 
+_FAREWELL = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
 
 _EXAMPLES = """\
@@ -75,10 +76,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
     with _terminable(), contextlib.ExitStack() as stack:
         folder = arguments.atlas or _recorded(arguments, stack, terminal)
-        show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
+        idle = show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
+    _leave(idle)
 
 
-def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> None:
+def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> bool:
     """Serve a recording until Ctrl-C.
 
     Parameters
@@ -91,6 +93,11 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         Port of 127.0.0.1.
     browser : bool
         Whether a browser is opened.
+
+    Returns
+    -------
+    bool
+        Whether nothing is computed any more.
 
     Raises
     ------
@@ -115,9 +122,15 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
 
     title = " · ".join(named) or folder.resolve().name
-    with contextlib.closing(Service(atlas, title=title, store=store_beside(folder))) as service:
+    service = Service(atlas, title=title, store=store_beside(folder))
+    closing = threading.Thread(target=service.close, daemon=True)
+    try:
         stay(service, port=port, browser=browser, announce=announce)
+    finally:
+        closing.start()
+        closing.join(_FAREWELL)
     terminal.complain("the viewer is closed.")
+    return not closing.is_alive()
 
 
 def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
@@ -141,7 +154,8 @@ def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
     if browser and _attended(terminal) and has_browser():
         terminal.say()
         with _terminable():
-            show(folder, terminal)
+            idle = show(folder, terminal)
+        _leave(idle)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
@@ -155,7 +169,7 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     """Record what was asked for; without a folder of the user's, one that goes when the viewer is closed."""
     folder = arguments.out
     if folder is None:
-        beside = stack.enter_context(tempfile.TemporaryDirectory(prefix="attlas-view-"))
+        beside = stack.enter_context(tempfile.TemporaryDirectory(prefix="attlas-view-", ignore_cleanup_errors=True))
         folder = Path(beside) / "run.atlas"
     words = ["record", "--out", str(folder)]
     for name in ("model", "text", "tokens", "generate"):
@@ -168,6 +182,14 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     except AttlasError as error:
         raise type(error)(str(error).replace("record:", "view:", 1)) from error
     return Path(folder)
+
+
+def _leave(idle: bool) -> None:
+    """End the process where a long step is still computed: a person who has pressed Ctrl-C waits for nothing."""
+    if not idle:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from typing import Protocol
 __all__ = ["Job", "Worker"]
 
 _PATIENCE = 0.25  # seconds that a step waits at most while questions are being answered
-_FAREWELL = 5.0  # seconds that the end waits for a step
 _QUEUE = 16  # jobs that wait; those that nobody has asked for longest are given up
 
 
@@ -77,16 +76,13 @@ class Worker:
         return self._closed
 
     def close(self) -> None:
-        """Stop after the step that is being done, and wait for it, five seconds at most.
-
-        A longer step (the statistics of a head that were not recorded) ends with the process.
-        """
+        """Stop after the step that is being done, and wait for it."""
         with self._change:
             self._closed = True
             self._jobs.clear()
             self._change.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_FAREWELL)
+            self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -1,6 +1,6 @@
 // Where the map looks: panning, zooming about a point, and the short movements between.
 
-import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
+import { ZOOM_MAX } from "./state.js";
 
 const EASE = 45; // ms in which a zoom covers two thirds of what is left
 const GLIDE = 260; // ms in which a thrown map loses two thirds of its speed
@@ -22,7 +22,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     store.set({ row: clamp(row, m), column: clamp(column, n), zoom });
   }
 
-  const bounded = (zoom) => Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), Math.max(bounds().least, zoom)));
+  const bounded = (zoom) => Math.min(ZOOM_MAX, Math.max(bounds().least, zoom));
 
   function zoomTo(zoom, x, y) {
     const { row, column, zoom: before } = store.state;
@@ -76,6 +76,11 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
       }
       flight = { from, to, start: performance.now() };
       start();
+    },
+    /** Bring a place that came from elsewhere, as from a link, back into bounds. */
+    hold() {
+      const { row, column, zoom } = store.state;
+      place(row, column, bounded(zoom));
     },
     moving: () => Boolean(zooming || glide || flight),
     zooming: () => Boolean(zooming || flight),

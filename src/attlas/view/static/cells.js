@@ -15,7 +15,7 @@ export function shortWeight(weight, pixels) {
   const places = pixels >= 54 ? 4 : 3;
   const fixed = weight.toFixed(places);
   if (fixed.startsWith("1")) return "1.0";
-  if (weight >= 10 ** -(places - 1)) return fixed.slice(1);
+  if (weight >= 0.95 * 10 ** -places) return fixed.slice(1);
   return weight.toExponential(pixels >= 54 ? 1 : 0).replace("-", "−");
 }
 

@@ -173,5 +173,5 @@ export function ratioColourOf(log2, state) {
 export function inkOn(colour) {
   const [r, g, b] = colour.match(/\d+/g).map((c) => toLinear(Number(c) / 255));
   const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  return (light + 0.05) ** 2 > 1.05 * 0.05 ? "#0b0f14" : "#ffffff";
+  return (light + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff";
 }

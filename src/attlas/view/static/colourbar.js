@@ -7,6 +7,7 @@ import { createRange } from "./range.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
 const SPAN = 16; // octaves below the largest weight in view that "fit" shows
+const RATIO = 12; // octaves to each side that the bar of a comparison shows
 
 // The stretch of weights over which the bar is drawn; wider than the brush, so that there is room to drag.
 export function barOf(state) {
@@ -44,6 +45,8 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   let hovered = null; // weight under the crosshair
   let asking = null;
   let fitting = null;
+  const isRatio = () => store.state.compare === "ratio";
+  const isLog = () => isRatio() || store.state.colour === "log";
 
   const canvas = make("canvas", { class: "bar-canvas", height: 1, width: 256, "aria-hidden": "true" });
   const marker = make("i", { class: "bar-marker", hidden: true });
@@ -51,9 +54,13 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   const range = createRange({
     label: "Colour range",
     names: ["lowest weight", "highest weight"],
-    step: () => (store.state.colour === "log" ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => `weight ${digits(store.state.colour === "log" ? 2 ** value : value, 2)}`,
-    onInput: (low, high) => store.set({ low, high }),
+    step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
+    say: (value) => (isRatio() ? `${digits(2 ** value, 2)} times` : `weight ${digits(isLog() ? 2 ** value : value, 2)}`),
+    onInput(low, high) {
+      if (!isRatio()) store.set({ low, high });
+      // A comparison is even to both sides: the handle that was moved says how far.
+      else store.set({ ratio: Math.max(0.5, Math.abs(-low - store.state.ratio) > Math.abs(high - store.state.ratio) ? -low : high) });
+    },
     onDone: () => render(),
   });
   const read = make("output", { class: "bar-read", "aria-live": "off" });
@@ -133,14 +140,15 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
+  const shownRange = (state) => (state.compare === "ratio" ? { low: -state.ratio, high: state.ratio } : rangeOf(state));
   function paint(state) {
     const context = canvas.getContext("2d");
-    const { low, high } = rangeOf(state);
+    const { low, high } = shownRange(state);
     const bytes = state.compare === "ratio" ? divergingColours(state) : colours(state);
     const image = context.createImageData(256, 1);
     for (let x = 0; x < 256; x++) {
       const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
-      const place = state.compare === "ratio" ? x : Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
+      const place = Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
       image.data.set([bytes[3 * place], bytes[3 * place + 1], bytes[3 * place + 2], 255], 4 * x);
     }
     context.putImageData(image, 0, 0);
@@ -173,18 +181,13 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const { state } = store;
     const ratio = state.compare === "ratio";
     element.classList.toggle("is-ratio", ratio);
-    if (!range.dragging()) bar = ratio ? { min: -state.ratio, max: state.ratio } : barOf(state);
+    if (!range.dragging()) bar = ratio ? { min: -RATIO, max: RATIO } : barOf(state);
     const room = plot.clientWidth || 320;
     paint(state);
     label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "weight, renormalised" : "weight";
-    range.element.hidden = ratio;
-    if (ratio) {
-      const most = state.ratio;
-      showMarks([-most, -most / 2, 0, most / 2, most].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2).replace(/\.0$/, "")}×` })));
-    } else {
-      showMarks(marksOf(state.colour, bar, room));
-      range.set({ ...bar, ...rangeOf(state) });
-    }
+    if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
+    else showMarks(marksOf(state.colour, bar, room));
+    range.set({ ...bar, ...shownRange(state) });
     scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
     pool.set(state.pool);
     palette.set(state.palette);

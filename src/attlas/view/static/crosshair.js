@@ -1,7 +1,7 @@
 // What lies over the map: the crosshair, the pin, and the box that says what is under the pointer.
 
 import { PENDING, decode } from "./colour.js";
-import { TILE } from "./geometry.js";
+import { TILE, showsTokens } from "./geometry.js";
 import { make } from "./elements.js";
 import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
@@ -101,18 +101,21 @@ function badges(ctx, pane, { i, j }, scale, look) {
   ctx.textBaseline = "middle";
   const badge = (text, cx, cy, align) => {
     const width = ctx.measureText(text).width + 10;
-    const left = align === "right" ? cx - width : cx - width / 2;
+    const start = { right: cx - width, left: cx, center: cx - width / 2 }[align];
     ctx.fillStyle = look.ink;
     ctx.beginPath();
-    ctx.roundRect(left, cy - 8.5, width, 17, 4);
+    ctx.roundRect(start, cy - 8.5, width, 17, 4);
     ctx.fill();
     ctx.fillStyle = look.card;
     ctx.textAlign = "left";
-    ctx.fillText(text, left + 5, cy + 0.5);
+    ctx.fillText(text, start + 5, cy + 0.5);
   };
-  const { band } = pane.gutter;
-  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - 10, "center");
-  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - 5, y, "right");
+  const { band, left, top } = pane.gutter;
+  // Where tokens are written the badge stands on the number, not on the token.
+  const tokens = showsTokens(scale);
+  const away = { top: tokens ? top - 16 : 10, left: tokens ? left - 2 : 5 };
+  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - away.top, "center");
+  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
 }
 
 /** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
@@ -185,6 +188,21 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
     get target() {
       return shown;
     },
+    /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
+    showTrack({ label, axis, first, from, to, best }, place) {
+      clear();
+      shown = null;
+      element.hidden = false;
+      const many = to - from > 1;
+      const words = many ? `${label}, largest of ${axis === "key" ? "keys" : "queries"} ${whole(first + from)} to ${whole(first + to - 1)}` : label;
+      const value = best ? line("tip-weight", exactly(best.value)) : line("tip-mask", "not known");
+      const list = make("dl");
+      const position = first + (best ? best.index : from);
+      list.append(make("dt", {}, axis), make("dd", { class: "text" }, tokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, whole(position)));
+      tokens.prefetch(position, position + 1);
+      element.replaceChildren(line("tip-more tip-head", words), value, list);
+      put(place);
+    },
     show(target, place, { level, pool, spoken = false }) {
       const same = shown && ["i", "j", "level"].every((field) => shown[field] === target[field]) && shown.source.key === target.source.key;
       if (same) {
@@ -225,7 +243,11 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
 // The shortest decimal that is this float32, with its power of ten as people write it.
-const exactly = (weight) => float32Text(weight).replace(/e(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+function exactly(weight) {
+  const text = float32Text(weight);
+  const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
+  return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
+}
 const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, { pool, block, exact, other, otherBlock }) {
@@ -248,6 +270,7 @@ function headline(target, { pool, block, exact, other, otherBlock }) {
   if (target.other) {
     const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
+    if (exact && other && exact.weight > 0 && other.weight > 0) lines.push(line("tip-more", `first ÷ second = ${digits(exact.weight / other.weight)}`));
   }
   return lines;
 }

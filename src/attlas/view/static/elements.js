@@ -87,7 +87,9 @@ export function createDialog(parent, title, uid, onClose) {
     element,
     body,
     open() {
-      if (!element.open) element.showModal();
+      if (element.open) return;
+      element.showModal();
+      (body.querySelector("button:enabled") ?? body).focus(); // not the cross, which would come first
     },
     close() {
       if (element.open) element.close();

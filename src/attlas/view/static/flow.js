@@ -5,6 +5,7 @@ import { whole } from "./numbers.js";
 import { visible } from "./tokens.js";
 
 const piece = 128; // tokens that come and go together; their position stands before the first
+const typical = 240; // pixels of a piece that was not laid out yet
 
 export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
   let length = 0;
@@ -12,20 +13,20 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
   let pieces = []; // {element, filled, height}
   let focusAt = 0;
   let marked = [];
-  let typical = 96; // pixels of a piece that was not laid out yet
   const help = make("span", { class: "unseen", id: uid("flow-help") }, "Arrow keys move from token to token, Enter pins one.");
   const box = make("div", { class: "flow", role: "group", "aria-label": label, tabIndex: 0, "aria-describedby": help.id });
   const element = make("div", { class: "flow-frame" }, box, help);
 
   const watch = new IntersectionObserver(
     (changes) => {
-      for (const { target, isIntersecting } of changes) {
+      // Heights come with the change: asking the element for them would lay the page out again and again.
+      for (const { target, isIntersecting, boundingClientRect } of changes) {
         const at = Number(target.dataset.piece);
         if (isIntersecting) fill(at);
-        else empty(at);
+        else empty(at, boundingClientRect.height);
       }
     },
-    { root: box, rootMargin: "600px 0px" },
+    { root: box, rootMargin: "300px 0px" },
   );
 
   function start(count, known) {
@@ -55,14 +56,13 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     part.element.replaceChildren(...content);
     part.element.style.minHeight = "";
     for (const child of part.element.querySelectorAll(".t")) dress(child);
-    typical = Math.max(24, part.element.offsetHeight || typical);
   }
-  function empty(at) {
+  function empty(at, height) {
     const part = pieces[at];
     part.near = false;
     if (!part.filled || part.element.contains(document.activeElement)) return;
     // What leaves keeps its height, so that nothing else moves.
-    part.element.style.minHeight = `${part.element.offsetHeight}px`;
+    part.element.style.minHeight = `${height}px`;
     part.element.replaceChildren();
     part.filled = false;
   }

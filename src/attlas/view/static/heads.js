@@ -211,7 +211,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   // ------------------------------------------------------------------------------------------------- what is shown
 
   function render() {
-    const { info, state } = { info: store.state.info, state: store.state };
+    const { state } = store;
+    const { info } = state;
     if (!info) return;
     const { order: how, column } = chosen();
     const filter = readFilter(state.filter);
@@ -258,8 +259,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const parts = [];
     shownKeys = [];
     if (inLayers) {
-      const groups = Map.groupBy ? Map.groupBy(cellsKept, (cell) => cell.entry) : grouped(cellsKept);
-      for (const [entry, members] of groups) {
+      for (const [entry, members] of grouped(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);
         const title = make("span", { class: "layer-name" }, headName(info, entry, 0).replace(/, head.*/, ""));
         parts.push(make("div", { class: "layer" }, title, mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
@@ -281,16 +281,19 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   }
   const grouped = (list) => {
     const groups = new Map();
-    for (const cell of list) groups.set(cell.entry, [...(groups.get(cell.entry) ?? []), cell]);
+    for (const cell of list) {
+      if (!groups.has(cell.entry)) groups.set(cell.entry, []);
+      groups.get(cell.entry).push(cell);
+    }
     return groups;
   };
-  // As many columns as leave the fewest gaps at the end of a layer, each at least 44 pixels wide.
+  // As many columns as leave the fewest gaps at the end of a layer, each wide enough for its words.
   function fitColumns() {
     const { info } = store.state;
     const width = grid.clientWidth;
     if (!info || !width) return;
     const heads = Math.max(...info.entries.map((entry) => entry.heads.length));
-    const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 50)));
+    const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
     let best = most;
     for (let columns = most; columns >= Math.max(1, Math.ceil(most * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;

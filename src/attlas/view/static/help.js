@@ -73,6 +73,7 @@ export function mountHelp(element, { store, uid, root }) {
   );
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
   dialog.element.classList.add("help");
+  dialog.body.tabIndex = 0; // nothing in it takes the focus, and it scrolls
   const off = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") dialog.open();
   return {

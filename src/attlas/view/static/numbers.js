@@ -3,8 +3,10 @@
 const raised = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
 // 60321 -> "60,321"
+const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
 export function whole(number) {
-  return Math.round(number).toLocaleString("en");
+  return grouped.format(Math.round(number));
 }
 
 // -7 -> "⁻⁷"

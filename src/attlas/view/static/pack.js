@@ -5,6 +5,7 @@ import { fetchRegion } from "./csv.js";
 
 export const packLimit = 24 * 2 ** 20; // bytes of tiles before compression, all heads together
 export const dataMark = "/*data*/"; // where the packed numbers go in a page
+const thumbnails = 256; // of all heads, so that the grid is not empty
 const exactCells = 2 ** 20; // matrices up to this size take their exact weights along
 const tracks = ["entropy", "effective_keys", "max_weight", "column_mass", "column_max"];
 const tokensAtOnce = 16_384;
@@ -74,7 +75,6 @@ export async function gather(transport, state, { signal, tell }) {
       }
     }
     for (const track of tracks) jobs.push(async () => put(`track:${name}:${track}`, await complete("track", { ...shared, name: track }), 4));
-    jobs.push(async () => put(`thumbnail:${name}`, await transport.get("thumbnail", { ...shared, pool, size: 64 }, { signal }), 2));
     if (exact) jobs.push(async () => put(`exact:${name}`, (await fetchRegion(transport, shared, { r0: 0, r1: given.m, c0: 0, c1: given.n }, { signal })).buffer, 4));
     else if (state.pin !== null && entry === state.entry && head === state.head) {
       const { i, j } = state.pin;
@@ -87,6 +87,10 @@ export async function gather(transport, state, { signal, tell }) {
         parts[`cell:${name}:${i}:${j}`] = (await transport.get("cell", { ...shared, i, j }, { signal })).json;
       });
     }
+  }
+  const all = info.entries.flatMap((given, entry) => (given.readable === false ? [] : [...given.heads.keys()].map((head) => ({ entry, head }))));
+  for (const { entry, head } of all.slice(0, thumbnails)) {
+    jobs.push(async () => put(`thumbnail:${entry}:${head}`, await transport.get("thumbnail", { entry, head, batch: Math.min(batch, info.entries[entry].batch - 1), variant, pool, size: 64 }, { signal }), 2));
   }
   const tokens = [];
   const joined = [];

@@ -96,29 +96,33 @@ export function packedTransport(data) {
     const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
     return { cells: order.slice(0, number(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]) };
   }
-  // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens.
+  // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
+  // of several tokens is one unit.
   function search({ text, limit }) {
-    const starts = [];
-    let whole = "";
-    for (const token of data.tokens) {
-      starts.push(whole.length);
-      whole += token.toLowerCase();
+    const groups = new Map(data.joined.map(([start, stop, whole]) => [start, { stop, whole }]));
+    const units = [];
+    let all = "";
+    for (let start = 0; start < data.tokens.length; ) {
+      const { stop, whole } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
+      units.push({ start, stop, from: all.length });
+      all += whole.toLowerCase();
+      start = stop;
     }
-    const wanted = text.toLowerCase();
-    const tokenAt = (place) => {
-      let [low, high] = [0, starts.length - 1];
+    const unitAt = (place) => {
+      let [low, high] = [0, units.length - 1];
       while (low < high) {
         const middle = (low + high + 1) >> 1;
-        if (starts[middle] <= place) low = middle;
+        if (units[middle].from <= place) low = middle;
         else high = middle - 1;
       }
-      return low;
+      return units[low];
     };
+    const wanted = text.toLowerCase();
     const matches = [];
     let total = 0;
-    for (let at = wanted ? whole.indexOf(wanted) : -1; at >= 0; at = whole.indexOf(wanted, at + wanted.length)) {
+    for (let at = wanted ? all.indexOf(wanted) : -1; at >= 0; at = all.indexOf(wanted, at + wanted.length)) {
       total += 1;
-      if (matches.length < number(limit)) matches.push([tokenAt(at), tokenAt(at + wanted.length - 1) + 1]);
+      if (matches.length < number(limit)) matches.push([unitAt(at).start, unitAt(at + wanted.length - 1).stop]);
     }
     return { matches, total };
   }
@@ -136,6 +140,12 @@ export function packedTransport(data) {
     return found;
   }
 
+  // Thumbnails are there of more heads than the rest.
+  function thumbnailOf({ entry, head, variant, pool }) {
+    if (variant !== data.state.variant || pool !== data.state.pool) throw notHere("thumbnails of this kind");
+    return `${entry}:${head}`;
+  }
+
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
@@ -144,7 +154,7 @@ export function packedTransport(data) {
     tokens: (params) => ({ json: tokens(params) }),
     search: (params) => ({ json: search(params) }),
     tile: async (params) => ({ buffer: await tile(params) }),
-    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${headOf(params).name}`, "this thumbnail") }),
+    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, "this thumbnail") }),
     track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, "this track") }),
     row: async (params) => ({ buffer: (await line(params, "row")).buffer }),
     column: async (params) => ({ buffer: (await line(params, "column")).buffer }),

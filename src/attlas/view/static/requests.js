@@ -7,7 +7,8 @@ const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold u
 const TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
-const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
+/** Ranks of requests: the lowest goes first. */
+export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
 export function backoff(count, chance = Math.random()) {
@@ -22,7 +23,7 @@ export function passing(error) {
 /**
  * A transport over another one, with a queue.
  *
- * `get(name, params, {signal, distance})` as in any transport. `distance()` says how far from the centre of the view
+ * `get(name, params, {signal, distance, rank})` as in any transport; `rank` puts a request among others than its kind. `distance()` says how far from the centre of the view
  * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
  * requests are being tried again, and null when all is well.
  */
@@ -30,7 +31,9 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   const waiting = new Set();
   const flying = new Set();
   const listeners = new Set();
+  const resting = new Set(); // between two tries
   let failing = 0;
+  let lost = false; // whether the last thing heard of the server is that it does not answer
   let closed = false;
 
   const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
@@ -60,7 +63,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   async function fly(job) {
     try {
       const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
-      if (job.tries) recovered();
+      if (lost || job.tries) recovered(job);
       settle(job, () => job.resolve(answer));
     } catch (error) {
       failed(job, error);
@@ -70,43 +73,55 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
   function failed(job, error) {
     flying.delete(job);
     if (job.stop.signal.aborted || !passing(error) || job.tries + 1 >= TRIES || closed) {
-      if (job.tries) recovered();
+      const gone = !closed && !job.stop.signal.aborted && passing(error);
+      if (gone) {
+        lost = true;
+        tellTrouble(error.message);
+      }
+      recovered(job, gone);
       settle(job, () => job.reject(error));
       return;
     }
     if (!job.tries) failing += 1;
     job.tries += 1;
     tellTrouble(`${error.message}; trying again`);
+    resting.add(job);
     job.timer = setTimeout(() => {
+      resting.delete(job);
       waiting.add(job);
       pump();
     }, wait(job.tries));
     pump();
   }
 
-  function recovered() {
-    failing -= 1;
-    if (!failing) tellTrouble(null);
+  // One request less that is being tried again; all is well when none is left and the server has been heard.
+  function recovered(job, still = false) {
+    if (job.tries) failing -= 1;
+    if (still) return;
+    const heard = !job.stop.signal.aborted;
+    if (heard) lost = false;
+    if (!failing && !lost) tellTrouble(null);
   }
 
   function settle(job, end) {
     flying.delete(job);
     waiting.delete(job);
+    resting.delete(job);
     clearTimeout(job.timer);
     job.signal?.removeEventListener("abort", job.giveUp);
     end();
     pump();
   }
 
-  function get(name, params = {}, { signal, distance } = {}) {
+  function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
     return new Promise((resolve, reject) => {
-      const job = { name, params, signal, distance, resolve, reject, rank: RANK[name] ?? 0, tries: 0, timer: 0 };
+      const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
       job.stop = new AbortController();
       job.giveUp = () => {
         const inFlight = flying.has(job);
         job.stop.abort();
         if (inFlight) return; // the transport rejects
-        if (job.tries) recovered();
+        if (job.tries) recovered(job);
         settle(job, () => reject(new TransportError(499, "given up", true)));
       };
       if (closed || signal?.aborted) {
@@ -129,7 +144,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
     counts: () => ({ waiting: waiting.size, flying: flying.size }),
     destroy() {
       closed = true;
-      for (const job of [...waiting, ...flying]) job.giveUp();
+      for (const job of [...waiting, ...resting, ...flying]) job.giveUp();
     },
   };
 }

@@ -2,6 +2,7 @@
 
 import { causalOffset, levelFor, panesOf, placed } from "./geometry.js";
 import { layerOf } from "./layers.js";
+import { headName } from "./numbers.js";
 import { sourceOf } from "./tiles.js";
 
 /** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
@@ -13,6 +14,15 @@ export function refusal({ info, entry, second, compare }) {
   if (compare !== "side" && !alike) return "the two heads are of different parts of the text";
   if (compare === "triangle" && !(a.causal && b.causal)) return "only causal matrices leave a triangle empty";
   return null;
+}
+
+// What is written into a pane where more than one head is shown: at its upper right, at its lower left.
+function namesOf(info, compare, source, other) {
+  const name = ({ entry, head }) => headName(info, entry, head);
+  if (compare === "side") return { upper: name(source) };
+  if (compare === "triangle") return { upper: name(other), lower: name(source) };
+  if (compare === "ratio") return { upper: `${name(source)} ÷ ${name(other)}` };
+  return {};
 }
 
 /** The scene of a state on a stage of `width` x `height` CSS pixels. */
@@ -30,6 +40,9 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
     const entry = info.entries[source.entry];
     const pane = placed(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
     Object.assign(pane, { source, entry, firstKey: entry.first_key, firstQuery: entry.first_query });
+    // Of some layers only statistics were kept: there is nothing to draw.
+    pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
+    pane.names = namesOf(info, compare, source, other);
     pane.layers = [layerOf(pane, source, entry, { scale, dpr, other: compare === "ratio" ? other : null })];
     if (compare === "triangle") {
       const shift = causalOffset(entry);
@@ -65,10 +78,29 @@ export function targetOf(scene, pane, i, j) {
 /** The pane at a place of the stage, and the cell there; null outside the matrix. */
 export function cellUnder(scene, x, y) {
   for (const pane of scene.panes) {
-    if (x < pane.left || y < pane.top || x >= pane.right || y >= pane.bottom) continue;
+    if (!pane.readable || x < pane.left || y < pane.top || x >= pane.right || y >= pane.bottom) continue;
     const cell = { i: Math.floor(pane.row(y)), j: Math.floor(pane.column(x)) };
     if (cell.i < 0 || cell.j < 0 || cell.i >= pane.entry.m || cell.j >= pane.entry.n) continue;
     return { pane, ...cell };
+  }
+  return null;
+}
+
+/** The track at a place of the stage, and the stretch [from, to) of rows or columns under its pixel; null elsewhere. */
+export function trackUnder(scene, x, y) {
+  for (const pane of scene.panes) {
+    const { gutter, left, top, right, bottom, entry } = pane;
+    const stretch = (value, next, count) => {
+      const from = Math.min(count - 1, Math.max(0, Math.floor(value)));
+      return { from, to: Math.min(count, Math.max(from + 1, Math.floor(next))) };
+    };
+    const base = { top: top - gutter.band - gutter.top, left: left - gutter.band - gutter.left };
+    if (x >= left && x < right && y <= base.top && y > base.top - gutter.track) {
+      return { pane, side: "top", ...stretch(pane.column(x), pane.column(x + 1), entry.n) };
+    }
+    if (y >= top && y < bottom && x <= base.left && x > base.left - gutter.track) {
+      return { pane, side: "left", ...stretch(pane.row(y), pane.row(y + 1), entry.m) };
+    }
   }
   return null;
 }

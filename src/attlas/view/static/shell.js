@@ -24,6 +24,7 @@ export function createShell(root, uid) {
   const title = make("h1", { class: "title" });
   const layer = make("select", { class: "pick-layer", "aria-label": "Layer" });
   const head = make("select", { class: "pick-head", "aria-label": "Head" });
+  const batch = make("select", { class: "pick-batch", "aria-label": "Text of the batch", hidden: true });
   const step = (text, label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
   const previous = step("‹", "Previous head  [");
   const following = step("›", "Next head  ]");
@@ -46,7 +47,7 @@ export function createShell(root, uid) {
   headsButton.setAttribute("aria-controls", part.heads.id);
   textButton.setAttribute("aria-controls", part.text.id);
   const scrim = make("div", { class: "scrim", hidden: true });
-  const picker = make("div", { class: "head-picker" }, previous, layer, head, following);
+  const picker = make("div", { class: "head-picker" }, previous, layer, head, batch, following);
   const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
   const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
   const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
@@ -71,6 +72,7 @@ export function createShell(root, uid) {
     layer.replaceChildren(...info.entries.map((entry, at) => make("option", { value: String(at) }, nameOf(entry))));
     on(layer, "change", () => store.set({ entry: Number(layer.value) }));
     on(head, "change", () => store.set({ head: head.value === "mean" ? "mean" : Number(head.value) }));
+    on(batch, "change", () => store.set({ batch: Number(batch.value) }));
     on(previous, "click", () => store.set(headStep(store.state, -1)));
     on(following, "click", () => store.set(headStep(store.state, 1)));
     on(theme, "click", () => store.set({ theme: nextTheme(store.state) }));
@@ -83,8 +85,12 @@ export function createShell(root, uid) {
       const options = entry.heads.map((number, at) => make("option", { value: String(at) }, `head ${number}`));
       options.push(make("option", { value: "mean" }, `mean of ${entry.heads.length}`));
       head.replaceChildren(...options);
+      const texts = Array.from({ length: entry.batch ?? 1 }, (_, at) => make("option", { value: String(at) }, `text ${at}`));
+      batch.replaceChildren(...texts);
+      batch.hidden = texts.length < 2;
       layer.value = String(state.entry);
       head.value = String(state.head);
+      batch.value = String(state.batch);
     };
     const showPanes = (state) => {
       const { panel, aside } = state;
@@ -105,7 +111,7 @@ export function createShell(root, uid) {
     showHead(store.state);
     showPanes(store.state);
     showTheme(store.state);
-    endings.push(store.on(["entry", "head"], showHead));
+    endings.push(store.on(["entry", "head", "batch"], showHead));
     endings.push(store.on(["panel", "aside"], showPanes));
     endings.push(store.on("theme", showTheme));
     const watch = new ResizeObserver(() => showPanes(store.state));

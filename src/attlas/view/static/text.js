@@ -142,7 +142,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, "query and key of the pinned cell"];
-    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : digits(cell.weight, 4), "exact, float32"]];
+    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : digits(cell.weight, 4), "attention weight of this pair"]];
     if (cell.allowed !== false) {
       lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
       lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);

@@ -30,6 +30,16 @@ export function summary(values, from, to) {
   return count ? { largest, mean: sum / count } : { largest: NaN, mean: NaN };
 }
 
+/** Where the largest number of a stretch is, and what it is; null where none is there. */
+export function peak(values, from, to) {
+  let best = null;
+  for (let k = from; k < to; k++) {
+    const value = values[k];
+    if (value === value && (best === null || value > best.value)) best = { index: k, value };
+  }
+  return best;
+}
+
 /** Runs `[start, stop)` of NaN in a finished row track: the rows that may see nothing. */
 export function emptyRuns(values) {
   const runs = [];

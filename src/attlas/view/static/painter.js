@@ -1,0 +1,167 @@
+// One frame of the map on its canvas: hatching, heads, numbers, tracks, axes, frame and names.
+
+import { drawAxes } from "./axes.js";
+import { drawGrid, drawNumbers } from "./cells.js";
+import { drawLayer } from "./layers.js";
+import { hatching } from "./look.js";
+import { targetOf } from "./scene.js";
+import { drawTrack } from "./tracks.js";
+
+/** The track at each side. */
+export const TRACK_OF = { top: "column_mass", left: "entropy" };
+
+const NOTHING = "Only statistics of this layer were kept: no cells to show";
+
+/** A painter on `canvas`. `draw(scene, how)` draws a scene and says what was missing. */
+export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
+  const ctx = canvas.getContext("2d", { alpha: false });
+  let how = null; // {look, palette, budget, state} of the frame that is being drawn
+  let scene = null;
+  let hatch = null;
+
+  // A sheet of hatching as large as the canvas: copying it takes a fraction of what filling with a pattern does.
+  function sheet() {
+    const { look } = how;
+    const { dpr } = scene;
+    const { width, height } = canvas;
+    if (!hatch || hatch.look !== look || hatch.dpr !== dpr || hatch.width !== width || hatch.height !== height) {
+      const { canvas: one, side } = hatching(look, dpr);
+      const all = document.createElement("canvas");
+      [all.width, all.height] = [width + side, height + side];
+      const paint = all.getContext("2d", { alpha: false });
+      paint.fillStyle = paint.createPattern(one, "repeat");
+      paint.fillRect(0, 0, all.width, all.height);
+      hatch = { all, side, look, dpr, width, height };
+    }
+    return hatch;
+  }
+
+  // The hatching belongs to the matrix: it moves with it.
+  function drawHatching(pane, x0, y0, x1, y1) {
+    const { all, side } = sheet();
+    const from = (value, origin) => (((value - origin) % side) + side) % side;
+    ctx.drawImage(all, from(x0, pane.px(0)), from(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
+  }
+
+  function drawPane(pane) {
+    const drawn = { missing: 0, pending: false };
+    const { region } = pane;
+    if (region.r1 > region.r0 && region.c1 > region.c0) {
+      ctx.save();
+      clipTo(pane);
+      if (pane.readable) drawHeads(pane, drawn);
+      ctx.restore();
+    }
+    drawMargins(pane);
+    drawWords(pane);
+    return drawn;
+  }
+
+  // Nothing is drawn beyond the matrix, in whole device pixels.
+  function clipTo(pane) {
+    const { dpr } = scene;
+    ctx.setTransform(1, 0, 0, 1, 0, 0);
+    const [x0, y0] = [Math.max(Math.round(dpr * pane.field.x), pane.px(0)), Math.max(Math.round(dpr * pane.field.y), pane.py(0))];
+    const [x1, y1] = [Math.round(dpr * pane.right), Math.round(dpr * pane.bottom)];
+    ctx.beginPath();
+    ctx.rect(x0, y0, x1 - x0, y1 - y0);
+    ctx.clip();
+    if (x1 > x0 && y1 > y0) drawHatching(pane, x0, y0, x1, y1);
+  }
+
+  function drawHeads(pane, drawn) {
+    const { dpr, scale } = scene;
+    const { look, palette, budget, state } = how;
+    for (const layer of pane.layers) {
+      const result = drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone: look.pending });
+      drawn.missing += result.missing;
+      drawn.pending ||= result.pending;
+    }
+    drawEmptyRows(pane);
+    drawGrid(ctx, pane, { scale, dpr, look });
+    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    const layers = [pane.layers.at(-1)];
+    drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => targetOf(scene, pane, i, j) });
+  }
+
+  function drawEmptyRows(pane) {
+    const { region, px, py } = pane;
+    ctx.fillStyle = how.look.empty;
+    for (const [start, stop] of tracks.get(pane.source, "entropy").empty) {
+      if (stop <= region.r0 || start >= region.r1) continue;
+      const [from, to] = [py(start), py(stop)];
+      if (to > from) ctx.fillRect(px(region.c0), from, px(region.c1) - px(region.c0), to - from);
+    }
+  }
+
+  function drawMargins(pane) {
+    const { dpr, scale } = scene;
+    const { look } = how;
+    if (pane.right <= pane.left || pane.bottom <= pane.top) return;
+    ctx.save();
+    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    ctx.beginPath();
+    ctx.rect(pane.x, pane.y, pane.w, pane.h);
+    ctx.clip();
+    drawFrame(pane);
+    for (const [side, name] of Object.entries(TRACK_OF)) drawTrack(ctx, pane, side, name, tracks.get(pane.source, name), { scale, look });
+    drawAxes(ctx, pane, pane.entry, { scale, tokens, spans, look });
+    ctx.restore();
+  }
+
+  // A line around the matrix, where its edges are in view.
+  function drawFrame(pane) {
+    const { dpr } = scene;
+    ctx.save();
+    ctx.setTransform(1, 0, 0, 1, 0, 0);
+    const wide = Math.max(1, Math.round(dpr));
+    const [x0, y0, x1, y1] = [pane.left, pane.top, pane.right, pane.bottom].map((value) => Math.round(dpr * value));
+    ctx.fillStyle = how.look.frame;
+    ctx.fillRect(x0 - wide, y0 - wide, x1 - x0 + 2 * wide, wide);
+    ctx.fillRect(x0 - wide, y0 - wide, wide, y1 - y0 + 2 * wide);
+    if (pane.bottom >= pane.Y(pane.entry.m) - 0.5) ctx.fillRect(x0 - wide, y1, x1 - x0 + 2 * wide, wide);
+    if (pane.right >= pane.X(pane.entry.n) - 0.5) ctx.fillRect(x1, y0 - wide, wide, y1 - y0 + 2 * wide);
+    ctx.restore();
+  }
+
+  // Which head is where, when there are two; and why nothing is drawn, when nothing can be.
+  function drawWords(pane) {
+    const { look } = how;
+    const chip = (text, x, y, align) => {
+      const width = ctx.measureText(text).width + 16;
+      const left = { right: x - width, left: x, center: x - width / 2 }[align];
+      ctx.fillStyle = look.card;
+      ctx.strokeStyle = look.line;
+      ctx.beginPath();
+      ctx.roundRect(left + 0.5, y + 0.5, width, 23, 5);
+      ctx.fill();
+      ctx.stroke();
+      ctx.fillStyle = look.ink;
+      ctx.textAlign = "left";
+      ctx.fillText(text, left + 8.5, y + 12.5);
+    };
+    ctx.save();
+    ctx.setTransform(scene.dpr, 0, 0, scene.dpr, 0, 0);
+    ctx.lineWidth = 1;
+    ctx.font = `12px ${look.sans}`;
+    ctx.textBaseline = "middle";
+    if (pane.names.upper) chip(pane.names.upper, pane.right - 10, pane.top + 10, "right");
+    if (pane.names.lower) chip(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
+    if (!pane.readable) chip(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
+    ctx.restore();
+  }
+
+  return {
+    /** Draw a scene; `given`: {look, palette, budget, state}. Returns {missing, pending}: tiles that are not there, not final. */
+    draw(drawn, given) {
+      [scene, how] = [drawn, given];
+      tiles.begin();
+      ctx.setTransform(1, 0, 0, 1, 0, 0);
+      ctx.imageSmoothingEnabled = false;
+      ctx.fillStyle = how.look.paper;
+      ctx.fillRect(0, 0, canvas.width, canvas.height);
+      const results = scene.panes.map(drawPane);
+      return { missing: results.reduce((sum, one) => sum + one.missing, 0), pending: results.some((one) => one.pending) };
+    },
+  };
+}

@@ -1,0 +1,155 @@
+// What is pointed at: with the pointer, or with keys in the middle of the map. Hover, tooltip, pin.
+
+import { arrowStep } from "./gestures.js";
+import { TRACK_OF } from "./painter.js";
+import { cellUnder, targetOf, trackUnder } from "./scene.js";
+import { TRACKS, peak } from "./tracks.js";
+
+const DOUBLE = 500; // ms in which two clicks may be a double click
+
+/** `scene()` gives what is drawn; `changed()` asks for a frame. The result is also what gestures act on. */
+export function createPointing({ store, scene, camera, tip, tracks, announce, changed }) {
+  let pointer = null; // where the pointer is, in CSS pixels
+  let keyboard = false; // whether the crosshair stands in the middle, for keys
+  let own = false; // whether the hover is ours to take back
+  let pinBefore = null;
+  let clickedAt = -Infinity;
+
+  function middle() {
+    const [pane] = scene().panes;
+    if (!pane.readable) return null;
+    const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value)));
+    return { pane, i: clamp(store.state.row, pane.entry.m), j: clamp(store.state.column, pane.entry.n) };
+  }
+
+  function unhover() {
+    tip.hide();
+    if (own) store.set({ hover: null });
+    own = false;
+  }
+
+  function setKeyboard(on) {
+    if (keyboard === on) return;
+    keyboard = on;
+    if (!on) unhover();
+    changed();
+  }
+
+  function showTrack({ pane, side, from, to }, place) {
+    const name = TRACK_OF[side];
+    const { values } = tracks.get(pane.source, name);
+    const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
+    tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && peak(values, from, to) }, place);
+  }
+
+  // Zoomed out a pixel is a block: what is pinned is its largest cell, where that is known.
+  function pinnedBy({ i, j }) {
+    const { target } = tip;
+    if (!target || !target.best || !target.level || target.name) return { i, j };
+    const { r0, r1, c0, c1 } = target.block;
+    return i >= r0 && i < r1 && j >= c0 && j < c1 ? { i: target.best[0], j: target.best[1] } : { i, j };
+  }
+
+  function pin(found) {
+    if (!found) return;
+    const cell = pinnedBy(found);
+    const before = store.state.pin;
+    const letGo = before && before.i === cell.i && before.j === cell.j;
+    store.set({ pin: letGo ? null : cell });
+    announce(letGo ? "Let go" : `Pinned query ${cell.i + found.pane.firstQuery}, key ${cell.j + found.pane.firstKey}`);
+  }
+
+  function move(rows, columns) {
+    setKeyboard(true);
+    pointer = null;
+    camera.stop();
+    const { entry } = scene().panes[0];
+    const { row, column } = store.state;
+    const clamp = (value, count) => Math.min(count - 0.5, Math.max(0.5, Math.floor(value) + 0.5));
+    store.set({ row: clamp(row + rows, entry.m), column: clamp(column + columns, entry.n) });
+  }
+
+  // Cells that each key moves by, down and to the right.
+  function steps(shift) {
+    const { scale, panes } = scene();
+    const { field, entry } = panes[0];
+    const [down, right] = [arrowStep(scale, field.h, shift), arrowStep(scale, field.w, shift)];
+    const page = Math.max(1, Math.round((0.9 * field.h) / scale));
+    return {
+      ArrowLeft: [0, -right],
+      ArrowRight: [0, right],
+      ArrowUp: [-down, 0],
+      ArrowDown: [down, 0],
+      PageUp: [-page, 0],
+      PageDown: [page, 0],
+      Home: [0, -entry.n],
+      End: [0, entry.n],
+    };
+  }
+
+  const act = {
+    camera,
+    /** Bring hover and tooltip up to date with what is drawn now. */
+    update() {
+      const place = keyboard ? null : pointer;
+      if (!keyboard && !place) return;
+      const here = scene();
+      const found = keyboard ? middle() : cellUnder(here, place.x, place.y);
+      const target = found && targetOf(here, found.pane, found.i, found.j);
+      own = true;
+      store.set({ hover: target ? { i: found.i, j: found.j } : null });
+      if (!target) {
+        const track = place && trackUnder(here, place.x, place.y);
+        if (track) showTrack(track, place);
+        else tip.hide();
+        return;
+      }
+      const { empty } = tracks.get(target.source, "entropy");
+      target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
+      const at = place ?? { x: found.pane.X(found.j + 0.5), y: found.pane.Y(found.i + 0.5) };
+      tip.show(target, at, { level: here.level, pool: store.state.pool, spoken: keyboard });
+    },
+    point(x, y) {
+      pointer = { x, y };
+      setKeyboard(false);
+      changed();
+    },
+    leave() {
+      pointer = null;
+      if (keyboard) return;
+      unhover();
+      changed();
+    },
+    click(x, y) {
+      const now = performance.now();
+      if (now - clickedAt > DOUBLE) pinBefore = store.state.pin;
+      clickedAt = now;
+      act.point(x, y);
+      pin(cellUnder(scene(), x, y));
+    },
+    double(x, y, out) {
+      store.set({ pin: pinBefore }); // the two clicks of a double click were not meant to pin
+      camera.zoomBy(out ? -1 : 1, x, y);
+    },
+    key(name, shift) {
+      const step = steps(shift)[name];
+      if (step) move(...step);
+      else if (name !== "Enter") return false;
+      else if (keyboard) pin(middle());
+      else setKeyboard(true);
+      return true;
+    },
+    /** Where keys zoom: about the pointer, or about the middle. */
+    centre() {
+      const { cx, cy } = scene().panes[0];
+      return keyboard || !pointer ? { x: cx, y: cy } : pointer;
+    },
+    keyboard: () => keyboard,
+    setKeyboard,
+    cell() {
+      const found = keyboard ? middle() : null;
+      return found && { i: found.i, j: found.j };
+    },
+  };
+  return act;
+}

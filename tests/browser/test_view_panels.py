@@ -1,0 +1,773 @@
+"""The panels of the viewer in a real browser, against the exact weights: heads, text, search, exports, widget."""
+
+import base64
+import csv
+import io
+import json
+import os
+import queue
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import stats
+from attlas.atlas import Atlas, Entry
+from attlas.view import Service, bundle
+from attlas.view.tokens import Text
+
+pytestmark = pytest.mark.browser
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("starlette", reason="starlette is in the extra `view`")
+
+LAYERS, HEADS, N = 2, 3, 300
+WORDS = (
+    "def",
+    " f",
+    "(",
+    "x",
+    ")",
+    ":",
+    "\n   ",
+    " return",
+    " x",
+    "</script>",
+    "<b>",
+    "",
+    "🦊",
+    "日本",
+    "&amp;",
+    "\t",
+    "=1+1",
+)
+TOKENS = ["start", *(WORDS[i % len(WORDS)] for i in range(N - 2)), "needle"]
+SHOWN = Text(TOKENS).shown  # an empty token is a part of the next character
+AXE = "4.10.3"
+
+
+def matrix(layer: int) -> attlas.AttentionMatrix:
+    generator = torch.Generator().manual_seed(layer)
+    q, k = (torch.randn(1, HEADS, N, 16, generator=generator) * 1.5 for _ in range(2))
+    k[:, :, 0] += 2 * q.mean(2)  # a first key that many rest on
+    return attlas.attend(q, k, mask=attlas.Causal())
+
+
+@pytest.fixture(scope="module")
+def atlas() -> Atlas:
+    heads, shape = tuple(range(HEADS)), (1, HEADS, N, N)
+    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, N), 0, shape, matrix(at)) for at in range(LAYERS)]
+    return Atlas(entries, model="tiny <model>", tokens=TOKENS, spans={"question": (0, 40)})
+
+
+@pytest.fixture(scope="module")
+def address(atlas: Atlas) -> Iterator[str]:
+    from attlas.view import Server
+
+    with closing(Service(atlas, title="panels & <b>text</b>")) as service, Server(service, port=0) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import Error, sync_playwright
+
+    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        try:
+            running = playwright.chromium.launch(executable_path=own, args=arguments)
+        except Error as error:
+            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Open the viewer; at the end nothing may have been complained of, and nobody else asked."""
+    complaints: list[str] = []
+    pages = []
+
+    def opened(hash_: str = "", size: tuple[int, int] = (1280, 800), scheme: str = "light", url: str = "") -> Any:
+        page = browser.new_page(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True
+        )
+        page.set_default_timeout(20_000)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        home = url or address
+        ours = (home.split("#")[0], "blob:", "data:")
+        page.on("request", lambda asked: None if asked.url.startswith(ours) else complaints.append(asked.url))
+        page.goto(f"{home}{hash_}")
+        page.wait_for_selector(".attlas-ready")
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def state(page: Any) -> dict[str, str]:
+    # The hash is written a little later: by a timer of the page, before this one.
+    page.evaluate("new Promise((done) => setTimeout(done, 250))")
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def until(page: Any, condition: str) -> None:
+    page.wait_for_function(f"() => ({condition})")
+
+
+def goes_to(page: Any, row: float, column: float, near: float) -> None:
+    """Wait until the map is there: it glides, and it stops at the edges of the matrix."""
+    page.wait_for_function(
+        """([row, column, near]) => {
+          const found = new URLSearchParams(location.hash.slice(1));
+          return Math.abs(found.get("r") - row) < near && Math.abs(found.get("c") - column) < near;
+        }""",
+        arg=[row, column, near],
+    )
+
+
+def told(page: Any) -> list[float]:
+    """Weights of the list beside the text, as their titles give them."""
+    titles = [button.get_attribute("title") for button in page.locator(".largest button").all()]
+    return [number(re.search(r"Weight (.*) ·", title)[1]) for title in titles]
+
+
+def number(text: str) -> float:
+    small = re.fullmatch(r"([\d.]+) × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", text)
+    if not small:
+        return float(text.replace(",", "").replace("−", "-"))
+    return float(f"{small[1]}e{small[2].translate(str.maketrans('⁻⁰¹²³⁴⁵⁶⁷⁸⁹', '-0123456789'))}")
+
+
+# ---------------------------------------------------------------------------------------------------------- heads
+
+
+def marks(page: Any) -> list[str]:
+    return page.locator(".thumb .thumb-mark").all_inner_texts()
+
+
+def entropies(atlas: Atlas) -> dict[str, float]:
+    mean = {at: stats.entropy(atlas[at])[0].mean(-1) for at in range(LAYERS)}
+    return {f"{at}·{head}": float(mean[at][head]) for at in range(LAYERS) for head in range(HEADS)}
+
+
+def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> None:
+    page = open_page()
+    until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
+    page.wait_for_selector("[aria-label=Statistic] option[value=entropy]", state="attached")
+    assert marks(page) == ["0·0", "0·1", "0·2", "1·0", "1·1", "1·2"]
+    page.select_option("[aria-label=Statistic]", "entropy")
+    page.select_option("[aria-label=Order]", "-")
+    expected = entropies(atlas)
+    until(page, "document.querySelector('.thumb-value').textContent !== ''")
+    assert marks(page) == sorted(expected, key=lambda mark: -expected[mark])
+    shown = [float(text) for text in page.locator(".thumb-value").all_inner_texts()]
+    assert shown == pytest.approx(sorted(expected.values(), reverse=True), abs=0.006)
+    # Both handles by the keyboard: the smallest drops out, then the largest.
+    low = page.get_by_role("slider", name="Heads whose statistic is within: from")
+    low.focus()
+    low.press("ArrowRight")
+    assert page.locator(".heads-count").inner_text() == "5 of 6"
+    high = page.get_by_role("slider", name="Heads whose statistic is within: to")
+    high.focus()
+    high.press("ArrowLeft")
+    kept = sorted(expected, key=lambda mark: -expected[mark])[1:-1]
+    assert marks(page) == kept
+    found = state(page)
+    again = open_page(f"#{urlsplit(page.url).fragment}")
+    until(again, f"document.querySelectorAll('.thumb').length === {len(kept)}")
+    assert marks(again) == kept
+    assert state(again) == found
+    page.get_by_role("button", name="show all").click()
+    assert len(marks(page)) == 6
+
+
+def test_thumbnails_show_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#p=max")
+    until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
+    found = page.evaluate(
+        """async () => {
+          const [canvas] = document.querySelectorAll(".thumb canvas");
+          const { width } = canvas;
+          return [width, [...canvas.getContext("2d").getImageData(0, 0, width, width).data]];
+        }"""
+    )
+    width, pixels = found[0], np.array(found[1]).reshape(found[0], found[0], 4)
+    A = atlas[0][0, 0].to_dense().numpy()
+    edges = np.arange(width) * N // width
+    blocks = np.maximum.reduceat(np.maximum.reduceat(A, edges, 0), edges, 1)
+    shown = pixels[..., 3] > 0
+    assert (shown == (blocks > 0)).mean() > 0.995  # blocks on the diagonal hold one allowed cell or none
+    light = pixels[..., :3] @ np.array([0.2126, 0.7152, 0.0722])
+    both = shown & (blocks > 2**-12)
+    assert np.corrcoef(light[both], np.log2(blocks[both]))[0, 1] > 0.98
+
+
+def test_a_second_head_opens_by_mouse_and_keyboard(open_page: Any) -> None:
+    page = open_page()
+    page.locator(".thumb").nth(4).click()
+    assert state(page)["e"] == "1"
+    assert page.locator(".thumb").nth(4).get_attribute("aria-pressed") == "true"
+    page.locator(".thumb").nth(2).click(modifiers=["Shift"])
+    found = state(page)
+    assert (found["s"], found["m"]) == ("0.2", "side")
+    assert "second head" in page.locator(".thumb").nth(2).get_attribute("aria-label")
+    page.locator(".thumb").nth(2).click(modifiers=["Shift"])
+    assert "s" not in state(page)
+    page.locator(".thumb").nth(4).focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Shift+Enter")
+    assert state(page)["s"] == "1.0"
+    page.keyboard.press("ArrowUp")  # the mean of the layer
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert "e" not in state(page)  # layer 0 again
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("button", name="log-ratio").click()
+    assert state(page)["m"] == "ratio"
+    before = state(page)
+    page.get_by_role("button", name="Swap the two heads").click()
+    after = state(page)
+    assert (after["e"], after.get("h", "0")) == tuple(before["s"].split("."))
+    assert after["s"] == f"{before.get('e', '0')}.{before.get('h', '0')}"
+    page.get_by_role("combobox", name="Second head").select_option("")
+    assert "s" not in state(page)
+
+
+# ----------------------------------------------------------------------------------------------------------- text
+
+
+def test_a_token_pins_its_row_and_the_list_is_exact(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=2&r=200&c=200&z=4")
+    page.locator('.t[data-position="100"]').click()
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    assert state(page)["pin"] == "100.100"
+    A = atlas[1][0, 2]
+    best = A[100].topk(8)
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [int(text) for text in page.locator(".largest .place").all_inner_texts()] == best.indices.tolist()
+    facts = dict(
+        zip(
+            page.locator(".cell-facts dt").all_inner_texts(),
+            page.locator(".cell-facts dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert number(facts["weight"]) == pytest.approx(float(A[100, 100]), rel=1e-3)
+    assert number(facts["row entropy"]) == pytest.approx(float(stats.entropy(A)[100]), rel=6e-3)
+    assert int(facts["rank"]) == 1 + int((A[100] > A[100, 100]).sum())
+    # A click of the list moves the map to its cell; the map stops at the edges of the matrix.
+    page.locator(".largest button").nth(3).click()
+    goes_to(page, 100, int(best.indices[3]), 24)
+    position = int(best.indices[3])
+    page.wait_for_selector(f'.t.at-key[data-position="{position}"]')
+    # The other way: who looks at the key.
+    page.get_by_role("button", name="key ← queries").click()
+    column = A[:, 100].topk(8)
+    until(page, f"document.querySelector('.largest .place').textContent === '{int(column.indices[0])}'")
+    assert told(page) == pytest.approx(column.values.tolist(), rel=1e-4)
+    page.get_by_role("button", name="more").click()
+    until(page, "document.querySelectorAll('.largest button').length === 48")
+    assert told(page) == pytest.approx(A[:, 100].topk(48).values.tolist(), rel=1e-4)
+    page.get_by_role("button", name="unpin").click()
+    assert page.locator(".text-hint").is_visible()
+
+
+def test_tokens_have_the_colour_of_their_weight(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=0&h=1&pin=120.60&lo=-10&hi=0&pal=cividis")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    row = atlas[0][0, 1, 120]
+    colours = page.evaluate(
+        """() => Object.fromEntries(
+          [...document.querySelectorAll(".t")].map((t) => [t.dataset.position, [t.style.background, t.className]]),
+        )"""
+    )
+    text = (Path(bundle.__file__).parent / "static" / "palettes.js").read_text("utf-8")
+    table = bytes.fromhex(re.sub("[^0-9a-f]", "", re.search(r'cividis:\s*((?:"[0-9a-f]+"[\s+]*)+)', text)[1]))
+    checked = 0
+    for position in range(128):
+        background, classes = colours[str(position)]
+        weight = float(row[position])
+        if position > 120 or np.log2(weight) <= -10:
+            assert background == ""
+            assert ("masked" in classes) == (position > 120)
+            continue
+        red, green, blue = map(int, re.findall(r"\d+", background)[:3])
+        at = round(255 * min(1, (np.log2(weight) + 10) / 10))
+        near = [list(table[3 * i : 3 * i + 3]) for i in (at - 1, at, at + 1) if 0 <= i < 256]
+        assert [red, green, blue] in near
+        checked += 1
+    assert checked > 20
+    assert "own" in colours["120"][1]
+
+
+def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
+    page = open_page()
+    flow = page.locator(".flow")
+    page.wait_for_selector('.t[data-position="20"]')
+    shown = flow.inner_text()
+    for word in ("🦊", "日本", "</script>", "<b>", "&amp;", "·return", "↵", "⇥"):
+        assert word in shown
+    assert page.locator(".flow b:not(.joined)").count() == 0
+    page.locator('.t[data-position="13"]').hover()  # the crosshair of the map follows
+    assert "at-key" in page.locator('.t[data-position="13"]').get_attribute("class")
+
+
+def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browser: Any, tmp_path: Path) -> None:
+    from attlas.view import Server
+
+    n = 100_000
+    A = attlas.attend(torch.randn(1, 1, 8, 4), torch.randn(1, 1, n, 4))
+    words = [f" w{i}" if i % 9 else "\n" for i in range(n)]
+    with closing(Service(A, tokens=words)) as service, Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(server.url)
+        page.wait_for_selector(".t")
+        page.locator(".t").nth(3).click()
+        page.get_by_label("Search: token text").fill("w99991")
+        until(page, "document.querySelector('.search-result').textContent === '1 of 1'")
+        page.wait_for_selector('.t.found[data-position="99991"]')
+        box, frame = page.locator('.t[data-position="99991"]').bounding_box(), page.locator(".flow").bounding_box()
+        assert frame["y"] <= box["y"] <= frame["y"] + frame["height"]
+        assert page.locator(".t").count() < 4000
+        # Processor time of the page's thread, which other programs on this machine do not change.
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def busy() -> float:
+            found = devtools.send("Performance.getMetrics")["metrics"]
+            return next(metric["value"] for metric in found if metric["name"] == "TaskDuration")
+
+        before = busy()
+        page.evaluate(
+            """async () => {
+              const flow = document.querySelector(".flow");
+              for (let step = 0; step < 40; step++) {
+                flow.scrollTop = (flow.scrollHeight * step) / 40;
+                await new Promise(requestAnimationFrame);
+              }
+            }"""
+        )
+        assert (busy() - before) / 40 < 0.1  # seconds for each jump to another part of the text
+        assert page.locator(".t").count() < 4000
+        page.close()
+
+
+# --------------------------------------------------------------------------------------------------------- search
+
+
+def test_search_by_text_range_and_cell(open_page: Any) -> None:
+    page = open_page("#r=200&c=0&z=4")
+    page.keyboard.press("/")
+    box = page.get_by_label("Search: token text")
+    assert box.evaluate("(input) => input === document.activeElement")
+    page.keyboard.type("日本")
+    total = sum("日本" in token for token in TOKENS)
+    until(page, f"document.querySelector('.search-result').textContent === '1 of {total}'")
+    first = TOKENS.index("日本")
+    goes_to(page, first, first, 24)
+    page.keyboard.press("Enter")
+    until(page, f"document.querySelector('.search-result').textContent === '2 of {total}'")
+    page.get_by_role("button", name="Previous match").click()
+    page.get_by_role("button", name="Previous match").click()
+    until(page, f"document.querySelector('.search-result').textContent === '{total} of {total}'")
+    page.wait_for_selector(".t.found")
+    box.fill("120,45")
+    box.press("Enter")
+    goes_to(page, 120, 45, 2)
+    assert state(page)["pin"] == "120.45"
+    box.fill("100-150")
+    box.press("Enter")
+    goes_to(page, 125.5, 125.5, 2)
+    for typed, said in [
+        ("300,4", "Queries stand at 0 to 299, not at 300."),
+        ("4,999", "Keys stand at 0 to 299, not at 999."),
+        ("500-600", "The matrix covers positions 0 to 299."),
+        ("60-50", "A range runs upwards: 50-60."),
+        ("zebra", "no match"),
+    ]:
+        box.fill(typed)
+        box.press("Enter")
+        until(page, f"document.querySelector('.search-result').textContent === {json.dumps(said)}")
+    box.press("Escape")
+    assert box.input_value() == ""
+
+
+# ----------------------------------------------------------------------------------------------------- colour bar
+
+
+def test_the_colour_bar_by_mouse_and_keyboard(open_page: Any) -> None:
+    page = open_page()
+    low = page.get_by_role("slider", name="Colour range: lowest weight")
+    begun = float(low.get_attribute("aria-valuenow"))
+    low.press("ArrowRight")
+    assert float(state(page)["lo"]) == begun + 0.5
+    low.press("PageDown")
+    assert float(state(page)["lo"]) == begun - 4.5
+    high = page.get_by_role("slider", name="Colour range: highest weight")
+    at = high.bounding_box()
+    page.mouse.move(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(at["x"] - 60, at["y"] + 5, steps=4)
+    page.mouse.up()
+    dragged = float(state(page)["hi"])
+    assert -8 < dragged < -0.5
+    assert "weight" in high.get_attribute("aria-valuetext")
+    page.get_by_role("button", name="reset").click()
+    assert float(low.get_attribute("aria-valuenow")) == begun
+    page.get_by_role("button", name="linear").click()
+    found = state(page)
+    assert (found["f"], found["lo"], found["hi"]) == ("linear", "0", "1")
+    page.get_by_role("button", name="mean", exact=True).first.click()
+    page.get_by_role("combobox", name="Palette").select_option("magma")
+    page.get_by_role("checkbox", name="without first key").check()
+    found = state(page)
+    assert (found["pal"], found["v"]) == ("magma", "nosink")
+    assert page.locator(".colourbar").get_by_text("rows renormalised").is_visible()
+
+
+def test_without_the_first_key_numbers_are_renormalised(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#v=nosink&pin=150.3")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    row = atlas[0][0, 0, 150].clone()
+    row[0] = 0
+    row /= row.sum()
+    assert told(page) == pytest.approx(row.topk(8).values.tolist(), rel=1e-3)
+
+
+def test_fit_takes_the_largest_weight_in_view(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#r=250&c=30&z=4&f=linear")
+    page.get_by_role("button", name="fit", exact=True).click()
+    until(page, "document.querySelector('.unseen[aria-live]').textContent.startsWith('The largest weight in view')")
+    high = float(state(page)["hi"])
+    weights = atlas[0][0, 0].to_dense()
+    assert np.isclose(weights.numpy(), high, rtol=1e-5, atol=1e-6).any()
+    assert high <= float(weights.max())
+
+
+# --------------------------------------------------------------------------------------------------------- export
+
+
+def saved(page: Any, kind: str) -> tuple[str, bytes]:
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as download:
+        page.locator(f"[data-export={kind}]").click()
+    page.wait_for_function("() => /saved/.test(document.querySelector('.export-line').textContent)")
+    page.keyboard.press("Escape")
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def test_the_table_holds_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=1&r=150&c=100&z=4")
+    name, body = saved(page, "csv")
+    assert name == "panels-b-text-b-1-1.csv"
+    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    A = atlas[1][0, 1].to_dense().numpy()
+    assert len(rows) > 500
+    for row in rows:
+        i, j = int(row["query"]), int(row["key"])
+        assert np.float32(row["weight"]) == pytest.approx(A[i, j], rel=1e-5, abs=1e-37)
+        assert json.loads(row["query_token"]) == SHOWN[i]
+        assert json.loads(row["key_token"]) == SHOWN[j]
+        assert row["key_token"][0] == '"'  # which no spreadsheet runs
+    places = {(int(row["query"]), int(row["key"])) for row in rows}
+    assert len(places) == len(rows)
+    assert (150, 100) in places
+
+
+def test_the_picture_is_a_png_of_the_map(open_page: Any) -> None:
+    page = open_page("#e=1&h=1", scheme="dark")
+    page.wait_for_timeout(800)
+    name, body = saved(page, "png")
+    assert name == "panels-b-text-b-1-1.png"
+    assert body[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", body[16:24])
+    assert width > 500
+    assert height > 600
+    assert len(body) > 20_000
+
+
+def test_the_link_is_the_address(open_page: Any) -> None:
+    page = open_page("#e=1&pin=20.3")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Export").click()
+    page.locator("[data-export=link]").click()
+    until(page, "document.querySelector('.export-line').textContent === 'Link copied.'")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    assert "pin=20.3" in page.url
+
+
+def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas: Atlas, tmp_path: Path) -> None:
+    page = open_page("#e=1&h=2&pin=200.30&pal=magma&s=0.1&m=side")
+    name, body = saved(page, "html")
+    file = tmp_path / name
+    file.write_bytes(body)
+    assert len(body) < 8_000_000
+    offline = open_page(url=file.as_uri())
+    until(offline, "document.querySelectorAll('.largest button').length === 8")
+    A = atlas[1][0, 2]
+    assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
+    assert offline.locator(".offline-note").inner_text() == (
+        "Offline copy: 2 of 6 heads, weights exact in float32, blocks as maxima only, with the first key only."
+    )
+    assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
+    offline.locator('.t[data-position="100"]').click()
+    best = A[100].topk(8)
+    until(offline, f"document.querySelector('.largest .place').textContent === '{int(best.indices[0])}'")
+    assert told(offline) == pytest.approx(best.values.tolist(), rel=1e-4)
+    offline.get_by_label("Search: token text").fill("🦊")
+    total = sum("🦊" in token for token in TOKENS)
+    until(offline, f"document.querySelector('.search-result').textContent.endsWith('of {total}')")
+    offline.locator(".thumb").nth(4).click()  # a head that is not in the file
+    offline.wait_for_timeout(400)
+    assert "does not hold" in offline.locator(".attlas").inner_text()
+    # A page that was saved from the saved page opens too.
+    offline.locator(".thumb").nth(5).click()
+    _, again = saved(offline, "html")
+    second = tmp_path / "again.html"
+    second.write_bytes(again)
+    copy = open_page(url=second.as_uri())
+    until(copy, "document.querySelectorAll('.largest button').length === 8")
+    assert told(copy) == pytest.approx(best.values.tolist(), rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- help, keys, access
+
+
+def test_help_keeps_the_focus_and_closes(open_page: Any) -> None:
+    page = open_page()
+    page.keyboard.press("?")
+    dialog = page.locator("dialog[open]")
+    assert "Keys and numbers" in dialog.inner_text()
+    assert "exact" in dialog.inner_text()
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    place = state(page)
+    page.keyboard.press("ArrowLeft")
+    assert state(page) == place  # the map under it does not move
+    page.keyboard.press("Escape")
+    assert dialog.count() == 0
+    assert "panel" not in state(page)
+
+
+def test_the_keyboard_alone_reaches_everything(open_page: Any) -> None:
+    page = open_page()
+    page.wait_for_selector(".thumb.drawn")
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(
+            page.evaluate(
+                """(() => {
+                  const on = document.activeElement;
+                  return on.getAttribute("aria-label") || on.title || on.textContent;
+                })()"""
+            )
+        )
+    words = " | ".join(filter(None, seen))
+    for part in (
+        *("Compare", "Export", "Help", "Search: token text", "Statistic", "Order", "Layer 0, head 0", "Text"),
+        *("Colour range: lowest weight", "log", "Palette", "query → keys"),
+    ):
+        assert part in words
+    page.locator(".flow").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert state(page)["pin"] == "3.3"
+    page.locator(".largest button").first.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("]")
+    assert state(page)["h"] == "1"
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The text of axe-core, fetched once into a folder outside of this repository."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "attlas-tests" / f"axe-core-{AXE}"
+    file = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not file.is_file():
+        if shutil.which("npm") is None:
+            pytest.skip("npm, which fetches axe-core, is not installed")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            "npm",
+            "install",
+            "--prefix",
+            str(folder),
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            f"axe-core@{AXE}",
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        except subprocess.TimeoutExpired:
+            pytest.skip("npm does not answer")
+        if done.returncode:
+            pytest.skip(f"axe-core cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
+    return file.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("hash_", "size", "scheme"),
+    [
+        ("#pin=200.100&sort=-entropy", (1280, 800), "light"),
+        ("#pin=200.100&v=nosink", (1280, 800), "dark"),
+        ("#panel=help", (1280, 800), "light"),
+        ("#panel=export", (1280, 800), "dark"),
+        ("#panel=compare&s=0.1&m=ratio", (1280, 800), "light"),
+        ("#panel=heads", (390, 844), "light"),
+        ("#pin=200.100&panel=text", (390, 844), "dark"),
+    ],
+)
+def test_axe_finds_no_serious_fault(browser: Any, address: str, axe: str, hash_: str, size: Any, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(f"{address}{hash_}")
+    page.wait_for_selector(".attlas-ready")
+    page.wait_for_timeout(1200)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    context.close()
+    bad = [
+        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
+
+
+def test_hundreds_of_heads_fetch_what_is_in_view(browser: Any) -> None:
+    from attlas.view import Server
+
+    A = attlas.attend(torch.randn(1, 32, 24, 4), torch.randn(1, 32, 24, 4), mask=attlas.Causal())
+    heads, shape = tuple(range(32)), (1, 32, 24, 24)
+    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, 24), 0, shape, A) for at in range(20)]
+    with closing(Service(Atlas(entries))) as service, Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/thumbnail" in request.url else None)
+        page.goto(server.url)
+        page.wait_for_selector(".thumb.drawn")
+        page.wait_for_timeout(1500)
+        assert page.locator(".thumb").count() == 640
+        assert 0 < len(asked) < 200
+        page.locator(".slot-heads").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
+        until(page, "[...document.querySelectorAll('.thumb')].at(-1).classList.contains('drawn')")
+        assert len(asked) < 400
+        page.close()
+
+
+# --------------------------------------------------------------------------------------------------------- widget
+
+
+def test_the_widget_shows_the_same_page_by_messages(
+    browser: Any, atlas: Atlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("anywidget", reason="anywidget is in the extra `notebook`")
+    import comm
+
+    sent: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+    class Played:
+        def __init__(self, **opened: Any) -> None:
+            self.comm_id, self.kernel = "played", object()
+
+        def send(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
+            if data and data.get("method") == "custom":
+                sent.put((data["content"], buffers))
+
+        def on_msg(self, hear: Any) -> None:
+            self.hear = hear
+
+        def on_close(self, hear: Any) -> None: ...
+        def open(self, *given: Any, **named: Any) -> None: ...
+        def close(self, *given: Any, **named: Any) -> None: ...
+
+    monkeypatch.setattr(comm, "create_comm", Played)
+    from attlas.view.widget import Viewer
+
+    viewer = Viewer(Service(atlas), height=700, state={"entry": 1, "head": 2, "pin": {"i": 200, "j": 30}})
+    page = browser.new_page(viewport={"width": 1100, "height": 800})
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("blob:", "data:", "about:")) else complaints.append(asked.url),
+    )
+    cancels: list[str] = []
+
+    def hear(content: Any) -> None:
+        if content["type"] == "cancel":
+            cancels.append(content["id"])
+        viewer.comm.hear({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+
+    page.expose_function("toKernel", hear)
+    page.set_content("<!doctype html><title>cell</title><div class='cell'></div>")
+    page.add_style_tag(content=viewer._css)
+    page.evaluate(
+        """async ([code, initial, height]) => {
+          const listeners = new Set();
+          const traits = { initial, height };
+          window.model = {
+            get: (name) => traits[name],
+            on: (name, run) => name === "msg:custom" && listeners.add(run),
+            off: (name, run) => listeners.delete(run),
+            send: (content) => window.toKernel(content),
+          };
+          window.deliver = (content, text) => {
+            const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+            for (const run of listeners) run(content, [new DataView(bytes.buffer)]);
+          };
+          const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+          const { default: widget } = await import(url);
+          window.leave = await widget.render({ model: window.model, el: document.querySelector(".cell") });
+        }""",
+        [viewer._esm, dict(viewer.initial), viewer.height],
+    )
+
+    def pump(condition: str) -> None:
+        for _ in range(400):
+            while not sent.empty():
+                content, buffers = sent.get()
+                page.evaluate(
+                    "([content, text]) => window.deliver(content, text)",
+                    [content, base64.b64encode(buffers[0]).decode()],
+                )
+            if page.evaluate(f"() => ({condition})"):
+                return
+            page.wait_for_timeout(25)
+        raise AssertionError(condition)
+
+    pump("document.querySelectorAll('.largest button').length === 8")
+    assert told(page) == pytest.approx(atlas[1][0, 2, 200].topk(8).values.tolist(), rel=1e-4)
+    pump("document.querySelectorAll('.thumb.drawn').length === 6")
+    assert page.locator(".attlas").bounding_box()["height"] == 700
+    page.locator('.t[data-position="100"]').click()
+    best = atlas[1][0, 2, 100].topk(8)
+    pump(f"document.querySelector('.largest .place').textContent === '{int(best.indices[0])}'")
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert page.evaluate("location.hash") == ""  # the address of the notebook is the notebook's
+    page.evaluate("window.leave()")
+    assert page.locator(".attlas").count() == 0
+    viewer.close()
+    assert complaints == []
+    page.close()

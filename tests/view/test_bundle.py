@@ -1,0 +1,168 @@
+"""The page as one script: joined by rules, run in node, and allowed by its own policy."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from attlas.view import bundle
+
+STATIC = Path(bundle.__file__).parent / "static"
+node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def run(code: str, tmp_path: Path) -> object:
+    file = tmp_path / "run.mjs"
+    file.write_text(code, encoding="utf-8")
+    done = subprocess.run(["node", file], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_module_is_in_the_widget_or_the_offline_page() -> None:
+    both = bundle.widget_module() + bundle.script("offline.js")
+    defined = set(re.findall(r"^const \$(\w+) = \(\(\) => \{$", both, re.M))
+    assert {path.stem for path in STATIC.glob("*.js")} - defined == {"boot"}  # which starts the page of a server
+
+
+def test_a_module_stands_behind_those_that_it_imports() -> None:
+    text = bundle.script("main.js")
+    order = re.findall(r"^const \$(\w+) = \(\(\) => \{$", text, re.M)
+    assert len(order) == len(set(order))
+    for name in order:
+        for imported in re.findall(r'from "\./(\w+)\.js"', (STATIC / f"{name}.js").read_text("utf-8")):
+            assert order.index(imported) < order.index(name)
+
+
+@node
+def test_the_bundle_computes_what_the_modules_do(tmp_path: Path) -> None:
+    asked = "[0, 1, 1e-19, 2 ** -16, 0.3].map(decodeEncoded)"
+    body = f"const decodeEncoded = (w) => $colour.decode($colour.encode(w));\nconsole.log(JSON.stringify({asked}));"
+    joined = run(bundle.script("colour.js") + body, tmp_path)
+    for file in ("colour.js", "palettes.js"):
+        (tmp_path / file).write_text((STATIC / file).read_text("utf-8"), encoding="utf-8")
+    (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    apart = run(f'import * as $colour from "./colour.js";\n{body}', tmp_path)
+    assert joined == apart
+    assert joined == pytest.approx([0, 1, 1e-19, 2**-16, 0.3], rel=3.4e-4)
+
+
+@node
+def test_the_widget_is_a_module_with_a_render_function(tmp_path: Path) -> None:
+    body = (
+        'import widget from "./widget.mjs";\nconsole.log(JSON.stringify([typeof widget.render, Object.keys(widget)]));'
+    )
+    (tmp_path / "widget.mjs").write_text(bundle.widget_module(), encoding="utf-8")
+    assert run(body, tmp_path) == ["function", ["render"]]
+
+
+@node
+def test_numbers_in_tables_read_back_as_the_same_float32(tmp_path: Path) -> None:
+    values = "[0, 1, 0.1, 1 / 3, 1e-7, 1.17549435e-38, 0.30000001192092896, 2 ** -149]"
+    body = (
+        f"const values = {values}.map(Math.fround);\nconst texts = values.map($numbers.float32Text);\n"
+        "console.log(JSON.stringify([texts, texts.every((text, i) => Math.fround(Number(text)) === values[i])]));"
+    )
+    texts, same = run(bundle.script("numbers.js") + body, tmp_path)
+    assert same
+    assert texts[:4] == ["0", "1", "0.1", "0.33333334"]
+
+
+@node
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("60321,102", {"kind": "cell", "query": 60321, "key": 102}),
+        (" 60321 , 102 ", {"kind": "cell", "query": 60321, "key": 102}),
+        ("50000-60000", {"kind": "range", "start": 50000, "stop": 60000}),
+        ("50..60", {"kind": "range", "start": 50, "stop": 60}),
+        ('"50-60"', {"kind": "text", "text": "50-60"}),
+        ("日本", {"kind": "text", "text": "日本"}),
+        (" ", {"kind": "text", "text": " "}),
+        ("", {"kind": "nothing"}),
+        ("1,2,3", {"kind": "text", "text": "1,2,3"}),
+    ],
+)
+def test_what_is_typed_is_understood(typed: str, found: dict, tmp_path: Path) -> None:
+    body = f"console.log(JSON.stringify($search.parseQuery({json.dumps(typed)})));"
+    assert run(bundle.script("search.js") + body, tmp_path) == found
+
+
+@node
+def test_largest_weights_without_sorting(tmp_path: Path) -> None:
+    body = (
+        "let seed = 7; const next = () => (seed = (seed * 48271) % 2147483647) / 2147483647;\n"
+        "const values = Float32Array.from({ length: 5000 }, () => (next() < 0.2 ? 0 : next()));\n"
+        "const found = $text.largest(values, 48).map((i) => values[i]);\n"
+        "const sorted = [...values].sort((a, b) => b - a).slice(0, 48);\n"
+        "console.log(JSON.stringify([found.join() === sorted.join(), $text.largest(new Float32Array(9), 4)]));"
+    )
+    assert run(bundle.script("text.js") + body, tmp_path) == [True, []]
+
+
+@node
+def test_levels_that_fit_in_an_offline_page(tmp_path: Path) -> None:
+    entry = {"m": 100_000, "n": 100_000, "first_query": 0, "first_key": 0, "causal": True, "levels": 10}
+    body = (
+        f"const entry = {json.dumps(entry)};\n"
+        "const fit = $pack.levelsThatFit(entry, $pack.packLimit);\n"
+        "const tiles = fit.levels.reduce((sum, level) => sum + $pack.tilesOf(entry, level).length, 0);\n"
+        "console.log(JSON.stringify([fit.finest, fit.bytes, tiles * 2 * 65536, $pack.packLimit, "
+        "$pack.tilesOf(entry, 8).map((t) => [t.y, t.x])]));"
+    )
+    finest, size, counted, limit, coarse = run(bundle.script("pack.js") + body, tmp_path)
+    assert finest == 5  # 1 + 3 + 10 + 28 + 91 tiles of 128 KiB; the next level has 325
+    assert size == counted == 133 * 2**17 <= limit
+    assert coarse == [[0, 0], [1, 0], [1, 1]]  # nothing is allowed in tile (0, 1)
+
+
+def test_the_policy_names_the_very_script_and_style() -> None:
+    page = bundle.offline_page()
+    script = re.search(r"<script>(.*?)</script>", page, re.S)[1]
+    style = re.search(r"<style>(.*?)</style>", page, re.S)[1]
+    for text in (script, style):
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in page
+    assert not re.search(r"\son\w+=|javascript:|src=|@import|url\(", page)
+    assert page.index(bundle.DATA) < page.index(script)
+
+
+def test_files_that_break_the_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "default.js": "export default 3;",
+        "star.js": 'import * as all from "./a.js";',
+        "a.js": 'import { b } from "./b.js";\nexport const a = b;',
+        "b.js": 'import { a } from "./a.js";\nexport const b = a;',
+        "late.js": "await start();",
+    }
+    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    for name, found in [
+        ("default.js", "'export default 3;' in default.js"),
+        ("star.js", "star.js"),
+        ("late.js", "'await start();' in late.js"),
+        ("a.js", "a.js → b.js → a.js"),
+    ]:
+        with pytest.raises(bundle.BundleError, match=re.escape(found)):
+            bundle.script(name)
+
+
+def test_names_are_given_others_on_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "one.js": "export const value = 1;\nexport function f() {}\nexport async function g() {}\nexport class C {}",
+        "two.js": 'import {\n  value as other,\n  C,\n} from "./one.js";\nexport const sum = other;',
+    }
+    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    assert bundle.script("two.js") == (
+        "const $one = (() => {\nconst value = 1;\nfunction f() {}\nasync function g() {}\nclass C {}\n"
+        "return { value, f, g, C };\n})();\n\n"
+        "const $two = (() => {\nconst { value: other, C } = $one;\nconst sum = other;\nreturn { sum };\n})();\n"
+    )
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(bundle.BundleError, match=r"found: none\.js"):
+        bundle.script("none.js")
