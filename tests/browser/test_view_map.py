@@ -503,6 +503,43 @@ def test_a_server_that_fails_for_a_while(opened: Callable[..., Any]) -> None:
     opened.complaints[:] = [one for one in opened.complaints if "503" not in one]  # the browser's own words
 
 
+def test_what_is_not_computed_yet_is_asked_for_again(opened: Callable[..., Any], dense: np.ndarray) -> None:
+    """A half-done tile shows what is there, is said to be half done, and is complete without a reload."""
+    halves = {"left": 2}
+
+    def half(route: Any) -> None:
+        if not halves["left"]:
+            route.continue_()
+            return
+        halves["left"] -= 1
+        answer = route.fetch()
+        codes = np.frombuffer(answer.body(), "<u2").copy()
+        codes[codes.size // 2 :] = 65535
+        headers = {**answer.headers, "attlas-progress": "0.5", "cache-control": "no-store"}
+        route.fulfill(status=200, headers=headers, body=codes.tobytes())
+
+    tab = opened("t=light", wait=False)
+    tab.route("**/api/tile?*level=0&y=1&x=1*", half)
+    tab.evaluate(f"location.hash = '{VIEW}&z=3&r=380.5&c=370.5'")
+    tab.locator(".overlay[aria-busy=true]").wait_for()
+    settle(tab)
+    assert halves["left"] == 0
+    cells = cells_in(dense, range(400, 410), range(350, 400), 10, seed=8)
+    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
+        assert tuple(one["colour"]) in colours_of(float(dense[0, 0, i, j]))
+
+
+def test_other_levels_stand_in_while_tiles_are_on_their_way(opened: Callable[..., Any]) -> None:
+    tab = opened("z=2&r=320&c=300")
+    tab.wait_for_timeout(500)  # the ring around the view and the whole have come
+    tab.route("**/api/tile*", lambda route: None)  # from now on nothing comes
+    for zoom in ("1", "-1", "4"):
+        tab.evaluate(f"location.hash = 'z={zoom}&r=320&c=300'")
+        tab.wait_for_timeout(250)
+        left, right = tab.evaluate(KINDS)
+        assert left + right > 60, zoom
+
+
 def test_at_most_six_requests_at_once_and_old_ones_given_up(opened: Callable[..., Any]) -> None:
     tab = opened("z=1&r=320.5&c=300.5")
     tab.evaluate(SLOW_FETCH)

@@ -199,10 +199,12 @@ test("the cache of tiles is bounded in bytes, drops the oldest, and gives up wha
   const { createTiles, sourceOf, tileKey } = await import(`${at}/tiles.js`);
   const source = sourceOf({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
   const aborted = [];
+  const asked = [];
   let slow = false;
   const transport = {
     get: (name, { x }, { signal }) =>
       new Promise((resolve, reject) => {
+        asked.push(x);
         signal.addEventListener("abort", () => (aborted.push(x), reject(Object.assign(new Error("given up"), { aborted: true }))));
         if (!slow) resolve({ buffer: new Uint16Array(TILE * TILE).fill(x + 2).buffer, progress: 1 });
       }),
@@ -219,7 +221,9 @@ test("the cache of tiles is bounded in bytes, drops the oldest, and gives up wha
   assert.equal(tiles.get(item(0).key), null);
   assert.equal(tiles.get(item(29).key).codes[7], 31);
   slow = true;
-  tiles.want([item(50), item(51)]);
+  asked.length = 0;
+  tiles.want([item(51), item(50)]);
+  assert.deepEqual(asked, [50, 51]); // the nearest first
   tiles.want([item(51)]);
   assert.deepEqual(aborted, [50]);
   assert.ok(tiles.busy());

@@ -7,7 +7,8 @@ const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold u
 const TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
-const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
+/** Ranks of requests: the lowest goes first. */
+export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
 export function backoff(count, chance = Math.random()) {
@@ -22,7 +23,7 @@ export function passing(error) {
 /**
  * A transport over another one, with a queue.
  *
- * `get(name, params, {signal, distance})` as in any transport. `distance()` says how far from the centre of the view
+ * `get(name, params, {signal, distance, rank})` as in any transport; `rank` puts a request among others than its kind. `distance()` says how far from the centre of the view
  * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
  * requests are being tried again, and null when all is well.
  */
@@ -112,9 +113,9 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
     pump();
   }
 
-  function get(name, params = {}, { signal, distance } = {}) {
+  function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
     return new Promise((resolve, reject) => {
-      const job = { name, params, signal, distance, resolve, reject, rank: RANK[name] ?? 0, tries: 0, timer: 0 };
+      const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
       job.stop = new AbortController();
       job.giveUp = () => {
         const inFlight = flying.has(job);

@@ -2,6 +2,7 @@
 
 import { TILE } from "./geometry.js";
 import { MASKED, PENDING } from "./colour.js";
+import { RANK } from "./requests.js";
 
 const CODES_BYTES = 2 * TILE * TILE;
 const SURFACE_BYTES = 4 * TILE * TILE;
@@ -91,7 +92,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     const job = { stop, item };
     flying.set(item.key, job);
     try {
-      const answer = await transport.get(item.name, item.params, { signal: stop.signal, distance: () => job.item.distance });
+      const answer = await transport.get(item.name, item.params, { signal: stop.signal, distance: () => job.item.distance, rank: RANK.tile });
       if (destroyed) return;
       const codes = new Uint16Array(answer.buffer);
       if (codes.length !== TILE * TILE) throw new Error(`a tile of ${codes.length} cells`);
@@ -135,7 +136,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       }
       const now = performance.now();
       let soonest = Infinity;
-      for (const item of items) {
+      for (const item of [...items].sort((a, b) => a.distance - b.distance)) {
         const job = flying.get(item.key);
         if (job) job.item = item;
         else {
