@@ -122,7 +122,8 @@ def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
 
 
 def state(page: Any) -> dict[str, str]:
-    page.wait_for_timeout(250)  # the hash is written a little later
+    # The hash is written a little later: by a timer of the page, before this one.
+    page.evaluate("new Promise((done) => setTimeout(done, 250))")
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
 
 
@@ -345,20 +346,25 @@ def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browser: Any, tmp_path:
         box, frame = page.locator('.t[data-position="99991"]').bounding_box(), page.locator(".flow").bounding_box()
         assert frame["y"] <= box["y"] <= frame["y"] + frame["height"]
         assert page.locator(".t").count() < 4000
-        took = page.evaluate(
+        # Processor time of the page's thread, which other programs on this machine do not change.
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def busy() -> float:
+            found = devtools.send("Performance.getMetrics")["metrics"]
+            return next(metric["value"] for metric in found if metric["name"] == "TaskDuration")
+
+        before = busy()
+        page.evaluate(
             """async () => {
               const flow = document.querySelector(".flow");
-              let worst = 0;
               for (let step = 0; step < 40; step++) {
-                const began = performance.now();
                 flow.scrollTop = (flow.scrollHeight * step) / 40;
                 await new Promise(requestAnimationFrame);
-                worst = Math.max(worst, performance.now() - began);
               }
-              return worst;
             }"""
         )
-        assert took < 400  # a frame, on a machine that other tests use too
+        assert (busy() - before) / 40 < 0.1  # seconds for each jump to another part of the text
         assert page.locator(".t").count() < 4000
         page.close()
 

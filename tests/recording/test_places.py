@@ -8,9 +8,20 @@ from torch import Tensor
 
 import attlas
 from attlas import attend
+from attlas.indexing import Axes
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import Block, Moved, Stacked, alike, first_query_of, is_placeless, rows_of, stacked
+from attlas.recording.places import (
+    Block,
+    Moved,
+    Stacked,
+    alike,
+    first_query_of,
+    is_placeless,
+    rows_of,
+    stacked,
+    window_of,
+)
 
 M, N = 9, 12
 
@@ -202,3 +213,27 @@ def test_a_device_of_its_own() -> None:
     A: AttentionMatrix = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Moved(Causal(), 4, 4, 0, 0))
     other = Moved(from_function(lambda b, h, i, j: j <= i), 4, 4, 0, 0, torch.device("cpu"))
     assert torch.equal(A.to_dense(), attend(A.problem.q, A.problem.k, mask=other).to_dense())
+
+
+def test_a_moved_mask_knows_its_runs_of_keys() -> None:
+    """Runs of keys move with the mask, whatever columns are asked about, and weights are those of the whole."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([40, 25])
+    mask = attlas.Causal() & attlas.Padding(lengths)
+    A = attlas.attend(torch.randn(2, 3, 30, 4), torch.randn(2, 3, 40, 4), mask=mask)
+    part = window_of(A, range(5, 22), range(7, 33), A.lse[:, :, 5:22])
+    assert part.problem.interval is not None
+    first, stop = part.problem.interval
+    cells = torch.isfinite(A.logits[:, :, 5:22, :][..., 7:33])
+    j = torch.arange(26)
+    runs = (j >= first.unsqueeze(-1)) & (j < stop.unsqueeze(-1))
+    assert (runs == cells).all()
+    assert torch.allclose(part.to_dense(), A[:, :, 5:22, 7:33])
+    bias = attlas.attend(
+        torch.randn(30, 4), torch.randn(40, 4), score=attlas.ScaledDot() + attlas.TensorBias(torch.randn(30, 40))
+    )
+    whole = AttentionMatrix(bias.problem, bias.plan, Axes((1, 1), (True, True)))
+    part = window_of(whole, range(5, 22), range(7, 33), whole.lse[:, :, 5:22])
+    assert torch.allclose(part.to_dense()[0, 0], bias[5:22, 7:33])
+    assert not torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), bias[:, 7:33].sum(-1))
+    assert torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), torch.ones(1, 1, 30))

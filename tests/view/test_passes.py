@@ -197,7 +197,7 @@ def test_the_mean_of_heads_shows_its_sums_first() -> None:
     A = attlas.attend(torch.randn(1, 3, 9000, 4), torch.randn(1, 3, 9000, 4), mask=attlas.Window(300, 0))
     service = Service(A)
     codes = complete(service, head="mean")
-    assert facts(service, "status")["jobs"] == []
+    wait(lambda: facts(service, "status")["jobs"] == [])
     head = Head(A)
     table = head.blocks(range(64 * 100), range(64 * 100), 64)
     part, seen = codes[:100, :100], table.cells > 0
@@ -510,7 +510,7 @@ def test_a_pass_that_fails_says_so(long: attlas.AttentionMatrix, monkeypatch: py
     answer = service.answer("track", {"entry": "0", "head": "0", "name": "entropy"})
     assert answer.status == 500
     assert json.loads(answer.body) == {"error": "the device has gone"}
-    assert facts(service, "status")["jobs"] == []
+    wait(lambda: facts(service, "status")["jobs"] == [])
     service.close()
 
 

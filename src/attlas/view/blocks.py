@@ -70,7 +70,7 @@ class Blocks(Statistic):
     >>> import torch, attlas
     >>> A = attlas.attend(torch.zeros(3, 8), torch.zeros(3, 8), mask=attlas.Causal())
     >>> found = A.collect(Blocks([0, 2, 3], [0, 2, 3]))[0]
-    >>> found.sum, found.cells[0, 0]
+    >>> found.sum, found.cells
     (tensor([[2.0000, 0.0000],
             [0.6667, 0.3333]]), tensor([[3, 0],
             [2, 1]]))

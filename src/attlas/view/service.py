@@ -42,7 +42,7 @@ _TEXT = 1000  # characters that are searched for
 class Answer:
     """What a carrier hands back.
 
-    Attributes
+    Parameters
     ----------
     kind : {"json", "binary"}
         What the body is.
@@ -59,6 +59,12 @@ class Answer:
         recorded, 499 when nobody waits any more, 500 when the computation failed, 503 when the service is closed.
     sampled : bool
         Whether a picture shows a sample of the rows.
+
+    Examples
+    --------
+    >>> from attlas.view import Answer
+    >>> Answer("json", b"{}").status
+    200
     """
 
     kind: Literal["json", "binary"]
@@ -76,7 +82,8 @@ class Service:
     Parameters
     ----------
     shown : Atlas or AttentionMatrix
-        A recording, or one matrix of any leading axes: the last of them is the heads, the others the batch.
+        A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
+        batch.
     tokens : sequence of str, optional
         Text of each token; by default that of the atlas.
     title : str

@@ -98,7 +98,8 @@ class Source:
     Parameters
     ----------
     shown : Atlas or AttentionMatrix
-        A recording, or one matrix of any leading axes: the last of them is the heads, the others the batch.
+        A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
+        batch.
     tokens : sequence of str, optional
         Text of each token; by default that of the atlas.
     title : str

@@ -59,7 +59,7 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
     --------
     >>> import torch, attlas
     >>> from attlas.view import preview
-    >>> html = preview(attlas.attend(torch.zeros(2, 9, 4), torch.zeros(2, 9, 4)))
+    >>> html = preview(attlas.attend(torch.zeros(1, 2, 9, 4), torch.zeros(1, 2, 9, 4)))
     >>> html.count("<img"), "<script" in html
     (2, False)
     """

@@ -211,7 +211,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   // ------------------------------------------------------------------------------------------------- what is shown
 
   function render() {
-    const { info, state } = { info: store.state.info, state: store.state };
+    const { state } = store;
+    const { info } = state;
     if (!info) return;
     const { order: how, column } = chosen();
     const filter = readFilter(state.filter);
@@ -258,8 +259,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const parts = [];
     shownKeys = [];
     if (inLayers) {
-      const groups = Map.groupBy ? Map.groupBy(cellsKept, (cell) => cell.entry) : grouped(cellsKept);
-      for (const [entry, members] of groups) {
+      for (const [entry, members] of grouped(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);
         const title = make("span", { class: "layer-name" }, headName(info, entry, 0).replace(/, head.*/, ""));
         parts.push(make("div", { class: "layer" }, title, mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
@@ -281,7 +281,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   }
   const grouped = (list) => {
     const groups = new Map();
-    for (const cell of list) groups.set(cell.entry, [...(groups.get(cell.entry) ?? []), cell]);
+    for (const cell of list) {
+      if (!groups.has(cell.entry)) groups.set(cell.entry, []);
+      groups.get(cell.entry).push(cell);
+    }
     return groups;
   };
   // As many columns as leave the fewest gaps at the end of a layer, each wide enough for its words.

@@ -10,6 +10,7 @@ export function render({ model, el }) {
   // Shortcuts of the notebook (a, b, dd, ...) must not act on cells while the page has the focus.
   root.dataset.lmSuppressShortcuts = "true";
   root.classList.add("jp-mod-accept-text");
+  root.addEventListener("keydown", (event) => event.stopPropagation());
   el.append(root);
   const transport = messageTransport(model);
   const page = mount(root, transport, { hash: false, initial: model.get("initial") });
