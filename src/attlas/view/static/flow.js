@@ -137,6 +137,20 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     event.stopPropagation();
   });
 
+  // Brings a token into the window, and keeps it there while the pieces around it get their texts and heights, unless
+  // somebody scrolls.
+  let following = [];
+  function follow(position) {
+    unfollow();
+    reveal(position);
+    following = [60, 200, 500, 1000, 2000].map((wait) => setTimeout(() => reveal(position), wait));
+  }
+  function unfollow() {
+    following.forEach(clearTimeout);
+    following = [];
+  }
+  for (const name of ["wheel", "pointerdown", "keydown", "touchmove"]) box.addEventListener(name, unfollow, { passive: true });
+
   // Brings a token into the window; its piece is filled on the way.
   function reveal(position, block = "center") {
     const part = pieces[Math.floor(position / piece)];
@@ -167,7 +181,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
   return {
     element,
     start,
-    reveal,
+    reveal: follow,
     // Colours have changed.
     repaint() {
       for (const part of pieces) if (part.filled) for (const span of part.element.querySelectorAll(".t")) dress(span);
@@ -189,6 +203,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
       marked = positions;
     },
     destroy() {
+      unfollow();
       watch.disconnect();
       element.remove();
     },

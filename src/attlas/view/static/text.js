@@ -65,7 +65,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (text === null) return make("code", { class: "token" }, whole(position));
     if (!joined) return make("code", { class: "token" }, visible(text));
     const which = `${position - joined.start + 1}/${joined.stop - joined.start}`;
-    return make("code", { class: "token", title: `part ${which} of ${joined.text}` }, joined.text, make("small", {}, ` ${which}`));
+    return make("code", { class: "token", title: `part ${which} of ${joined.text}` }, visible(joined.text), make("small", {}, ` ${which}`));
   };
 
   // ------------------------------------------------------------------------------------------------- the pinned cell
