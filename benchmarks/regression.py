@@ -85,7 +85,9 @@ def by_statsmodels(x: Tensor, keys: Tensor, values: Tensor, h: float) -> Callabl
     """Return the same from statsmodels, which computes in float64."""
     if importlib.util.find_spec("statsmodels") is None:
         return None
-    from statsmodels.nonparametric.kernel_regression import KernelReg
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        from statsmodels.nonparametric.kernel_regression import KernelReg
 
     d = keys.shape[1]
     model = KernelReg(values[:, 0].double().numpy(), keys.double().numpy(), "c" * d, "lc", bw=np.full(d, h))
