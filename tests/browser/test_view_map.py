@@ -315,6 +315,7 @@ def test_masked_is_hatched_and_an_empty_row_is_grey(opened: Callable[..., Any]) 
         tab.wait_for_timeout(400)  # the entropies say which rows are empty
         empty = pixels(tab, [(50.5, j + 0.5) for j in range(20, 100, 7)], m=120, n=120)
         masked = pixels(tab, [(20 + 0.25 * s, 90.0) for s in range(12)], m=120, n=120)
+        tab.close()  # before its server
     assert len({tuple(one["colour"]) for one in empty}) == 1
     red, green, blue = empty[0]["colour"]
     assert max(red, green, blue) - min(red, green, blue) < 12
@@ -628,3 +629,4 @@ def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any])
         told.get_by_text("of its row").wait_for()
         number = number_in(told.locator(".tip-weight").inner_text())
         assert number == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)
+        tab.close()  # before its server

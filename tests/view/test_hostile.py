@@ -334,8 +334,8 @@ def test_pipelined_requests_are_answered_in_order(viewer: Server) -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.8)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.8)
 
 
 def connect(viewer: Server) -> socket.socket:
@@ -359,7 +359,7 @@ def test_slow_clients_are_told_so_and_left(viewer: Server, caplog: pytest.LogCap
         connection.sendall(request(f"/{token_of(viewer)}/")[: number * 2])
     begun = time.monotonic()
     assert {status for connection in waiting for status in statuses(everything(connection))} == {408}
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8
     for connection in waiting:
         connection.close()
     settle(viewer)
@@ -375,7 +375,7 @@ def test_bytes_one_by_one_do_not_stretch_the_time(viewer: Server) -> None:
             for letter in request(f"/{token_of(viewer)}/") * 20:
                 connection.sendall(bytes([letter]))
                 time.sleep(0.02)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 8
 
 
 @pytest.mark.usefixtures("hurried")
@@ -384,8 +384,11 @@ def test_a_second_request_has_its_own_time(viewer: Server) -> None:
     with connect(viewer) as connection:
         for _ in range(3):
             connection.sendall(whole)
-            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
-            time.sleep(0.2)
+            received = b""
+            while not received.endswith(b"}"):  # head and body may come apart
+                received += connection.recv(65_536)
+            assert statuses(received) == [200]
+            time.sleep(0.4)
         connection.sendall(whole[:30])
         assert statuses(everything(connection)) == [408]
 

@@ -1,6 +1,6 @@
 // Where the map looks: panning, zooming about a point, and the short movements between.
 
-import { ZOOM_MAX } from "./state.js";
+import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
 
 const EASE = 45; // ms in which a zoom covers two thirds of what is left
 const GLIDE = 260; // ms in which a thrown map loses two thirds of its speed
@@ -80,7 +80,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     /** Bring a place that came from elsewhere, as from a link, back into bounds. */
     hold() {
       const { row, column, zoom } = store.state;
-      place(row, column, bounded(zoom));
+      place(row, column, Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
     },
     moving: () => Boolean(zooming || glide || flight),
     zooming: () => Boolean(zooming || flight),

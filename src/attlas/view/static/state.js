@@ -1,6 +1,7 @@
 // The one state of a page: what is looked at and how. Everything that a link should carry is in the URL hash.
 
-/** log2 of the most CSS pixels that a cell may have; the least shows the whole matrix. */
+/** log2 of the CSS pixels that a cell may have; the least is less where the whole matrix needs it. */
+export const ZOOM_MIN = -9;
 export const ZOOM_MAX = 6;
 
 /** What a page shows before anything is chosen. `row`, `column` and `zoom` are null until the map has been fitted. */
