@@ -228,7 +228,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         counts = self.weights_are == "counts"
         spread = spread_of(X, sample_weight, counts=counts)
         self._centre = spread.centre
-        self.n_iter_ = 0
+        self.n_iter_ = 1  # scikit-learn asks for one at least of whatever has a max_iter
         if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
             self._search(Observations(X, values, sample_weight), loss, warm)
         elif isinstance(self.bandwidth, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 # Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a
 # local line whose neighbours hardly vary in some direction.
 _TRUSTED = 1e4
+_TRUSTED_LINE = 1e7
 _MOST_FEATURES = 16  # of kernel_sums with moments
 _QUERIES = 1 << 15  # whose moments are held at once
 
@@ -173,13 +174,15 @@ class Pool:
         return torch.cat(found)
 
     def _by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        sums = self.sums(x, self.values, moments=1)
+        # Slopes divide by small variances: moments are summed to more digits than the prediction needs.
+        tolerance = self.tolerance * 1e-4
+        sums = replace(self, tolerance=tolerance).sums(x, self.values, moments=1)
         if sums.first is None:  # they were asked for
             return sums.numerator, torch.ones_like(sums.denominator, dtype=torch.bool)
-        first, error = sums.first, max(self.tolerance, torch.finfo(x.dtype).eps)
+        first, error = sums.first, max(tolerance, torch.finfo(x.dtype).eps)
         line = lines_from_moments(sums.denominator, first.offset, first.outer, sums.numerator, first.cross)
         size = line.size + line.centre.square().sum(-1)
-        doubtful = (line.narrowest < size * error * _TRUSTED) & (sums.denominator > 0)
+        doubtful = (line.narrowest < size * error * _TRUSTED_LINE) & (sums.denominator > 0)
         return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
 
     def _by_residuals(self, x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Of the grid: "scale" (multiples of Scott's bandwidths) and "loss". Of the last search: "bandwidth" (k, d) and
         "bandwidth_loss" (k,). Losses are 1 - R², outputs averaged, against the mean of all outputs.
     n_iter_ : int
-        Iterations of all searches; 0 where no search was asked for.
+        Iterations of all searches; 1 where no search was asked for.
     n_features_in_, feature_names_in_
         As everywhere in scikit-learn.
 
