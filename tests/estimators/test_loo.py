@@ -142,7 +142,7 @@ def test_search_finds_the_minimum_whatever_the_scale_of_the_loss():
         scaled = Task("gaussian", problem.keys, problem.values * unit, problem.weights, problem.kept, squared_error)
         objective = LeaveOneOut(scaled)
         settings = Settings(100, 1e-9, 2, np.random.RandomState(0))
-        found.append(search(objective, objective, 3, settings).log_scale)
+        found.append(search([objective], 3, settings).log_scale)
         _, slope = objective.value(torch.from_numpy(found[-1]))
         inside = np.abs(found[-1]) < 6
         loss = objective.value(torch.from_numpy(found[-1]))[0]

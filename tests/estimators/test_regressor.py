@@ -16,7 +16,7 @@ def data(n=60, d=2, e=None, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-1, 1, size=(n, d))
     y = np.sin(3 * X[:, 0]) + 0.1 * rng.normal(size=n)
-    return X, y if e is None else np.column_stack([y, *(100 + X[:, :1].T * i for i in range(1, e))])
+    return X, y if e is None else np.column_stack([y, *(100 + X[:, 0] * i for i in range(1, e))])
 
 
 def shares(kernel, X, keys, h, w=None):
@@ -183,7 +183,7 @@ def test_constant_features_and_outputs_one_row_and_duplicates():
         (np.empty((2, 0)), [1.0, 2.0], "0 feature"),
         ([1.0, 2.0], [1.0, 2.0], "Expected 2D array"),
         ([[1.0], [2.0]], [1.0], "inconsistent numbers of samples"),
-        ([[1j], [2.0]], [1.0, 2.0], "Complex data not supported"),
+        (np.array([[1j], [2.0]]), [1.0, 2.0], "Complex data not supported"),
     ],
 )
 def test_bad_data_are_refused_in_the_words_of_scikit_learn(X, y, words):

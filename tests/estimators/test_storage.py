@@ -65,7 +65,7 @@ def test_a_score_is_given_again(tmp_path):
     X = rng.normal(size=(30, 2))
     model = AttentionRegressor(attlas.Laplace(0.5), bandwidth=1.0).fit(X, X[:, 0])
     model.save(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="kernel=attlas.Laplace"):
+    with pytest.raises(CheckpointError, match=r"kernel=attlas\.Laplace"):
         AttentionRegressor.load(tmp_path / "model")
     again = AttentionRegressor.load(tmp_path / "model", kernel=attlas.Laplace(0.5))
     np.testing.assert_array_equal(again.predict(X), model.predict(X))

@@ -11,7 +11,7 @@ from attlas.errors import DtypeError, ShapeError, explain, kind
 
 __all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "rule_of_thumb", "spread_of"]
 
-Floats = NDArray[np.floating]
+Floats = NDArray[np.float64]
 
 RULES = ("loo", "scott", "silverman")
 

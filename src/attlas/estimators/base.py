@@ -33,8 +33,9 @@ Array = NDArray[Any]
 
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
 _PAIRS = 1 << 28
-# Pairs of a search that comes before the last one; the last one starts near its end.
+# Pairs of the searches that come before the last one, which starts near its end: many of few pairs, one of more.
 _COARSE_PAIRS = 1 << 22
+_MIDDLE_PAIRS = 1 << 24
 
 
 class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -271,17 +272,17 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         keys = torch.from_numpy((data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used])
         task = self._task(keys, data, loss)
         sample = _sample(len(data.X), rows, random)
-        exact, coarse = self._objectives(task, sample, random)
+        stages = self._objectives(task, sample, random)
         smooth = self.kernel != "boxcar" and loss is not accuracy
         settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth)
         begin = None
         if warm is not None and warm.shape == start.shape and np.isfinite(warm[used]).all():
             begin = np.log(warm[used] / start[used])
-        found = search(coarse, exact, int(used.sum()), settings, begin)
+        found = search(stages, int(used.sum()), settings, begin)
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
         self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
         rows_used = np.arange(len(data.X)) if sample is None else sample
-        predicted = exact.predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
+        predicted = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
         self._judge(predicted, data.values[rows_used], None if data.weights is None else data.weights[rows_used])
 
     def _task(self, keys: Tensor, data: Observations, loss: Loss) -> Task:
@@ -293,18 +294,20 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         keys, values, weights, kept = (t.to(device, torch.float64) for t in every)
         return Task(kernel, keys, values, weights, kept, loss, self.degree)
 
-    def _objectives(self, task: Task, sample: Array | None, random: Any) -> tuple[Any, Objective]:
-        """Return the loss that is minimised in the end, and the one that is looked at on the way there."""
+    def _objectives(self, task: Task, sample: Array | None, random: Any) -> list[Objective]:
+        """Return the losses that are minimised one after another, the one that counts last."""
         n, device = len(task.keys), task.keys.device
         rows = None if sample is None else torch.from_numpy(sample).to(device)
         if not isinstance(self.kernel, str):
-            scored = ScoredLeaveOneOut(self.kernel, task, rows)
-            return scored, scored
+            return [ScoredLeaveOneOut(self.kernel, task, rows)]
+        stages: list[Objective] = []
         exact = LeaveOneOut(task, rows)
-        if exact.pairs <= _COARSE_PAIRS:
-            return exact, exact
-        fewer = _sample(n, max(1, _COARSE_PAIRS // n), random)
-        return exact, LeaveOneOut(task, None if fewer is None else torch.from_numpy(fewer).to(device), torch.float32)
+        for pairs in (_COARSE_PAIRS, _MIDDLE_PAIRS):
+            if exact.pairs > pairs:
+                fewer = _sample(n, max(1, pairs // n), random)
+                part = None if fewer is None else torch.from_numpy(fewer).to(device)
+                stages.append(LeaveOneOut(task, part, torch.float32))
+        return [*stages, exact]
 
     def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""

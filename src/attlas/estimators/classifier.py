@@ -110,7 +110,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         tolerance: float = 1e-7,
         outside: str = "nearest",
         max_iter: int = 100,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         n_restarts: int = 2,
         loo_rows: str | int = "auto",
         weights_are: str = "counts",
@@ -153,13 +153,14 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         """
         self._check_settings()
         check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        data, target, weights, self.support_ = used_weights(X, y, sample_weight)
-        self.classes_ = np.unique(target)
-        self.X_, self.y_, self.sample_weight_ = data, target, weights
-        self._fit_pool(data, self._targets(), weights, self._loss)
+        data: Array
+        target: Array
+        data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        target = column_or_1d(target, warn=True)
+        check_classification_targets(target)
+        self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
+        self.classes_ = np.unique(self.y_)
+        self._fit_pool(self.X_, self._targets(), self.sample_weight_, self._loss)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:

@@ -39,11 +39,13 @@ class Loss(Protocol):
 
 
 class Objective(Protocol):
-    """What the search for bandwidths needs: the loss of several, or of one and its gradient."""
+    """What the search for bandwidths needs: the loss of several, of one with its gradient, and what it predicts."""
 
     def grid(self, scales: Tensor) -> Tensor: ...
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]: ...
+
+    def predictions(self, log_bandwidth: Tensor) -> Tensor: ...
 
 
 def squared_error(predicted: Tensor, observed: Tensor) -> Losses:

@@ -95,7 +95,7 @@ class Pool:
             return self._residual(x)
         sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
         first, second = sums.split(self.values.shape[1], -1)
-        variance = second - first.square()
+        variance: Tensor = second - first.square()
         error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
         doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
         if len(doubtful):
@@ -137,7 +137,7 @@ class Pool:
                     place = order[:, c].expand(len(share), -1)
                     ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
                 elif moved is not None:
-                    ordered, place = moved[..., c].sort(-1, stable=True)
+                    ordered, place = moved[..., c].sort(dim=-1, stable=True)
                 found[rows, c] = _reached(share.gather(1, place), ordered, levels)
         return found
 

@@ -51,7 +51,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         one warning, or ``"nearest"``, the output of the nearest training point in bandwidths.
     max_iter : int, default 100
         Iterations of L-BFGS from each start.
-    tol : float, default 1e-6
+    tol : float, default 1e-5
         Relative decrease of the leave-one-out error at which the search stops.
     n_restarts : int, default 2
         Random starts of the search beside the best of the grid.
@@ -113,10 +113,10 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     **Search.** The leave-one-out error ``L(h) = Σ_i w_i ‖y_i - ŷ_{-i}(x_i)‖² / Σ_i w_i`` is computed for 26 multiples
     of Scott's bandwidths in one pass, since all share the distances; then L-BFGS moves the logarithm of each
     bandwidth along the exact gradient, ``∂ŷ_i/∂log h_c = Σ_j p_ij u_ijc² (y_j - ŷ_i)`` for the Gaussian, from several
-    starts. Above 2,048 points the starts are compared in float32 on a sample, and the best is refined in float64. A
-    feature that tells nothing gets a bandwidth far beyond its range, which leaves it out [4]_. The loss of the boxcar
-    has no gradient: Nelder and Mead search there. The same data and `random_state` give the same bandwidths,
-    whatever the order of the points.
+    starts. Above 2,048 points the starts are compared in float32 on a sample of rows, and the best is refined on all
+    of them in float64. A feature that tells nothing gets a bandwidth far beyond its range, which leaves it out [4]_.
+    The loss of the boxcar has no gradient: Nelder and Mead search there. The same data and `random_state` give the
+    same bandwidths, whatever the order of the points.
 
     **Local lines** are fitted without a ridge. In a direction in which the weighted neighbours do not vary the line
     is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there.
@@ -155,7 +155,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         tolerance: float = 1e-7,
         outside: str = "nan",
         max_iter: int = 100,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         n_restarts: int = 2,
         loo_rows: str | int = "auto",
         weights_are: str = "counts",
@@ -197,10 +197,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Itself.
         """
         self._check_settings()
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
-        data, target, weights, self.support_ = used_weights(X, np.asarray(y), sample_weight)
-        self.X_, self.y_, self.sample_weight_ = data, target, weights
-        self._fit_pool(data, self._targets(), weights, squared_error)
+        data: Array
+        target: Array
+        data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
+        self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 _SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
 _LOWEST, _HIGHEST = np.log(2.0**-9), np.log(2.0**11)
 _JUMP = 1.0  # standard deviation of the logarithms of random starts
-_COARSE = 1e3  # how much less exact the search before the last one may be
+_COARSE = 100.0  # how much less exact the searches before the last one may be
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,10 @@ class _Descent:
     def run(self, start: Floats) -> Any:
         """Return scipy's result; its `x` is the best point seen, whatever the search ended with."""
         start = np.clip(start, _LOWEST, _HIGHEST)
-        first, _ = self._look(start, gradient=False) if self.settings.smooth else (1.0, start)
-        # scipy compares decreases with 1: losses are given in units of the first.
-        unit = first if first > 0 else 1.0
         bounds = [(_LOWEST, _HIGHEST)] * len(start)
         if self.settings.smooth:
             options: dict[str, Any] = {"maxiter": self.settings.max_iter, "ftol": self.tol, "gtol": 1e-9}
-            result = minimize(self._both(unit), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+            result = minimize(self._both, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         else:
             simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
             options = {
@@ -120,26 +117,23 @@ class _Descent:
         self.losses.append(loss)
         return loss, slope.numpy()
 
-    def _both(self, unit: float) -> Callable[[Floats], tuple[float, Floats]]:
-        def both(point: Floats) -> tuple[float, Floats]:
-            loss, slope = self._look(point, gradient=True)
-            return loss / unit, slope / unit
-
-        return both
+    def _both(self, point: Floats) -> tuple[float, Floats]:
+        loss, slope = self._look(point, gradient=True)
+        # scipy compares decreases with 1: losses are given in units of the first.
+        unit = self.losses[0] if self.losses[0] > 0 else 1.0
+        return loss / unit, slope / unit
 
     def _alone(self, point: Floats) -> float:
         return self._look(point, gradient=False)[0]
 
 
-def search(coarse: Objective, exact: Objective, features: int, settings: Settings, warm: Floats | None = None) -> Found:
+def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> Found:
     """Return the bandwidths of least loss that a grid and several descents find.
 
     Parameters
     ----------
-    coarse : Objective
-        Loss that is looked at often; `exact` itself, or that of fewer rows in less precision.
-    exact : Objective
-        Loss that the last descent minimises.
+    stages : sequence of Objective
+        Losses from that of few rows in little precision, which is looked at often, to the one that is minimised.
     features : int
         Number of bandwidths.
     settings : Settings
@@ -153,23 +147,24 @@ def search(coarse: Objective, exact: Objective, features: int, settings: Setting
     and at `n_restarts` random points about the best; the best of all is where the last descent starts.
     """
     if warm is not None:
-        last = _Descent(exact, settings, settings.tol)
+        last = _Descent(stages[-1], settings, settings.tol)
         end = last.run(warm)
         none = np.empty(0)
         return Found(end.x, max(1, int(end.nit)), none, none, np.stack(last.points), np.asarray(last.losses))
-    losses = coarse.grid(torch.from_numpy(_SCALES)).numpy()
+    losses = stages[0].grid(torch.from_numpy(_SCALES)).numpy()
     starts = _starts(losses, features, settings)
     steps, best, least = 0, starts[0], np.inf
     if losses.max() > 0:
         for start in starts:
-            descent = _Descent(coarse, settings, settings.tol * _COARSE)
+            descent = _Descent(stages[0], settings, settings.tol * _COARSE)
             end = descent.run(start)
             steps += int(end.nit)
             if end.fun < least:
                 best, least = end.x, end.fun
-        last = _Descent(exact, settings, settings.tol)
-        end = last.run(best)
-        best, steps = end.x, steps + int(end.nit)
+        for stage in stages[1:] or stages:
+            last = _Descent(stage, settings, settings.tol)
+            end = last.run(best)
+            best, steps = end.x, steps + int(end.nit)
         visited, visited_loss = np.stack(last.points), np.asarray(last.losses)
     else:  # nothing to learn: every bandwidth predicts without an error
         visited, visited_loss = best[None], losses[:1]
