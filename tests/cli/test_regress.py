@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,7 @@ def test_ctrl_c_leaves_no_half_file(data: str, tmp_path: Path) -> None:
             pass
         while not list(tmp_path.glob(".out-*")):
             assert process.poll() is None
+        time.sleep(1.0)  # the file is there a moment before anybody would remove it
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
         assert process.stderr.read().endswith("attlas: stopped.\n")

@@ -142,7 +142,7 @@ class CsvTable:
 
     def _wrong(self, column: Sequence[str]) -> bool:
         wrong = numbers(column, self.decimal)[1]
-        return any(not is_missing(column[row]) for row in np.flatnonzero(wrong))
+        return any(not is_missing(column[row]) for row in np.flatnonzero(wrong).tolist())
 
 
 class ParquetTable:
@@ -170,8 +170,7 @@ class ParquetTable:
         for name in wanted:
             if name not in good:
                 fix = _choose([n for n in good if n != target]) if name != target else "another --target"
-                found = f"the column holds {self.file.kinds[name]}"
-                raise _error(_RULE, found, fix, {self.source: f"column {name}"})
+                raise _error(_RULE, f"the column holds {self.file.kinds[name]}", fix, {self.source: f"column {name}"})
         done = 0
         for found in self.file.batches(wanted, ROWS):
             bad = np.isinf(found) if drop_missing else ~np.isfinite(found)

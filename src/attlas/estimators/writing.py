@@ -44,9 +44,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     ['a.txt']
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
     temporary = Path(name)
     try:
+        os.close(handle)
         yield temporary
         temporary.chmod(0o644)
         temporary.replace(path)
