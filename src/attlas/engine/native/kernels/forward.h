@@ -30,13 +30,26 @@ struct Row {
 };
 
 // The k largest logits of a row in descending order; of equal ones the first keys.
-template <class T>
+template <class T, class Key = int64_t>
 struct Largest {
   T* values;
-  int64_t* keys;
+  Key* keys;
   int k;
 
-  void insert(T x, int64_t key) {
+  // Where logits do not come in the order of their keys.
+  void offer(T x, Key key) {
+    if (x < values[k - 1] || !(x > -INF<T>) || (x == values[k - 1] && key > keys[k - 1])) return;
+    int at = k - 1;
+    while (at > 0 && (values[at - 1] < x || (values[at - 1] == x && keys[at - 1] > key))) {
+      values[at] = values[at - 1];
+      keys[at] = keys[at - 1];
+      --at;
+    }
+    values[at] = x;
+    keys[at] = key;
+  }
+
+  void insert(T x, Key key) {
     int at = k - 1;
     while (at > 0 && values[at - 1] < x) {
       values[at] = values[at - 1];
