@@ -231,7 +231,7 @@ class Given {
     if (wanted_ & PEAKS) std::fill(peaks_.data, peaks_.data + M::ROWS * CHUNKS * W, -INF<T>);
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
     for (int64_t i = 0; i < some; ++i) {
-      shift_[i] = Weigher<T>(scale_, lse_[r + i]).shift;
+      shift_[i] = lse_[r + i] == -INF<T> ? std::numeric_limits<T>::max() : lse_[r + i];
       centred_[i] = rows_[r + i].count > 0;
       centre_[i] = T(rows_[r + i].mean);
       cells_[i] = 0;
@@ -311,7 +311,6 @@ class Given {
     const T* logits[R];
     T* diagonal[R];
     T shift[R], centre[R];
-    const T factor = Weigher<T>(scale_, T(0)).factor;
     for (int r = 0; r < R; ++r) {
       bent[r] = squares[r] = away[r] = spread[r] = count[r] = mine[r] = V{};
       peak[r] = none;
@@ -327,7 +326,7 @@ class Given {
       for (int r = 0; r < R; ++r) {
         const V x = load(logits[r] + j);
         V log;
-        const V e = Weigher<T>(factor, shift[r], 0)(x, log);
+        const V e = weight_of<T>(x * scale_ - shift[r], log);
         if (WANTED & SUMS) bent[r] += e * log;
         if (WANTED & SUMS) squares[r] += e * e;
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
@@ -387,75 +386,17 @@ class Given {
     centred_[i] = true;
   }
 
-  // The largest logits of row i of the strip in this span. Of each rectangle the largest logit in each lane is known:
-  // only where that is among the k largest so far, the keys of the lane are looked at.
-  void keep_largest(int64_t i, V peak, int64_t places) {
+  // The largest logits of row i of the strip in this span.
+  void keep_largest(int64_t i, int64_t places) {
     const int k = p_.k_largest;
-    const size_t r = size_t(strip_ + i);
-    Largest<T, int32_t> best{top_values_.data() + r * k, top_keys_.data() + r * k, k};
-    T bound = best.values[k - 1];
-    if (!above<T>(peak, all(bound))) return;
-    if (bound == -INF<T> && k <= W) {
-      // At least k logits reach the k-th largest of these maxima: nothing below it is among the k largest.
-      T peaks[W];
-      store(peaks, peak);
-      std::nth_element(peaks, peaks + k - 1, peaks + W, std::greater<T>());
-      bound = std::nextafter(peaks[k - 1], -INF<T>);
-    }
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-      if (k <= W) return keep_few(i, k, bound, places);
-#endif
-    for (int64_t place = 0; place < places; ++place) {
-      const int64_t left = left_ + place * chunk_, size = std::min(chunk_, end_ - left);
-      const T* row = logits_.at(size_t((place % rectangles_) * M::ROWS + i) * STRIDE);
-      // Lanes do not come in the order of their keys: one that is just as large may have an earlier key.
-      for (uint32_t found = above<T>(load(peaks_of(i) + place * W), all(bound)); found; found &= found - 1)
-        for (int64_t j = __builtin_ctz(found); j < size; j += W) best.offer(row[j], int32_t(left + j));
-      if (best.values[k - 1] > bound) bound = std::nextafter(best.values[k - 1], -INF<T>);
-    }
-  }
-
-#if defined(__AVX512F__)
-  // The same for no more than a vector of them, which stay in order in one register.
-  void keep_few(int64_t i, int k, float bound, int64_t places) {
     const size_t r = size_t(strip_ + i) * size_t(k);
-    const __mmask16 used = __mmask16((1u << k) - 1);
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    __m512 values = _mm512_mask_loadu_ps(_mm512_set1_ps(-INF<float>), used, &top_values_[r]);
-    __m512i keys = _mm512_mask_loadu_epi32(_mm512_set1_epi32(-1), used, &top_keys_[r]);
-    // Lanes of rectangles that reach the bound, found without a branch for each.
-    alignas(64) int32_t reach[CHUNKS * W + W];
-    int count = 0;
-    for (int place = 0; place < int(places); ++place) {
-      const __mmask16 found = __mmask16(above<T>(load(peaks_of(i) + place * W), all(bound)));
-      _mm512_storeu_si512(reach + count, _mm512_maskz_compress_epi32(found, _mm512_add_epi32(lanes, _mm512_set1_epi32(place * W))));
-      count += __builtin_popcount(found);
-    }
-    const int steps = int(chunk_ / W);  // keys of a lane
-    for (int x = 0; x < count; ++x) {
-      const int place = reach[x] / W, lane = reach[x] % W;
-      const T* row = logits_.at(size_t((place % rectangles_) * M::ROWS + i) * STRIDE) + lane;
-      const int64_t left = left_ + place * chunk_ + lane;
-      const int there = int(std::min<int64_t>(steps, (end_ - left + W - 1) / W));
-      const __m512 own = _mm512_mask_i32gather_ps(_mm512_set1_ps(-INF<float>), __mmask16((1u << there) - 1),
-                                                  _mm512_slli_epi32(lanes, 4), row, 4);
-      for (uint32_t found = above<T>((V)own, all(bound)); found; found &= found - 1) {
-        const int step = __builtin_ctz(found);
-        const __m512 value = _mm512_set1_ps(row[step * W]);
-        const __m512i key = _mm512_set1_epi32(int(left + step * W));
-        // Before it stand larger ones, and of equal ones those of earlier keys.
-        const __mmask16 same = _mm512_cmp_ps_mask(values, value, _CMP_EQ_OQ);
-        const __mmask16 before = _mm512_cmp_ps_mask(values, value, _CMP_GT_OQ) | _mm512_mask_cmplt_epi32_mask(same, keys, key);
-        const __mmask16 rest = __mmask16(~(1u << __builtin_popcount(before)));
-        values = _mm512_mask_expand_ps(value, rest, values);
-        keys = _mm512_mask_expand_epi32(key, rest, keys);
-      }
-    }
-    _mm512_mask_storeu_ps(&top_values_[r], used, values);
-    _mm512_mask_storeu_epi32(&top_keys_[r], used, keys);
+    const Largest<T> best{&top_values_[r], &top_keys_[r], k};
+    best.take(reinterpret_cast<const V*>(peaks_of(i)), int(places), W, [&](int place, const T*& row, int64_t& key, int64_t& size) {
+      row = logits_.at(size_t((place % rectangles_) * M::ROWS + i) * STRIDE);
+      key = left_ + place * chunk_;
+      size = std::min(chunk_, end_ - key);
+    });
   }
-#endif
 
   // A strip is done with this span: its sums go to the numbers of its rows.
   void gather(int64_t r, int64_t some, int64_t places) {
@@ -463,14 +404,14 @@ class Given {
       Numbers& row = rows_[r + i];
       if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
       if (wanted_ & SUMS) {
-        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * double(Weigher<T>::UNIT);
+        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * double(LOG_UNIT<T>);
         row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
       }
       if (wanted_ & PEAKS) {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
         row.peak = std::max(row.peak, most<T>(peak));
-        if (p_.top_keys) keep_largest(i, peak, places);
+        if (p_.top_keys) keep_largest(i, places);
       }
       if ((wanted_ & MOMENTS) && cells_[i] > 0) {
         // Two sets of numbers joined (Chan, Golub, LeVeque 1979).

@@ -205,46 +205,34 @@ ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
 
 ATTLAS_INLINE Vec<double> exp_below(Vec<double> x) { return exp_(x); }
 
-// Weights of one row whose log-sum-exp is known: exp(x * scale - lse), and its logarithm in some unit. With AVX-512 the
-// unit is log 2, so that scale, log-sum-exp and the change of base are one multiply-add.
+// A weight exp(log), and its logarithm in some unit, which is finite also where the logit was -infinity, so that it can
+// be multiplied by a weight of 0. With AVX-512 the unit is log 2, which saves the way back.
 template <class T>
-struct Weigher {
-  static constexpr T UNIT = 1;
-  T factor, shift;
-  Weigher(T factor_, T shift_, int) : factor(factor_), shift(shift_) {}
-  Weigher(T scale, T lse) : factor(scale), shift(lse == -INF<T> ? std::numeric_limits<T>::max() : lse) {}
-  // The logarithm is finite where the logit is -infinity, so that it can be multiplied by a weight of 0.
-  ATTLAS_INLINE Vec<T> operator()(Vec<T> x, Vec<T>& log) const {
-    const Vec<T> s = x * factor - shift;
-    log = larger<T>(s, all(T(-1e4)));
-    return exp_below(s);
-  }
-};
+constexpr T LOG_UNIT = 1;
+template <class T>
+ATTLAS_INLINE Vec<T> weight_of(Vec<T> log, Vec<T>& bounded) {
+  bounded = larger<T>(log, all(T(-1e4)));
+  return exp_below(log);
+}
 
 #if defined(__AVX512F__)
 template <>
-struct Weigher<float> {
-  static constexpr float UNIT = 0.693147180559945309f;
-  float factor, shift;
-  Weigher(float factor_, float shift_, int) : factor(factor_), shift(shift_) {}
-  Weigher(float scale, float lse)
-      : factor(float(scale * 1.44269504088896341)),
-        shift(lse == -INF<float> ? std::numeric_limits<float>::max() : float(lse * 1.44269504088896341)) {}
-  ATTLAS_INLINE Vec<float> operator()(Vec<float> x, Vec<float>& log) const {
-    // 2^-150 is 0 as a float.
-    const __m512 s = _mm512_max_ps(_mm512_fmsub_ps((__m512)x, _mm512_set1_ps(factor), _mm512_set1_ps(shift)), _mm512_set1_ps(-150.0f));
-    const __m512 n = _mm512_roundscale_ps(s, 8), r = _mm512_sub_ps(s, n);
-    __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    log = (Vec<float>)s;
-    return (Vec<float>)_mm512_scalef_ps(p, n);
-  }
-};
+constexpr float LOG_UNIT<float> = 0.693147180559945309f;
+template <>
+ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
+  // 2^-150 is 0 as a float.
+  const __m512 s = _mm512_max_ps(_mm512_mul_ps((__m512)log, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-150.0f));
+  const __m512 n = _mm512_roundscale_ps(s, 8), r = _mm512_sub_ps(s, n);
+  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  bounded = (Vec<float>)s;
+  return (Vec<float>)_mm512_scalef_ps(p, n);
+}
 #endif
 
 // Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.
