@@ -33,7 +33,7 @@ class _Additive(Family):
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
         super().__init__(problem, q, k, plan)
         self.own: Tensor = getattr(problem.score, "w_v")  # noqa: B009 - a module types its attributes as anything
-        self.weight = self.own.detach().to(problem.dtype).contiguous()
+        self.weight: Tensor = self.own.detach().to(problem.dtype).contiguous()
 
     def parameters(self) -> Tensor:
         return self.weight
