@@ -62,7 +62,7 @@ def make(hidden: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
     assert additive.supports(A.problem) is None
-    found = additive.forward(A.problem, A.problem.tokens, v, plan or Plan())
+    found = additive.KERNELS.forward(A.problem, A.problem.tokens, v, plan or Plan())
     assert found is not None
     return found
 
@@ -88,11 +88,11 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
         found, lse = run(A, v, plan)
         close(found, B @ v)
         close(lse, B.lse)
-        rows = additive.rows(A.problem, A.problem.tokens, plan)
+        rows = additive.KERNELS.rows(A.problem, A.problem.tokens, plan)
         close(rows.lse, B.lse)
         close(rows.entropy, attlas.stats.entropy(B))
         close(rows.max_logit, attlas.stats.max_logit(B))
-        close(additive.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
+        close(additive.KERNELS.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
 
 
 @each_set
@@ -118,7 +118,7 @@ def test_gradients_equal_the_references(name: str, threads: int, mask: str, use:
         torch.set_num_threads(threads)
         try:
             given_ = [*score.parameters()], A.lse, slope, v, delta, Plan(cells=3000)
-            found = additive.backward(A.problem, A.problem.tokens, *given_)
+            found = additive.KERNELS.backward(A.problem, A.problem.tokens, *given_)
         finally:
             torch.set_num_threads(1)
         d_w = [g for g in found.parameters if g is not None]
@@ -196,7 +196,7 @@ def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
             with torch.no_grad():
                 score.w_v[0] = bad
         A = attlas.attend(q, k, score=score)
-        assert additive.forward(A.problem, A.problem.tokens, v, Plan()) is None
+        assert additive.KERNELS.forward(A.problem, A.problem.tokens, v, Plan()) is None
 
 
 @given(
@@ -230,7 +230,7 @@ def test_any_shape_and_stride(
     projected = [t.double() for t in A.problem.tokens]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setenv("ATTLAS_NATIVE", name)
-        found = additive.forward(A.problem, tuple(map(lay, A.problem.tokens)), v, Plan(cells=500))
+        found = additive.KERNELS.forward(A.problem, tuple(map(lay, A.problem.tokens)), v, Plan(cells=500))
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
         slack = 1e-5 if single else 1e-11

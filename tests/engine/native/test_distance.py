@@ -67,7 +67,7 @@ def given_tokens(A: attlas.AttentionMatrix) -> tuple[Tensor, Tensor]:
 
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
-    found = distance.forward(A.problem, given_tokens(A), v, plan or Plan())
+    found = distance.KERNELS.forward(A.problem, given_tokens(A), v, plan or Plan())
     assert found is not None
     return found
 
@@ -95,11 +95,11 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     found, lse = run(A, v, plan)
     close(found, B @ v)
     close(lse, B.lse)
-    rows = distance.rows(A.problem, given_tokens(A), plan)
+    rows = distance.KERNELS.rows(A.problem, given_tokens(A), plan)
     close(rows.lse, B.lse)
     close(rows.entropy, attlas.stats.entropy(B))
     close(rows.max_logit, attlas.stats.max_logit(B))
-    close(distance.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
+    close(distance.KERNELS.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
 
 
 @each_set
@@ -118,7 +118,7 @@ def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: 
         wanted = torch.autograd.grad(out, (q, k, v, *parameters), slope)
         delta = (slope * out.detach()).sum(-1)
         given_ = given_tokens(A), parameters, A.lse, slope, v, delta, Plan(cells=3000)
-        found = distance.backward(A.problem, *given_)
+        found = distance.KERNELS.backward(A.problem, *given_)
         d_v = found.pooled.sum(dim=1, keepdim=True)
         for a, b in zip((*found.q, *found.k, d_v, *found.parameters), wanted, strict=True):
             close(a, b)
@@ -130,7 +130,7 @@ def test_bounded_kernels_have_no_backward() -> None:
         A = attlas.attend(q, k, score=make(1.0))
         assert distance.differentiates(A.problem) == (kernel in ("Gaussian", "Laplace"))
     left, delta = torch.randn(2, 4, 4, 3).double(), torch.zeros(2, 4, 4).double()
-    assert distance.backward(A.problem, given_tokens(A), [], A.lse, left, v, delta, Plan()) is None
+    assert distance.KERNELS.backward(A.problem, given_tokens(A), [], A.lse, left, v, delta, Plan()) is None
 
 
 @each_set
@@ -176,13 +176,13 @@ def test_numbers_at_the_ends(name: str, use: Any) -> None:
     for scale in (1e-42, 1e-30, 1e15, 1e37):
         for h in (1e-3, 1.0, 1e3):
             A = attlas.attend(q * scale, k * scale, score=attlas.Gaussian(h))
-            found = distance.forward(A.problem, given_tokens(A), v, Plan())
+            found = distance.KERNELS.forward(A.problem, given_tokens(A), v, Plan())
             wanted, lse = tiled.forward(A.problem, given_tokens(A), v, Plan("tiled"))
             torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(found[1], lse, rtol=1e-5, atol=1e-5)
     # Values too large for a sum are left to the other backend; the smallest are no reason to fail.
     A = attlas.attend(q, k, score=attlas.Gaussian(2.0))
-    assert distance.forward(A.problem, given_tokens(A), torch.full_like(v, 3e38), Plan()) is None
+    assert distance.KERNELS.forward(A.problem, given_tokens(A), torch.full_like(v, 3e38), Plan()) is None
     assert float(run(A, v * 1e-42)[0].abs().max()) < 1e-37
 
 
@@ -193,7 +193,7 @@ def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
         given_[place][0, 0, 3, 1] = bad
         q, k, v = given_
         A = attlas.attend(q, k, score=attlas.Gaussian(1.0))
-        assert distance.forward(A.problem, given_tokens(A), v, Plan()) is None
+        assert distance.KERNELS.forward(A.problem, given_tokens(A), v, Plan()) is None
 
 
 @each_kernel

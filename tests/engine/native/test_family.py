@@ -47,8 +47,8 @@ def test_the_kernels_of_a_score() -> None:
     def found(score: attlas.Score, d: int = 4) -> tuple[object, str]:
         return family.find(attlas.attend(torch.zeros(2, d), torch.zeros(3, d), score=score).problem)
 
-    assert found(attlas.Additive(4, 4, 2)) == (additive, "the score is additive")
-    assert found(attlas.Boxcar()) == (distance, "the score is a kernel of few coordinates")
+    assert found(attlas.Additive(4, 4, 2)) == (additive.KERNELS, "the score is additive")
+    assert found(attlas.Boxcar()) == (distance.KERNELS, "the score is a kernel of few coordinates")
     assert found(attlas.Laplace(), 17) == (None, "the tokens have more than 16 coordinates")
     assert found(attlas.ScaledDot()) == (None, "the score is no kernel of a distance")
 

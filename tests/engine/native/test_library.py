@@ -1,6 +1,7 @@
 """The library of kernels: how it is found, which instruction set it uses, and what each set computes."""
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -257,3 +258,47 @@ def test_unknown_names_raise() -> None:
         library.structure("Tensor4")(rwo=3)
     assert not library.has("nothing")
     assert library.has("elementary")
+
+
+@needs_kernels
+def test_where_no_pool_can_be_told(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    assert library._pool(maps) is None
+    maps.write_text("7f00-7f01 r-xp 00000000 fe:00 1    /lib/libc.so.6\n")
+    assert library._pool(maps) is None
+    maps.write_text("7f00-7f01 r-xp 0 fe:00 1    /a/libgomp.so.1\n7f00-7f01 r-xp 0 fe:00 1    /b/libgomp.so.1\n")
+    assert library._pool(maps) is None
+
+
+@needs_kernels
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_process_and_several_threads() -> None:
+    """A pool does not live on in a child, and each Python thread has one of its own."""
+    script = """
+import os, signal, threading, torch, attlas
+torch.set_num_threads(2)
+q = torch.randn(1, 2, 600, 32)
+def mass():
+    return attlas.attend(q, q, plan=attlas.Plan("native")).sum(-2)
+known = mass()
+same = []
+threads = [threading.Thread(target=lambda: same.append(torch.equal(mass(), known))) for _ in range(4)]
+[t.start() for t in threads], [t.join() for t in threads]
+assert same == [True] * 4
+torch.set_num_threads(3)
+assert torch.equal(mass(), known)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    from attlas.engine.native import library
+    n, d = q.shape[2:]
+    held = torch.zeros(1, 2, n), q.contiguous()
+    place = library.structure("Tensor4")(held[1].data_ptr(), *q.stride()[:3])
+    status = library.call("dot", batch=1, heads=2, key_heads=2, m=n, n=n, d=d, q=place, k=place, threads=3, scale=1.0,
+                          lse=held[0].data_ptr())
+    os._exit(int(status != 0 or not bool(held[0].all())))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

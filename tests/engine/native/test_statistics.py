@@ -317,3 +317,52 @@ def test_no_sequence() -> None:
     assert (A @ torch.randn(batch, heads, 200, 3)).shape == (batch, heads, 200, 3)
     assert A.lse.shape == (batch, heads, 200)
     assert A.collect(stats.Entropy(), stats.ColumnMass())[1].shape == (batch, heads, 200)
+
+
+@pytest.mark.parametrize("name", library.SETS)
+def test_spans_stripes_and_equal_logits(name: str, use: Callable[[str], None]) -> None:
+    """More keys than a span holds; stretches hidden by cells; of equal logits the first keys are the largest."""
+    use(name)
+    m, n = 70, 4500
+    allowed = torch.rand(m, n) < 0.5
+    allowed[:, 300:2300] = False
+    allowed[10:60, 2500:] = False
+    check_everything(make(m, n, d=4, mask=attlas.masks.from_tensor(allowed)))
+    q, half = torch.randn(1, 2, m, 4), torch.randn(1, 2, n, 4)
+    k = torch.cat([half, half], dim=-2)  # each key twice
+    for queries, first in ((torch.zeros_like(q), [0, 1, 2]), (q, None)):
+        weights = torch.softmax(queries.double() @ k.double().mT / 2, dim=-1)
+        known = attlas.attend(queries, k, plan=NATIVE)
+        assert known.lse.shape == (1, 2, m)
+        top, mass = known.collect(stats.TopK(3), stats.ColumnMass())
+        together = attlas.attend(queries, k, plan=NATIVE).collect(stats.TopK(3))[0]
+        torch.testing.assert_close(mass.double(), weights.sum(-2), rtol=1e-4, atol=1e-5)
+        for found in (top, together):
+            torch.testing.assert_close(found.values.double(), weights.topk(3).values, rtol=1e-4, atol=1e-6)
+            if first is not None:
+                assert (found.indices == torch.tensor(first)).all()
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    if not library.runnable():
+        pytest.skip("the kernels are not compiled here")
+    q, k = torch.randn(1, 3, 700, 16), torch.randn(1, 3, 2500, 16)
+    wanted = [
+        stats.Entropy(),
+        stats.TopK(4),
+        stats.ColumnMass(),
+        stats.ColumnMax(),
+        stats.Offsets(),
+        stats.Picture(9, 11),
+    ]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 2):
+            torch.set_num_threads(threads)
+            A = attlas.attend(q, k, mask=attlas.Causal(), plan=NATIVE)
+            found.append([A.lse, *A.collect(*wanted)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)

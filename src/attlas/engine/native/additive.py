@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, Gradients, Rows, fields, refusal, views
+from attlas.engine.native.pairs import Family, Gradients, Kernels, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
-from attlas.scores.base import Tokens
 
-__all__ = ["backward", "forward", "rows", "supports", "transposed"]
+__all__ = ["KERNELS", "supports"]
 
 
 def supports(problem: Problem) -> str | None:
@@ -29,53 +27,16 @@ def supports(problem: Problem) -> str | None:
     return refusal(problem, "additive") or refusal(problem, "additive_backward")
 
 
-def forward(problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.forward(v)
-
-
-def rows(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
-    """Return log-sum-exp, entropy and largest logit of each row; None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.rows()
-
-
-def transposed(problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan) -> Tensor | None:
-    """Return ``A.mT @ x``, shape (batch, heads, n, e); None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.transposed(lse, x)
-
-
-def backward(
-    problem: Problem,
-    tokens: tuple[Tokens, Tokens],
-    parameters: Sequence[Tensor],
-    lse: Tensor,
-    left: Tensor,
-    right: Tensor,
-    delta: Tensor,
-    plan: Plan,
-) -> Gradients | None:
-    """Return what the tiled backend's `backward` does, by the same recomputation; None as `forward`."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.backward(parameters, lse, left, right, delta)
-
-
-def _work(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> _Additive | None:
-    if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
-        return None
-    work = _Additive(problem, tokens[0], tokens[1], plan)
-    return work if bool(torch.isfinite(work.weight).all()) else None
-
-
 class _Additive(Family):
     """Calls of the additive kernels."""
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
         super().__init__(problem, q, k, plan)
         self.own: Tensor = getattr(problem.score, "w_v")  # noqa: B009 - a module types its attributes as anything
-        self.weight = self.own.detach().to(problem.dtype).contiguous()
+        self.weight: Tensor = self.own.detach().to(problem.dtype).contiguous()
+
+    def parameters(self) -> Tensor:
+        return self.weight
 
     def sums(self, pairs: Any) -> bool:
         return library.call("additive", pairs=pairs, weight=self.weight.data_ptr()) == library.code("DONE")
@@ -119,3 +80,7 @@ class _Additive(Family):
     def _through(self, parameters: Sequence[Tensor], d_w: Tensor) -> list[Tensor | None]:
         """Return the gradients of the score's parameters: all but the weights of the units act through the tokens."""
         return [d_w if p is self.own else None for p in parameters]
+
+
+#: What the backends ask of additive scores.
+KERNELS = Kernels(_Additive)

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, Gradients, Rows, fields, refusal, views
+from attlas.engine.native.pairs import Family, Gradients, Kernels, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads, sum_heads
-from attlas.scores.base import Tokens
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["backward", "differentiates", "forward", "prefers", "rows", "supports", "transposed"]
+__all__ = ["KERNELS", "differentiates", "prefers", "supports"]
 
 _DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
@@ -57,46 +56,6 @@ def differentiates(problem: Problem) -> bool:
     return type(problem.score) in (Gaussian, Laplace)
 
 
-def forward(problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.forward(v)
-
-
-def rows(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
-    """Return log-sum-exp, entropy and largest logit of each row; None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.rows()
-
-
-def transposed(problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan) -> Tensor | None:
-    """Return ``A.mT @ x``, shape (batch, heads, n, e); None where a number is NaN or infinite."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.transposed(lse, x)
-
-
-def backward(
-    problem: Problem,
-    tokens: tuple[Tokens, Tokens],
-    parameters: Sequence[Tensor],
-    lse: Tensor,
-    left: Tensor,
-    right: Tensor,
-    delta: Tensor,
-    plan: Plan,
-) -> Gradients | None:
-    """Return what the tiled backend's `backward` does, by the same recomputation; None as `forward`."""
-    work = _work(problem, tokens, plan)
-    return None if work is None else work.backward(parameters, lse, left, right, delta)
-
-
-def _work(problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> _Distance | None:
-    if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
-        return None
-    work = _Distance(problem, tokens[0], tokens[1], plan)
-    return work if bool(torch.isfinite(work.scale).all()) else None
-
-
 class _Distance(Family):
     """Calls of the kernels of a distance."""
 
@@ -112,6 +71,9 @@ class _Distance(Family):
         ones, h = self.q.new_ones(self.q.shape[-1]), self.score.bandwidth
         scale: Tensor = ones / (h.to(ones) if h.ndim else h)
         return scale
+
+    def parameters(self) -> Tensor:
+        return self.scale
 
     def sums(self, pairs: Any) -> bool:
         status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
@@ -170,3 +132,7 @@ class _Distance(Family):
             scale = self._scale()
             found = torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
         return list(found)
+
+
+#: What the backends ask of kernels of a distance.
+KERNELS = Kernels(_Distance)

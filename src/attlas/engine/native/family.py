@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine.native import additive, distance
-from attlas.engine.native.pairs import Gradients, Rows
+from attlas.engine.native.pairs import Kernels
 from attlas.engine.online import finite_shift
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -18,36 +18,6 @@ from attlas.scores.base import Tokens
 from attlas.scores.kernel import Gaussian
 
 __all__ = ["Kernels", "find", "log_sum_exp", "numbers", "prefers", "provides", "tokens"]
-
-
-class Kernels(Protocol):
-    """What a family gives; None where it has no kernel for it, or a number is NaN or infinite."""
-
-    def forward(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return ``A @ v`` and the log-sum-exp."""
-
-    def transposed(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
-    ) -> Tensor | None:
-        """Return ``A.mT @ x``."""
-
-    def rows(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
-        """Return log-sum-exp, entropy and largest logit of each row."""
-
-    def backward(
-        self,
-        problem: Problem,
-        tokens: tuple[Tokens, Tokens],
-        parameters: Sequence[Tensor],
-        lse: Tensor,
-        left: Tensor,
-        right: Tensor,
-        delta: Tensor,
-        plan: Plan,
-    ) -> Gradients | None:
-        """Return the gradients of ``sum_ij A_ij (left_i · right_j)``."""
 
 
 def find(problem: Problem) -> tuple[Kernels | None, str]:
@@ -61,9 +31,9 @@ def find(problem: Problem) -> tuple[Kernels | None, str]:
     """
     if type(problem.score) is Additive:
         reason = additive.supports(problem)
-        return (additive if reason is None else None), reason or "the score is additive"
+        return (additive.KERNELS if reason is None else None), reason or "the score is additive"
     reason = distance.supports(problem)
-    return (distance if reason is None else None), reason or "the score is a kernel of few coordinates"
+    return (distance.KERNELS if reason is None else None), reason or "the score is a kernel of few coordinates"
 
 
 def prefers(problem: Problem) -> bool:

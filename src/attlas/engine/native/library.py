@@ -54,6 +54,8 @@ class _Library:
         self._c.attlas_abi.restype = ctypes.c_char_p
         self.structures, self.codes = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
+        self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
+        self._c.attlas_pool(_pool())
         self._doors: dict[str, tuple[Any, type[ctypes.Structure]]] = {}
 
     def door(self, name: str) -> tuple[Any, type[ctypes.Structure]]:
@@ -91,6 +93,27 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
         structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
     codes = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)", text)}
     return structures, codes
+
+
+def _pool(maps: Path = Path("/proc/self/maps")) -> int | None:
+    """Return the address of ``GOMP_parallel`` in the OpenMP that torch runs on; None where it cannot be told.
+
+    Threads of our own would start beside torch's pool, which spins for a while after each of its calls.
+    """
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:  # no Linux
+        return None
+    files = {line.split(maxsplit=5)[-1] for line in lines if re.search(r"/lib(gomp|omp|iomp5)\b[^/]*$", line)}
+    own = {file for file in files if Path(torch.__file__).parent in Path(file).parents}
+    files = own or files
+    if len(files) != 1 or torch.__config__.parallel_info().find("ATen parallel backend: OpenMP") < 0:
+        return None
+    try:
+        runtime = ctypes.CDLL(files.pop(), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ from attlas.engine.native import library, seen
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
+from attlas.scores.base import Tokens
 from attlas.tiles import cut
 
-__all__ = ["Gradients", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
+__all__ = ["Family", "Gradients", "Kernels", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
 
 
 class Gradients(NamedTuple):
@@ -174,6 +175,16 @@ class Family:
         """Run the forward kernel; False where it does not take the problem."""
         raise NotImplementedError
 
+    def parameters(self) -> Tensor:
+        """Return the numbers of the score that the kernels are handed beside the tokens."""
+        raise NotImplementedError
+
+    def backward(
+        self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
+    ) -> Gradients | None:
+        """Return the gradients of ``sum_ij A_ij (left_i · right_j)``; None as in `forward`."""
+        raise NotImplementedError
+
     def new(self, *shape: int, fill: float = 0.0) -> Tensor:
         """Return a tensor in the dtype of the sums."""
         return torch.full(shape, fill, dtype=self.problem.dtype, device="cpu")
@@ -240,3 +251,56 @@ class Family:
             del held
             total += part
         return total
+
+
+class Kernels:
+    """What a family gives to the backends, from a problem and its tokens; None where a number is NaN or infinite.
+
+    Parameters
+    ----------
+    family : type of Family
+        Computes a problem whose tokens are tensors.
+    """
+
+    def __init__(self, family: type[Family]) -> None:
+        self._family = family
+
+    def _work(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Family | None:
+        if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
+            return None
+        work = self._family(problem, tokens[0], tokens[1], plan)
+        return work if finite(work.parameters()) else None
+
+    def forward(
+        self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp."""
+        work = self._work(problem, tokens, plan)
+        return None if work is None else work.forward(v)
+
+    def rows(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
+        """Return log-sum-exp, entropy and largest logit of each row."""
+        work = self._work(problem, tokens, plan)
+        return None if work is None else work.rows()
+
+    def transposed(
+        self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
+    ) -> Tensor | None:
+        """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
+        work = self._work(problem, tokens, plan)
+        return None if work is None else work.transposed(lse, x)
+
+    def backward(
+        self,
+        problem: Problem,
+        tokens: tuple[Tokens, Tokens],
+        parameters: Sequence[Tensor],
+        lse: Tensor,
+        left: Tensor,
+        right: Tensor,
+        delta: Tensor,
+        plan: Plan,
+    ) -> Gradients | None:
+        """Return what the tiled backend's `backward` does, by the same recomputation."""
+        work = self._work(problem, tokens, plan)
+        return None if work is None else work.backward(parameters, lse, left, right, delta)

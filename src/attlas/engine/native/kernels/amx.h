@@ -20,6 +20,7 @@ struct Amx {
   static constexpr int DEPTH = 32;  // of one step of the tile unit
   static constexpr int TILE = 16 * DEPTH;
   static constexpr int MOST_PARTS = 3;
+  static constexpr bool PAUSES = true;  // a product leaves room for other work
 
   static int64_t depth_of(int64_t depth) { return round_up(depth, DEPTH); }
   // A lies as [16 rows][step][part][16][32], B as [32 columns][step][part][2][16 pairs of rows][16 columns][2].
@@ -109,8 +110,16 @@ struct Amx {
     }
   }
 
-  template <bool ADD, int A_PARTS, int B_PARTS>
-  static void multiply(const Number* a, int64_t depth, const Number* b, int64_t steps, float* c, int64_t stride) {
+  // How often `between` is called for a product so many steps deep.
+  static int64_t pauses(int64_t steps, int a_parts, int b_parts) {
+    return round_up(steps, DEPTH) / DEPTH * (b_parts == 3 ? 6 : a_parts * b_parts);
+  }
+
+  // `between` runs after every four products of tiles: these take 64 cycles of a unit beside the vectors', so that the
+  // work of vectors that stands between them costs less than it would alone.
+  template <bool ADD, int A_PARTS, int B_PARTS, class Between>
+  static ATTLAS_INLINE void multiply(const Number* a, int64_t depth, const Number* b, int64_t steps, float* c, int64_t stride,
+                                     Between&& between) {
     const size_t line = size_t(stride) * 4;
     if (ADD) {
       _tile_loadd(0, c, line);
@@ -127,16 +136,16 @@ struct Amx {
     for (int64_t step = 0; step < steps; step += DEPTH) {
       // Small products first; each part is loaded as seldom as eight tiles allow.
       if constexpr (A_PARTS == 3 && B_PARTS == 3) {
-        take_a(a, below, 2), take_b(b, 0), products();
-        take_a(a, below, 1), products();
-        take_b(b, 1), products();
-        take_a(a, below, 0), products();
-        take_b(b, 2), products();
-        take_b(b, 0), products();
+        take_a(a, below, 2), take_b(b, 0), products(), between();
+        take_a(a, below, 1), products(), between();
+        take_b(b, 1), products(), between();
+        take_a(a, below, 0), products(), between();
+        take_b(b, 2), products(), between();
+        take_b(b, 0), products(), between();
       } else {
         for (int j = B_PARTS - 1; j >= 0; --j) {
           take_b(b, j);
-          for (int i = A_PARTS - 1; i >= 0; --i) take_a(a, below, i), products();
+          for (int i = A_PARTS - 1; i >= 0; --i) take_a(a, below, i), products(), between();
         }
       }
       a += TILE * A_PARTS;
@@ -149,13 +158,18 @@ struct Amx {
     _tile_stored(3, c + 16 * stride + 16, line);
   }
 
+  template <bool ADD, class Between>
+  static ATTLAS_INLINE void multiply(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps,
+                                     float* c, int64_t stride, Between&& between) {
+    if (b_parts == 3) return multiply<ADD, 3, 3>(a, depth, b, steps, c, stride, between);
+    if (b_parts == 2) return multiply<ADD, 2, 2>(a, depth, b, steps, c, stride, between);
+    if (a_parts == 2) return multiply<ADD, 2, 1>(a, depth, b, steps, c, stride, between);
+    return multiply<ADD, 1, 1>(a, depth, b, steps, c, stride, between);
+  }
   template <bool ADD>
   static void multiply(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps, float* c,
                        int64_t stride) {
-    if (b_parts == 3) return multiply<ADD, 3, 3>(a, depth, b, steps, c, stride);
-    if (b_parts == 2) return multiply<ADD, 2, 2>(a, depth, b, steps, c, stride);
-    if (a_parts == 2) return multiply<ADD, 2, 1>(a, depth, b, steps, c, stride);
-    return multiply<ADD, 1, 1>(a, depth, b, steps, c, stride);
+    multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, [] {});
   }
 
   // Each thread configures its tiles; the configuration of another user of the tile unit is not kept by it either.

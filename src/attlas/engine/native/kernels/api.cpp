@@ -1,6 +1,7 @@
 // The doors of the library: plain C functions, which Python calls through ctypes without holding its lock. This file is
 // compiled for any processor; each door passes its work on to the kernels of one instruction set.
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -8,13 +9,14 @@
 #include "abi.h"
 #include "abi_additive.h"
 #include "abi_distance.h"
+#include "parallel.h"
 
 #if defined(ATTLAS_SET_AVX2)
 #include <cpuid.h>
 #endif
+#include <unistd.h>
 #if defined(ATTLAS_SET_AMX) && defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #define ATTLAS_DOOR_LINKAGE extern "C" __attribute__((visibility("default")))
@@ -167,6 +169,29 @@ ATTLAS_DOOR(additive_backward, AdditiveBackward)
 ATTLAS_DOOR(distance, Distance)
 ATTLAS_DOOR(distance_backward, DistanceBackward)
 #endif
+
+namespace {
+
+// GOMP_parallel(body, data, threads, flags), as GNU's and LLVM's OpenMP have it, and the process that it was found in.
+// Set once, when the library is loaded.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+std::atomic<Parallel> pool{nullptr};
+std::atomic<pid_t> pool_owner{0};
+
+}  // namespace
+
+// The threads of a pool do not live on in a child process, and GNU's waits for them for ever.
+bool attlas::run_on_pool(void (*body)(void*), void* data, int threads) {
+  const Parallel parallel = pool.load(std::memory_order_acquire);
+  if (parallel == nullptr || pool_owner.load(std::memory_order_relaxed) != getpid()) return false;
+  parallel(body, data, unsigned(threads), 0);
+  return true;
+}
+
+ATTLAS_DOOR_LINKAGE void attlas_pool(void* parallel) {
+  pool_owner.store(getpid(), std::memory_order_relaxed);
+  pool.store(reinterpret_cast<Parallel>(parallel), std::memory_order_release);
+}
 
 // The text of abi.h, from which library.py makes its structures.
 ATTLAS_DOOR_LINKAGE const char* attlas_abi() {

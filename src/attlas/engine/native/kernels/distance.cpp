@@ -22,44 +22,91 @@ ATTLAS_INLINE V root(V x) {
 }
 #endif
 
-// SCALED: differences are scaled one by one. Without, one factor serves the whole distance: one operation fewer each.
-template <class T, int KERNEL, bool SCALED, int D>
-struct Distances final : Score<T> {
+// Tokens as differences of them are taken: `size` coordinates each, those that are missing 0.
+template <class T>
+struct Points : Score<T> {
   static constexpr int W = WIDTH<T>;
   const Pairs& p;
-  T factor;  // of the distance, in powers of 2
-  T scale[D] = {};
-  int64_t size;
+  const int size;
+  T scale[16] = {};
+  int64_t length;  // of the packed columns of one head
   Buffer<T> packed;
 
-  Distances(const Distance& x) : p(x.pairs), size(padded<T>(x.pairs.n) * D) {
-    this->linear = KERNEL >= BOXCAR;
+  Points(const Distance& x, int size_) : p(x.pairs), size(size_), length(padded<T>(x.pairs.n) * size_) {
     this->never_positive = true;
-    this->row_numbers = ROWS * D;
+    this->row_numbers = size_t(ROWS * size);
     for (int c = 0; c < int(p.d); ++c) scale[c] = static_cast<const T*>(x.scale)[c];
-    const double unit = SCALED ? 1.0 : double(scale[0]);
-    factor = T(KERNEL == LAPLACE ? -LOG2E * unit : -0.5 * LOG2E * unit * unit);
-    packed = Buffer<T>(size_t(p.batch * p.token_heads * size));
+    packed = Buffer<T>(size_t(p.batch * p.token_heads * length));
     share(size_t(p.batch * p.token_heads), p.threads, [&](size_t item, int) {
-      T* to = packed.get() + int64_t(item) * size;
-      std::fill(to, to + size, T(0));
+      T* to = packed.get() + int64_t(item) * length;
+      std::fill(to, to + length, T(0));
       for (int64_t j = 0; j < p.n; ++j) {
         const T* x = token<T>(p.columns, int64_t(item) / p.token_heads, int64_t(item) % p.token_heads, j);
-        T* chunk = to + j / COLS<T> * COLS<T> * D + j % COLS<T>;
+        T* chunk = to + j / COLS<T> * COLS<T> * size + j % COLS<T>;
         for (int c = 0; c < int(p.d); ++c) chunk[c * COLS<T>] = x[c];
       }
     });
   }
 
   const T* columns(int64_t b, int64_t h, int64_t j0) const {
-    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * size + j0 * D;
+    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 * size;
   }
 
   void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
     for (int r = 0; r < ROWS; ++r) {
       const T* x = token<T>(p.rows, b, h, i0 + std::min(r, rows - 1));
-      for (int c = 0; c < D; ++c) s.rows[size_t(r * D + c)] = c < int(p.d) ? x[c] : T(0);
+      for (int c = 0; c < size; ++c) s.rows[size_t(r * size + c)] = c < int(p.d) ? x[c] : T(0);
     }
+  }
+
+  // Sums over the columns of slope * difference, and of slope * its square, for each row and coordinate.
+  template <bool LAPLACIAN>
+  void gradients(int64_t b, int64_t h, int64_t j0, int vectors, const T* slope, Vec<T>* first, Vec<T>* second,
+                 Scratch<T>& s) const {
+    const T* k = columns(b, h, j0);
+    for (int r = 0; r < ROWS; r += 4) {
+      for (int c = 0; c < int(p.d); ++c) {
+        Vec<T> ones[4] = {}, twos[4] = {};
+        for (int x = 0; x < vectors; ++x) {
+          const Vec<T> key = load(k + c * COLS<T> + x * W);
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) {
+            const Vec<T> gap = all(s.rows[size_t((r + i) * size + c)]) - key;
+            const Vec<T> part = load(slope + (r + i) * COLS<T> + x * W);
+            if constexpr (LAPLACIAN) {
+              const Vec<T> zero{}, one = all(T(1));
+              ones[i] += part * (gap > zero ? one : gap < zero ? -one : zero);
+              if (second) twos[i] += part * absolute<T>(gap);
+            } else {
+              const Vec<T> moved = part * gap;
+              ones[i] += moved;
+              if (second) twos[i] += moved * gap;
+            }
+          }
+        }
+        for (int i = 0; i < 4; ++i) {
+          first[(r + i) * size + c] += ones[i];
+          if (second) second[(r + i) * size + c] += twos[i];
+        }
+      }
+    }
+  }
+};
+
+constexpr int BOUNDED = 100;  // the kernels that are 0 from a distance of 1 on: which one is asked at run time
+
+// SCALED: differences are scaled one by one. Without, one factor serves the whole distance: one operation fewer each.
+template <class T, int KERNEL, bool SCALED, int D>
+struct Distances final : Points<T> {
+  using Points<T>::W;
+  using Points<T>::scale;
+  T factor;             // of the distance, in powers of 2
+  const int32_t shape;  // which of the kernels that end, where this is one
+
+  explicit Distances(const Distance& x) : Points<T>(x, D), shape(x.kernel) {
+    this->linear = KERNEL == BOUNDED;
+    const double unit = SCALED ? 1.0 : double(scale[0]);
+    factor = T(KERNEL == LAPLACE ? -LOG2E * unit : -0.5 * LOG2E * unit * unit);
   }
 
   // Distances of four rows to one vector of columns: squares summed, or absolute differences.
@@ -83,14 +130,13 @@ struct Distances final : Score<T> {
   // A logit in powers of 2, or a weight.
   ATTLAS_INLINE Vec<T> value(Vec<T> distance) const {
     const Vec<T> one = all(T(1)), zero{};
-    if (KERNEL == BOXCAR) return distance < one ? one : zero;
-    if (KERNEL == EPANECHNIKOV) return distance < one ? one - distance : zero;
-    if (KERNEL == TRIANGULAR) return distance < one ? one - root(distance) : zero;
-    return distance * all(factor);
+    if (KERNEL != BOUNDED) return distance * all(factor);
+    if (shape == BOXCAR) return distance < one ? one : zero;
+    return distance < one ? one - (shape == EPANECHNIKOV ? distance : root(distance)) : zero;
   }
 
   void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const override {
-    const T* k = columns(b, h, j0);
+    const T* k = this->columns(b, h, j0);
     for (int r = 0; r < ROWS; r += 4) {
       for (int x = 0; x < vectors; ++x) {
         Vec<T> total[4];
@@ -106,7 +152,7 @@ struct Distances final : Score<T> {
     if (!this->linear)
       for (int r = 0; r < ROWS; ++r)
         if (run.shift[r] != 0) return false;
-    const T* k = columns(b, h, j0);
+    const T* k = this->columns(b, h, j0);
     for (int r = 0; r < ROWS; r += 4) {
       Vec<T> sums[4] = {}, pooled[4] = {};
       T q[4 * D];  // a copy that no store below can change
@@ -117,7 +163,7 @@ struct Distances final : Score<T> {
         const Vec<T> v = form.e ? load(values + x * W) : Vec<T>{};
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          const Vec<T> w = KERNEL >= BOXCAR ? value(total[i]) : exp2_(value(total[i]));
+          const Vec<T> w = KERNEL == BOUNDED ? value(total[i]) : exp2_(value(total[i]));
           sums[i] += w;
           pooled[i] += w * v;
         }
@@ -130,54 +176,23 @@ struct Distances final : Score<T> {
     return true;
   }
 
-  // Sums over the columns of slope * difference, and of slope * its square, for each row and coordinate.
-  void gradients(int64_t b, int64_t h, int64_t j0, int vectors, const T* slope, Vec<T>* first, Vec<T>* second,
-                 Scratch<T>& s) const {
-    const T* k = columns(b, h, j0);
-    for (int r = 0; r < ROWS; r += 4) {
-      for (int c = 0; c < int(p.d); ++c) {
-        Vec<T> ones[4] = {}, twos[4] = {};
-        for (int x = 0; x < vectors; ++x) {
-          const Vec<T> key = load(k + c * COLS<T> + x * W);
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) {
-            const Vec<T> gap = all(s.rows[size_t((r + i) * D + c)]) - key;
-            const Vec<T> part = load(slope + (r + i) * COLS<T> + x * W);
-            if (KERNEL == LAPLACE) {
-              const Vec<T> zero{}, one = all(T(1));
-              ones[i] += part * (gap > zero ? one : gap < zero ? -one : zero);
-              if (second) twos[i] += part * absolute<T>(gap);
-            } else {
-              const Vec<T> moved = part * gap;
-              ones[i] += moved;
-              if (second) twos[i] += moved * gap;
-            }
-          }
-        }
-        for (int i = 0; i < 4; ++i) {
-          first[(r + i) * D + c] += ones[i];
-          if (second) second[(r + i) * D + c] += twos[i];
-        }
-      }
-    }
-  }
 };
 
-template <class T, class Kernel>
+template <class T>
 struct Backward {
   static constexpr int W = WIDTH<T>;
   const DistanceBackward& x;
   const Pairs& p;
-  const Kernel kernel;
+  const Points<T>& kernel;
   const Values<T> pooled, right;
   const Buffer<T> shifts;
   const int64_t whole;
   Buffer<T> deltas;
 
-  Backward(const DistanceBackward& given, int)
+  Backward(const DistanceBackward& given, const Points<T>& points)
       : x(given),
         p(given.of.pairs),
-        kernel(given.of),
+        kernel(points),
         pooled(p, false),
         right(p, true),
         shifts(column_shifts<T>(p, false)),
@@ -190,7 +205,7 @@ struct Backward {
   }
 
   void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Buffer<Vec<T>>& lanes, Buffer<T>& left) const {
-    constexpr int D = int(sizeof(kernel.scale) / sizeof(T));
+    const int D = kernel.size;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t head = b * p.heads + h, row0 = head * p.m + i0;
     const Sight<T> sight(p, b, h);
@@ -218,7 +233,10 @@ struct Backward {
       slopes_of<T>(left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift,
                    p.by_column ? shifts.get() + head * whole + j0 : nullptr, delta,
                    p.by_column ? deltas.get() + head * whole + j0 : nullptr, vectors);
-      kernel.gradients(b, h, j0, vectors, s.other.get(), first, second, s);
+      if (x.of.kernel == LAPLACE)
+        kernel.template gradients<true>(b, h, j0, vectors, s.other.get(), first, second, s);
+      else
+        kernel.template gradients<false>(b, h, j0, vectors, s.other.get(), first, second, s);
       if (pooled.e) pool(s.tile.get(), pooled.head(p, b, h), whole, j0, vectors, pooled, s);
     }
     for (int r = 0; r < count; ++r) {
@@ -252,20 +270,21 @@ struct Backward {
   }
 };
 
-// Call run with the kernel that fits: its type, its form and its size as constants. Coordinates that are missing are 0;
-// the form that is used most has more sizes.
+// Call run with the kernel that fits: its type, its form and its size as constants. Coordinates that are missing are 0.
+// Each size takes its time to compile: the form that is used most has more of them.
 template <class T, int KERNEL, bool SCALED, class Run>
 int32_t with_size(const Distance& x, Run run) {
   const int64_t d = x.pairs.d;
-  if (d == 1) return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
-  if (d == 2) return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
   if constexpr (KERNEL == GAUSSIAN && !SCALED) {
+    if (d == 1) return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
     if (d == 3) return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
     if (d == 5) return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
     if (d == 6) return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
   }
+  if (d <= 2) return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
   if (d <= 4) return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
-  if (d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
+  if constexpr (std::is_same_v<T, float>)
+    if (d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
   if (d <= 16) return run.template operator()<Distances<T, KERNEL, SCALED, 16>>();
   return UNSUPPORTED;
 }
@@ -294,7 +313,8 @@ struct Differentiate {
   const DistanceBackward& x;
   template <class Kernel>
   int32_t operator()() const {
-    Backward<T, Kernel>(x, 0).run();
+    const Kernel kernel(x.of);
+    Backward<T>(x, kernel).run();
     return DONE;
   }
 };
@@ -302,13 +322,12 @@ struct Differentiate {
 template <class T>
 int32_t sums(const Distance& x) {
   const Sum<T> run{x};
-  if (x.kernel == GAUSSIAN)
-    return one_scale<T>(x) ? with_size<T, GAUSSIAN, false>(x, run) : with_size<T, GAUSSIAN, true>(x, run);
+  if constexpr (std::is_same_v<T, float>)
+    if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
+  if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
   if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
   if (x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
-  if (x.kernel == BOXCAR) return with_size<T, BOXCAR, true>(x, run);
-  if (x.kernel == EPANECHNIKOV) return with_size<T, EPANECHNIKOV, true>(x, run);
-  if (x.kernel == TRIANGULAR) return with_size<T, TRIANGULAR, true>(x, run);
+  if (x.kernel == BOXCAR || x.kernel == EPANECHNIKOV || x.kernel == TRIANGULAR) return with_size<T, BOUNDED, true>(x, run);
   return UNSUPPORTED;
 }
 

@@ -1,9 +1,9 @@
 // Attention by (scaled, capped) dot products: which products are used, how the work is divided.
 #include "abi.h"
 #include "amx.h"
-#include "columns.h"
 #include "coverage.h"
 #include "forward.h"
+#include "given.h"
 #include "parallel.h"
 #include "reader.h"
 
@@ -90,12 +90,29 @@ bool tame(const Dot& p) {
   return good;
 }
 
-bool wants_rows(const Dot& p) {
-  return p.out || (p.lse && !p.lse_known) || p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
-}
 bool wants_columns(const Dot& p) {
   return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
 }
+bool wants_rows(const Dot& p) {
+  return p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
+}
+
+// A problem in two walks: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever walk
+// there is anyway.
+struct Walks {
+  Dot forward, given;
+  bool goes_forward, goes_given;
+
+  explicit Walks(const Dot& p) : forward(p), given(p) {
+    goes_forward = p.out || !p.lse_known;
+    goes_given = wants_columns(p) || (!goes_forward && wants_rows(p));
+    given.out = nullptr;
+    given.lse_known = 1;
+    Dot& without = goes_given ? forward : given;
+    without.entropy = without.squares = without.mass = without.max_logit = without.mean = without.variance = nullptr;
+    without.top_values = nullptr, without.top_keys = nullptr, without.k_largest = 0;
+  }
+};
 
 // Query heads of one wave: those whose packed keys and values are in memory together.
 struct Wave {
@@ -127,38 +144,33 @@ void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& 
 }
 
 template <class M, class Source>
-void along_columns(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void along_given(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
-  using Walk = Columns<M>;
-  const int64_t tasks = (p.n + Walk::SPAN - 1) / Walk::SPAN;
-  const size_t size = M::left_size(p.m, p.d, parts.q);
-  // As many heads at a time as keep the packed queries and the diagonals small, and all threads busy.
-  const int64_t bytes = int64_t(size * sizeof(typename M::Number)) + (p.offsets ? tasks * (p.m + Walk::SPAN) * 8 : 0) + 1;
+  using Walk = Given<M>;
+  const int64_t block = Walk::block_for(p, parts.q), tasks = (p.m + block - 1) / block;
+  // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
+  const int64_t bytes = tasks * ((p.column_mass ? p.n * int64_t(sizeof(T)) : 0) + (p.column_max ? p.n * int64_t(sizeof(T)) : 0) +
+                                 (p.offsets ? (block + p.n) * 8 : 0)) + 1;
   const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, wave.heads());
-  Aligned<typename M::Number> queries(size * together);
   std::vector<std::unique_ptr<Walk>> workers(size_t(p.threads));
   for (int64_t from = 0; from < wave.heads(); from += together) {
     const int64_t here = std::min(together, wave.heads() - from);
-    const int64_t unit = M::ROWS * (256 / M::ROWS), packs = (p.m + unit - 1) / unit;
-    attlas::share(size_t(here * packs), p.threads, [&](size_t task, int) {
-      const int64_t which = int64_t(task) / packs, row = int64_t(task) % packs * unit;
+    std::vector<typename Walk::Found> found(size_t(here * tasks));
+    attlas::share(found.size(), p.threads, [&](size_t index, int thread) {
+      // Last rows first, as above.
+      const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
+      if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, block, parts.q, parts.k);
       auto read = reader<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
       read.data += row * read.stride;
-      M::pack_left(const_cast<typename M::Number*>(M::left_at(queries.at(which * size), row, p.d, parts.q)),
-                   std::min(unit, p.m - row), p.d, parts.q, read);
-    });
-    std::vector<typename Walk::Found> found(size_t(here * tasks));
-    attlas::share(found.size(), p.threads, [&](size_t task, int thread) {
-      const int64_t which = int64_t(task) / tasks, start = int64_t(task) % tasks * Walk::SPAN;
-      if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, parts.q, parts.k);
       M::begin();
-      workers[thread]->run(wave.batch(from + which), wave.head(from + which), start, std::min(start + Walk::SPAN, p.n),
-                           queries.at(which * size), packed.keys(wave.slot(from + which)), found[task]);
+      workers[thread]->run(wave.batch(from + which), wave.head(from + which), row, std::min(block, p.m - row), read,
+                           packed.keys(wave.slot(from + which)), found[size_t(which * tasks + task)]);
       M::end();
     });
+    if (!wants_columns(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
       const int64_t head = wave.batch(from + which) * p.heads + wave.head(from + which);
-      Walk::join(p, head, found.data() + which * tasks, tasks);
+      Walk::join(p, head, block, found.data() + which * tasks, tasks);
     });
   }
 }
@@ -184,6 +196,7 @@ template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
+  const Walks walks(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
   Packed<M> packed(p, parts, together);
@@ -194,8 +207,8 @@ int32_t run(const Dot& p, Parts parts) {
       const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
       packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
     });
-    if (wants_rows(p)) along_rows<M, Source>(p, parts, packed, wave);
-    if (wants_columns(p)) along_columns<M, Source>(p, parts, packed, wave);
+    if (walks.goes_forward) along_rows<M, Source>(walks.forward, parts, packed, wave);
+    if (walks.goes_given) along_given<M, Source>(walks.given, parts, packed, wave);
     if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "largest.h"
 #include "tile.h"
 
 namespace ATTLAS_ISA {
@@ -27,25 +28,6 @@ struct Row {
   T bent = 0;     // sum of e (logit - top)
   T squares = 0;  // sum of e^2
   double count = 0, mean = 0, spread = 0;  // of the allowed logits
-};
-
-// The k largest logits of a row in descending order; of equal ones the first keys.
-template <class T>
-struct Largest {
-  T* values;
-  int64_t* keys;
-  int k;
-
-  void insert(T x, int64_t key) {
-    int at = k - 1;
-    while (at > 0 && values[at - 1] < x) {
-      values[at] = values[at - 1];
-      keys[at] = keys[at - 1];
-      --at;
-    }
-    values[at] = x;
-    keys[at] = key;
-  }
 };
 
 template <class M>
@@ -76,12 +58,14 @@ class Forward {
         v_parts_(v_parts),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
-        logits_(M::ROWS * STRIDE),
+        logits_(2 * M::ROWS * STRIDE),
         weights_(M::left_size(M::ROWS, CHUNK, p_parts)),
         pooled_(size_t(block) * width_),
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
-        top_keys_(size_t(block) * problem.k_largest) {}
+        top_keys_(size_t(block) * problem.k_largest) {
+    std::fill(logits_.data, logits_.data + 2 * M::ROWS * STRIDE, T(0));
+  }
 
   // Queries [first, first + count) of one head, count at most the block; `right` and `values` are its packed keys and values.
   template <class Read>
@@ -93,60 +77,96 @@ class Forward {
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
     const Seen seen(p_, b, h);
+    seen_ = &seen;
+    first_ = first;
     int64_t left, end;
     seen.hull(first, first + count, left, end);
-    for (int64_t start = left / M::COLUMNS * M::COLUMNS; start < end; start += CHUNK)
+    for (int64_t start = left / M::COLUMNS * M::COLUMNS; start < end; start += CHUNK) {
       for (int64_t r = 0; r < padded; r += M::ROWS)
         strip(seen, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(start + CHUNK, end), right, values);
+      settle(values);
+    }
     finish(b, h, first, count);
   }
 
  private:
-  // Rows r to r + ROWS against columns [start, stop).
+  // Rows r to r + ROWS against columns [start, stop). While they are multiplied, the rows before become weights.
   void strip(const Seen& seen, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
              const Number* values) {
     int64_t left, end;
     seen.hull(first + r, first + r + some, left, end);
     left = std::max(left / M::COLUMNS * M::COLUMNS, start);
     end = std::min(round_up(end, M::COLUMNS), round_up(stop, M::COLUMNS));
+    while (left < end && seen.hides(first + r, some, left, M::COLUMNS)) left += M::COLUMNS;
+    while (left < end && seen.hides(first + r, some, end - M::COLUMNS, M::COLUMNS)) end -= M::COLUMNS;
     if (left >= end) return;
-    for (int64_t j = left; j < end; j += M::COLUMNS)
+    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE), r, some, left, end, 0};
+    const int64_t pauses = (end - left) / M::COLUMNS * M::pauses(p_.d, q_parts_, k_parts_);
+    int64_t pause = 0;
+    for (int64_t j = left; j < end; j += M::COLUMNS) {
+      if (seen.hides(first + r, some, j, M::COLUMNS)) continue;
       M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
                                   M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
-                                  logits_.at(j - left), STRIDE);
-    for (int64_t i = 0; i < M::ROWS; ++i) {
-      if (i < some) {
-        soften(seen, first + r + i, r + i, i, left, end);
-      } else if (p_.out) {
-        nothing(i, end - left);
-      }
+                                  next.logits + (j - left), STRIDE, [&] {
+                                    ++pause;
+                                    while (before_.logits && before_.taken < M::ROWS && before_.taken * pauses < pause * M::ROWS)
+                                      advance();
+                                  });
     }
+    settle(values);
+    before_ = next;
+    side_ ^= 1;
+    if (!M::PAUSES) settle(values);
+  }
+
+  // A strip of logits that was multiplied, and how many of its rows have become weights.
+  struct Strip {
+    T* logits;
+    int64_t r, some, left, end, taken;
+  };
+
+  // The next row of the strip before becomes weights.
+  __attribute__((noinline)) void advance() {
+    const int64_t i = before_.taken++;
+    if (i < before_.some) {
+      soften(i);
+    } else if (p_.out) {
+      nothing(i, before_.end - before_.left);
+    }
+  }
+
+  // What is left to do of the strip before: the rest of its weights, and the values.
+  void settle(const Number* values) {
+    if (!before_.logits) return;
+    while (before_.taken < M::ROWS) advance();
+    const Strip strip = before_;
+    before_.logits = nullptr;
     if (!p_.out) return;
     for (int64_t j = 0; j < width_; j += M::COLUMNS)
-      M::template multiply<true>(weights_.data, p_parts_, CHUNK, M::right_at(values, j, left, padded_keys(), v_parts_),
-                                 v_parts_, end - left, pooled_.at(size_t(r) * width_ + j), width_);
+      M::template multiply<true>(weights_.data, p_parts_, CHUNK, M::right_at(values, j, strip.left, padded_keys(), v_parts_),
+                                 v_parts_, strip.end - strip.left, pooled_.at(size_t(strip.r) * width_ + j), width_);
   }
 
   int64_t padded_keys() const { return round_up(p_.n, M::COLUMNS); }
 
   // Row i of the strip: from products to weights, and what they add to the row's numbers.
-  void soften(const Seen& seen, int64_t query, int64_t r, int64_t i, int64_t left, int64_t end) {
-    T* logits = logits_.at(size_t(i) * STRIDE);
-    const int64_t size = end - left;
+  void soften(int64_t i) {
+    T* logits = before_.logits + i * STRIDE;
+    const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
     const T scale = factor_of<T>(p_);
-    finish_row<T>(logits, seen, query, left, end, T(p_.scale), T(p_.cap));
+    finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
     int64_t j = 0;
     for (; j + 4 * W <= size; j += 4 * W)
       for (int x = 0; x < 4; ++x) tops[x] = larger<T>(tops[x], load(logits + j + x * W));
-    for (; j < size; j += W) tops[0] = larger<T>(tops[0], load(logits + j));
+    for (; j < size; j += W) tops[j / W % 4] = larger<T>(tops[j / W % 4], load(logits + j));
     const T peak = most<T>(larger<T>(larger<T>(tops[0], tops[1]), larger<T>(tops[2], tops[3])));
     Row<T>& row = rows_[r];
     if (peak == -INF<T>) {
       if (p_.out) nothing(i, size);
       return;
     }
-    if (p_.top_keys) keep_largest(logits, left, size, r, tops, peak);
+    if (p_.top_keys) keep_largest(logits, left, size, r, tops);
     if (peak * scale > row.top) raise(row, r, peak * scale);
     if (p_.out) {
       weigh_as_wanted<true>(logits, i, size, scale, row);
@@ -236,27 +256,14 @@ class Forward {
     return count ? total / T(count) : row.top;
   }
 
-  void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops, T peak) {
+  void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops) {
     const int k = p_.k_largest;
-    Largest<T> best{top_values_.data() + size_t(r) * k, top_keys_.data() + size_t(r) * k, k};
-    T bound = best.values[k - 1];
-    if (!(peak > bound)) return;
-    if (bound == -INF<T> && k <= 4 * W) {
-      // At least k logits reach the k-th largest of these maxima: nothing below it is among the k largest.
-      T peaks[4 * W];
-      for (int x = 0; x < 4; ++x) store(peaks + x * W, tops[x]);
-      std::nth_element(peaks, peaks + k - 1, peaks + 4 * W, std::greater<T>());
-      bound = std::nextafter(peaks[k - 1], -INF<T>);
-    }
-    for (int64_t j = 0; j < size; j += W) {
-      uint32_t found = above<T>(load(logits + j), all(bound));
-      for (; found; found &= found - 1) {
-        const int lane = __builtin_ctz(found);
-        if (!(logits[j + lane] > best.values[k - 1])) continue;
-        best.insert(logits[j + lane], left + j + lane);
-        bound = std::max(bound, best.values[k - 1]);
-      }
-    }
+    const Largest<T> best{&top_values_[size_t(r) * size_t(k)], &top_keys_[size_t(r) * size_t(k)], k};
+    best.take(tops, 4, 4 * W, [&](int place, const T*& row, int64_t& key, int64_t& there) {
+      row = logits + place * W;
+      key = left + place * W;
+      there = size - place * W;
+    });
   }
 
   void finish(int64_t b, int64_t h, int64_t first, int64_t count) {
@@ -301,12 +308,16 @@ class Forward {
   const int q_parts_, k_parts_, p_parts_, v_parts_;
   const int64_t width_;
   Aligned<Number> queries_;
-  Aligned<T> logits_;
+  Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights
+  Strip before_{};
+  int side_ = 0;
+  int64_t first_ = 0;
+  const Seen* seen_ = nullptr;
   Aligned<Number> weights_;
   Aligned<T> pooled_;
   std::vector<Row<T>> rows_;
   std::vector<T> top_values_;
-  std::vector<int64_t> top_keys_;
+  std::vector<int32_t> top_keys_;
 };
 
 }  // namespace ATTLAS_ISA

@@ -10,10 +10,6 @@
 #include "parallel.h"
 #include "simd.h"
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
-
 namespace ATTLAS_ISA {
 
 using attlas::Pairs;
@@ -23,21 +19,6 @@ template <class T>
 constexpr int COLS = 2048 / int(sizeof(T));  // columns of a tile: with it, 24 KiB
 constexpr double LOG2E = 1.4426950408889634074, LN2 = 0.69314718055994530942;
 constexpr int FEW_VALUES = 8;  // up to here values are pooled one by one, above by the matrix product
-
-// Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.
-class Flush {
-#if defined(__SSE2__)
-  unsigned before = _mm_getcsr();
-
- public:
-  Flush() { _mm_setcsr(before | 0x8040u); }
-  ~Flush() { _mm_setcsr(before); }
-#else
- public:
-  Flush() {}
-#endif
-  Flush(const Flush&) = delete;
-};
 
 // Memory that vectors are read from without crossing a cache line.
 template <class T>

@@ -10,6 +10,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <xmmintrin.h>
 #endif
 
 #ifndef ATTLAS_ISA
@@ -202,6 +204,51 @@ ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
 }
 
 ATTLAS_INLINE Vec<double> exp_below(Vec<double> x) { return exp_(x); }
+
+// A weight exp(log), and its logarithm in some unit, which is finite also where the logit was -infinity, so that it can
+// be multiplied by a weight of 0. With AVX-512 the unit is log 2, which saves the way back.
+template <class T>
+constexpr T LOG_UNIT = 1;
+template <class T>
+ATTLAS_INLINE Vec<T> weight_of(Vec<T> log, Vec<T>& bounded) {
+  bounded = larger<T>(log, all(T(-1e4)));
+  return exp_below(log);
+}
+
+#if defined(__AVX512F__)
+template <>
+constexpr float LOG_UNIT<float> = 0.693147180559945309f;
+template <>
+ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
+  // 2^-150 is 0 as a float.
+  const __m512 s = _mm512_max_ps(_mm512_mul_ps((__m512)log, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-150.0f));
+  const __m512 n = _mm512_roundscale_ps(s, 8), r = _mm512_sub_ps(s, n);
+  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  bounded = (Vec<float>)s;
+  return (Vec<float>)_mm512_scalef_ps(p, n);
+}
+#endif
+
+// Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.
+class Flush {
+#if defined(__SSE2__)
+  unsigned before = _mm_getcsr();
+
+ public:
+  Flush() { _mm_setcsr(before | 0x8040u); }
+  ~Flush() { _mm_setcsr(before); }
+#else
+ public:
+  Flush() {}
+#endif
+  Flush(const Flush&) = delete;
+};
 
 // tanh(x), a few units in the last place: a quotient of polynomials, 1 from 7.9 on.
 ATTLAS_INLINE Vec<float> tanh_(Vec<float> x) {

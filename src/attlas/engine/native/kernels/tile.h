@@ -1,6 +1,8 @@
 // One rectangle of logits: a product, and then what the mask and the cap say.
 #pragma once
 
+#include <algorithm>
+
 #include "abi.h"
 #include "whole.h"
 
@@ -23,6 +25,28 @@ struct Seen {
 
   ATTLAS_INLINE int64_t first(int64_t i) const { return low ? (low[i] > 0 ? low[i] : 0) : 0; }
   ATTLAS_INLINE int64_t last(int64_t i) const { return high ? (high[i] < n ? high[i] : n) : n; }
+
+  // The columns [left, right) that every row of [from, to) may see, as far as intervals say.
+  void core(int64_t from, int64_t to, int64_t& left, int64_t& right) const {
+    left = 0;
+    right = n;
+    for (int64_t i = from; low && i < to; ++i) {
+      left = std::max(left, first(i));
+      right = std::min(right, last(i));
+    }
+  }
+
+  // Whether cells hide columns [left, left + width) from all rows of [from, from + some).
+  bool hides(int64_t from, int64_t some, int64_t left, int64_t width) const {
+    if (!allowed) return false;
+    const int64_t stop = std::min(left + width, n);
+    uint8_t any = 0;
+    for (int64_t i = from; i < from + some && !any; ++i) {
+      const uint8_t* cells = allowed + i * allowed_row;
+      for (int64_t j = left; j < stop; ++j) any |= cells[j];
+    }
+    return !any;
+  }
 
   // The columns that some row of [from, to) may see.
   void hull(int64_t from, int64_t to, int64_t& left, int64_t& right) const {

@@ -20,6 +20,7 @@ struct Whole {
   static constexpr int VECTORS = 2;
   static constexpr int COLUMNS = VECTORS * WIDTH<T>;  // columns of B that are multiplied together
   static constexpr int MOST_PARTS = 1;
+  static constexpr bool PAUSES = false;  // a product keeps all units busy
 
   static int64_t depth_of(int64_t depth) { return depth; }
   static size_t left_size(int64_t rows, int64_t depth, int) { return size_t(round_up(rows, ROWS)) * depth; }
@@ -75,6 +76,13 @@ struct Whole {
     for (int r = 0; r < ROWS; ++r)
       for (int x = 0; x < VECTORS; ++x) store(c + r * stride + x * WIDTH<T>, sums[r][x]);
   }
+  // What there is to do between the products of a tile register has no place here.
+  template <bool ADD, class Between>
+  static void multiply(const Number* a, int parts, int64_t depth, const Number* b, int b_parts, int64_t steps, T* c,
+                       int64_t stride, Between&&) {
+    multiply<ADD>(a, parts, depth, b, b_parts, steps, c, stride);
+  }
+  static int64_t pauses(int64_t, int, int) { return 1; }
   static void begin() {}
   static void end() {}
 };

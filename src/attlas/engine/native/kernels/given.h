@@ -1,0 +1,543 @@
+// The walk with the log-sum-exp of each row known: numbers of rows and of columns, diagonals and pictures, all from one
+// product and one exponential.
+//
+// A task owns some rows of one head: what it finds of rows is whole, what it finds of columns is added up over the tasks
+// of a head in their order. How rows are divided does not depend on the number of threads, so neither do results.
+#pragma once
+
+#include "forward.h"
+
+namespace ATTLAS_ISA {
+
+// What a walk is compiled with.
+enum Wanted : int {
+  SUMS = 1,         // of p log p and p^2 over each row
+  PEAKS = 2,        // the largest logits of each row
+  MOMENTS = 4,      // of the allowed logits of each row
+  COLUMNS = 8,      // sums of columns
+  TALLEST = 16,     // maxima of columns
+  DIAGONALS = 32,
+  GAPS = 64,        // some logits are -infinity, and moments must not count them
+  EVERYTHING = 63,
+  TOTALS = 128,     // sums of rows, which are 1 unless a sink takes some of it
+};
+
+template <class M>
+class Given {
+  using T = typename M::T;
+  using Number = typename M::Number;
+  using V = Vec<T>;
+  static constexpr int W = WIDTH<T>;
+  static constexpr int64_t CHUNK = M::COLUMNS * (128 / M::COLUMNS);  // columns of one rectangle of logits, at most
+  static constexpr int64_t STRIDE = CHUNK + 16;
+  static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
+  static constexpr int64_t CHUNKS = SPAN / CHUNK;
+  static constexpr int64_t DIAGONAL = SPAN + M::ROWS + 2 * W;
+  // Vectors of sums for each row of a strip.
+  enum Sum { BENT, SQUARES, AWAY, SPREAD, TOTAL, SUM_COUNT };
+
+ public:
+  // Rows of one task; its packed queries stay in the cache while the keys pass by.
+  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+    const int64_t bytes = M::depth_of(p.d) * q_parts * int64_t(sizeof(Number));
+    const int64_t most = std::clamp<int64_t>((512 << 10) / bytes, 2 * M::ROWS, 2048);
+    return round_up(std::clamp<int64_t>(p.m / 16, M::ROWS, most), M::ROWS);
+  }
+
+  Given(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts)
+      : p_(problem),
+        q_parts_(q_parts),
+        k_parts_(k_parts),
+        scale_(factor_of<T>(problem)),
+        bent_(problem.cap > 0 || !(problem.scale > 0)),
+        picture_(problem.picture_sum || problem.picture_max),
+        span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
+                                  CHUNK, SPAN)),
+        queries_(M::left_size(block, problem.d, q_parts)),
+        rectangles_(problem.top_keys ? CHUNKS : 2),
+        logits_(size_t(rectangles_) * M::ROWS * STRIDE),
+        peaks_(size_t(M::ROWS) * CHUNKS * W),
+        sums_(size_t(M::ROWS) * SUM_COUNT * W),
+        diagonal_(2 * DIAGONAL),
+        slots_(picture_ ? M::ROWS + 1 : 1),
+        mass_(size_t(slots_) * span_),
+        tall_(size_t(slots_) * span_),
+        rows_(block),
+        top_values_(size_t(block) * problem.k_largest),
+        top_keys_(size_t(block) * problem.k_largest) {
+    std::fill(logits_.data, logits_.data + rectangles_ * M::ROWS * STRIDE, T(0));
+    choose();
+  }
+
+  // What one task leaves behind of columns, to be joined with the other tasks of its head.
+  struct Found {
+    std::vector<T> mass, tall;      // of each column
+    std::vector<double> diagonals;  // the last of its rows begins at 0
+    int64_t block = 0, blocks = 0;  // the first row of the picture that it touches, and how many
+    std::vector<double> sums;       // (blocks, picture columns)
+    std::vector<T> tops;
+  };
+
+  // Queries [first, first + count) of one head; `right` is its packed keys.
+  template <class Read>
+  void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, Found& found) {
+    const Flush flush;
+    head_ = b * p_.heads + h;
+    first_ = first;
+    count_ = count;
+    found_ = &found;
+    lse_ = static_cast<const T*>(p_.lse) + head_ * p_.m + first;
+    M::pack_left(queries_.data, count, p_.d, q_parts_, read);
+    std::fill(rows_.begin(), rows_.end(), Numbers());
+    std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
+    std::fill(top_keys_.begin(), top_keys_.end(), -1);
+    prepare(found);
+    const Seen seen(p_, b, h);
+    int64_t left, end;
+    seen.hull(first, first + count, left, end);
+    for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
+      stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
+      open_ = 0;
+      open_row_ = -1;
+      for (int64_t r = 0; r < count; r += M::ROWS) strip(seen, r, std::min<int64_t>(count - r, M::ROWS), right);
+      if (open_row_ >= 0) close(open_, open_row_);
+    }
+    finish();
+  }
+
+  // What the tasks of one head found of its columns, added up in their order.
+  static void join(const attlas::Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
+    std::vector<double> sums;
+    std::vector<T> tops;
+    auto add = [&](const std::vector<double>* more, const std::vector<T>* numbers, int64_t at) {
+      for (size_t x = 0; more && x < more->size(); ++x) sums[size_t(at) + x] += (*more)[x];
+      for (size_t x = 0; numbers && x < numbers->size(); ++x) sums[size_t(at) + x] += double((*numbers)[x]);
+    };
+    auto give = [&](void* to, int64_t at, const auto& numbers) {
+      for (size_t x = 0; x < numbers.size(); ++x) static_cast<T*>(to)[at + int64_t(x)] = T(numbers[x]);
+    };
+    if (p.column_mass) {
+      sums.assign(size_t(p.n), 0.0);
+      for (int64_t task = 0; task < tasks; ++task) add(nullptr, &found[task].mass, 0);
+      give(p.column_mass, head * p.n, sums);
+    }
+    if (p.column_max) {
+      tops.assign(size_t(p.n), T(0));
+      for (int64_t task = 0; task < tasks; ++task)
+        for (int64_t j = 0; j < p.n; ++j) tops[j] = std::max(tops[j], found[task].tall[j]);
+      give(p.column_max, head * p.n, tops);
+    }
+    if (p.offsets) {
+      sums.assign(size_t(p.m + p.n - 1), 0.0);
+      for (int64_t task = 0; task < tasks; ++task)
+        add(&found[task].diagonals, nullptr, p.m - task * block - std::min(block, p.m - task * block));
+      give(p.offsets, head * (p.m + p.n - 1), sums);
+    }
+    int64_t from = 0;
+    for (int64_t row = 0; (p.picture_sum || p.picture_max) && row < p.picture_rows; ++row) {
+      sums.assign(size_t(p.picture_columns), 0.0);
+      tops.assign(size_t(p.picture_columns), T(0));
+      while (from < tasks && found[from].block + found[from].blocks <= row) ++from;
+      for (int64_t task = from; task < tasks && found[task].block <= row; ++task) {
+        const Found& part = found[task];
+        if (part.block + part.blocks <= row) continue;
+        for (int64_t x = 0; x < p.picture_columns; ++x) {
+          const size_t at = size_t((row - part.block) * p.picture_columns + x);
+          sums[x] += part.sums[at];
+          tops[x] = std::max(tops[x], part.tops[at]);
+        }
+      }
+      const int64_t at = (head * p.picture_rows + row) * p.picture_columns;
+      if (p.picture_sum) give(p.picture_sum, at, sums);
+      if (p.picture_max) give(p.picture_max, at, tops);
+    }
+  }
+
+ private:
+  // What is known of a row.
+  struct Numbers {
+    double total = 0, bent = 0, squares = 0;  // sums of p, p log p and p^2
+    double count = 0, mean = 0, spread = 0;  // of the allowed logits
+    T peak = -INF<T>;                        // the largest logit, without the scale
+  };
+
+  // Rows of a strip that lie in one row of the picture.
+  struct Part {
+    int64_t from, to, block_row;
+  };
+
+  // A rectangle of logits that was multiplied, and how many of its rows were taken.
+  struct Rectangle {
+    T* logits = nullptr;
+    int64_t left = 0, end = 0, taken = 0, place = 0;  // its place among those of the strip
+    bool gaps = false;
+  };
+
+  using Core = void (Given::*)(const Rectangle&, int64_t, T*, T*);
+
+  void choose() {
+    const bool sums = p_.entropy || p_.squares, moments = p_.mean || p_.variance;
+    const bool columns = p_.column_mass || p_.column_max || picture_;
+    const int wanted = (sums ? SUMS : 0) | (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) |
+                       (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? TALLEST : 0) |
+                       (p_.offsets ? DIAGONALS : 0) | (p_.mass && p_.sink ? TOTALS : 0);
+    // Loops for what is often asked for; what is asked for seldom takes the first that has it.
+    if (take<SUMS>(wanted) || take<SUMS | PEAKS>(wanted) || take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) ||
+        take<COLUMNS | TALLEST>(wanted) || take<COLUMNS | TALLEST | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
+      return;
+    take<EVERYTHING | TOTALS>(wanted);
+  }
+
+  template <int WANTED>
+  bool take(int wanted) {
+    if (wanted & ~WANTED) return false;
+    wanted_ = WANTED;
+    constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
+    constexpr int TOGETHER = LIGHT && !(WANTED & DIAGONALS) ? 4 : 2;  // rows whose sums fit into registers
+    core_[0][0] = &Given::core<WANTED, 1>;
+    core_[0][1] = &Given::core<WANTED, TOGETHER>;
+    constexpr int GAPPED = WANTED & MOMENTS ? WANTED | GAPS : WANTED;
+    core_[1][0] = &Given::core<GAPPED, 1>;
+    core_[1][1] = &Given::core<GAPPED, TOGETHER>;
+    // The fewer numbers a row needs, the sooner a small rectangle pays, which leaves the cache to the tokens.
+    together_ = TOGETHER;
+    chunk_ = LIGHT ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
+    return true;
+  }
+
+  void prepare(Found& found) const {
+    if (p_.column_mass) found.mass.assign(size_t(p_.n), T(0));
+    if (p_.column_max) found.tall.assign(size_t(p_.n), T(0));
+    if (p_.offsets) found.diagonals.assign(size_t(count_ + p_.n - 1), 0.0);
+    if (!picture_) return;
+    const int64_t *edges = p_.row_edges, *end = edges + p_.picture_rows + 1;
+    found.block = std::upper_bound(edges, end, first_) - edges - 1;
+    found.blocks = std::lower_bound(edges, end, first_ + count_) - edges - found.block;
+    found.sums.assign(size_t(found.blocks * p_.picture_columns), 0.0);
+    found.tops.assign(size_t(found.blocks * p_.picture_columns), T(0));
+  }
+
+  // Rows r to r + some of the task against the columns of this span. While one rectangle is multiplied, the rows of the
+  // one before are taken.
+  void strip(const Seen& seen, int64_t r, int64_t some, const Number* right) {
+    int64_t left, end, inner_left, inner_end;
+    seen.hull(first_ + r, first_ + r + some, left, end);
+    seen.core(first_ + r, first_ + r + some, inner_left, inner_end);
+    left = std::max(left / M::COLUMNS * M::COLUMNS, start_);
+    end = std::min(round_up(end, M::COLUMNS), stop_);
+    if (left >= end) return;
+    divide(r, some);
+    std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
+    if (wanted_ & PEAKS) std::fill(peaks_.data, peaks_.data + M::ROWS * CHUNKS * W, -INF<T>);
+    if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
+    for (int64_t i = 0; i < some; ++i) {
+      shift_[i] = lse_[r + i] == -INF<T> ? std::numeric_limits<T>::max() : lse_[r + i];
+      centred_[i] = rows_[r + i].count > 0;
+      centre_[i] = T(rows_[r + i].mean);
+      cells_[i] = 0;
+    }
+    strip_ = r;
+    some_ = some;
+    seen_ = &seen;
+    Rectangle before;
+    left_ = left;
+    end_ = end;
+    for (int64_t place = 0; left < end; left += chunk_, ++place) {
+      Rectangle next;
+      next.logits = logits_.at(size_t(place % rectangles_) * M::ROWS * STRIDE);
+      next.place = place;
+      next.left = left;
+      next.end = std::min(left + chunk_, end);
+      next.gaps = seen.allowed || left < inner_left || next.end > inner_end;
+      if (!multiply(next, before, right)) continue;
+      while (before.taken < some_ && before.logits) advance(before);
+      before = next;
+      if (!M::PAUSES)
+        while (before.taken < some_) advance(before);
+    }
+    while (before.taken < some_ && before.logits) advance(before);
+    gather(r, some, (end_ - left_ + chunk_ - 1) / chunk_);
+    if (p_.offsets) give_diagonals();
+  }
+
+  // The products of a rectangle; false where the mask hides it wholly.
+  bool multiply(const Rectangle& next, Rectangle& before, const Number* right) {
+    const int64_t pauses = (next.end - next.left) / M::COLUMNS * M::pauses(p_.d, q_parts_, k_parts_);
+    int64_t pause = 0;
+    bool any = false;
+    for (int64_t j = next.left; j < next.end; j += M::COLUMNS) {
+      if (seen_->hides(first_ + strip_, some_, j, M::COLUMNS)) continue;
+      any = true;
+      const Number* a = M::left_at(queries_.data, strip_, p_.d, q_parts_);
+      const Number* b = M::right_at(right, j, 0, p_.d, k_parts_);
+      T* c = next.logits + (j - next.left);
+      M::template multiply<false>(a, q_parts_, p_.d, b, k_parts_, M::depth_of(p_.d), c, STRIDE, [&] {
+        ++pause;
+        while (before.logits && before.taken < some_ && before.taken * pauses < pause * some_) advance(before);
+      });
+    }
+    return any;
+  }
+
+  // The next rows of a rectangle.
+  __attribute__((noinline)) void advance(Rectangle& rectangle) {
+    const int64_t i = rectangle.taken;
+    int64_t to = some_, slot = 0;
+    if (picture_) {
+      size_t part = 0;
+      while (parts_[part].to <= i) ++part;
+      to = parts_[part].to;
+      slot = (open_ + int64_t(part)) % slots_;
+    }
+    const int64_t rows = to - i >= together_ ? together_ : 1;
+    if (rectangle.gaps || bent_)
+      for (int64_t x = i; x < i + rows; ++x)
+        finish_row<T>(rectangle.logits + x * STRIDE, *seen_, first_ + strip_ + x, rectangle.left, rectangle.end, T(p_.scale),
+                      T(p_.cap));
+    if (wanted_ & MOMENTS)
+      for (int64_t x = i; x < i + rows; ++x)
+        if (!centred_[x]) find_centre(rectangle.logits + x * STRIDE, rectangle.end - rectangle.left, x);
+    const size_t at = size_t(slot * span_ + rectangle.left - start_);
+    (this->*core_[rectangle.gaps][rows > 1])(rectangle, i, mass_.at(at), tall_.at(at));
+    rectangle.taken += rows;
+  }
+
+  // Rows i to i + R of a rectangle: weights, and what they add up to.
+  template <int WANTED, int R>
+  void core(const Rectangle& rectangle, int64_t i, T* mass, T* tall) {
+    const int64_t size = rectangle.end - rectangle.left;
+    const V none = all(-INF<T>), one = all(T(1));
+    V bent[R], squares[R], peak[R], away[R], spread[R], count[R], mine[R];
+    const T* logits[R];
+    T* diagonal[R];
+    T shift[R], centre[R];
+    for (int r = 0; r < R; ++r) {
+      bent[r] = squares[r] = away[r] = spread[r] = count[r] = mine[r] = V{};
+      peak[r] = none;
+      logits[r] = rectangle.logits + (i + r) * STRIDE;
+      // Two sums in turn: what the row before has just stored is not read at once.
+      diagonal[r] = diagonal_.at(size_t((i + r) % 2 * DIAGONAL + rectangle.left - left_ + M::ROWS - 1 - (i + r)));
+      shift[r] = shift_[i + r];
+      centre[r] = centre_[i + r];
+    }
+    for (int64_t j = 0; j < size; j += W) {
+      V total = {}, top = {};
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const V x = load(logits[r] + j);
+        V log;
+        const V e = weight_of<T>(x * scale_ - shift[r], log);
+        if (WANTED & SUMS) bent[r] += e * log;
+        if (WANTED & SUMS) squares[r] += e * e;
+        if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
+        if (WANTED & MOMENTS) {
+          V from = x * scale_ - centre[r];
+          if (WANTED & GAPS) {
+            from = x > none ? from : V{};
+            count[r] += x > none ? one : V{};
+          }
+          away[r] += from;
+          spread[r] += from * from;
+        }
+        if (WANTED & TOTALS) mine[r] += e;
+        if (WANTED & COLUMNS) total += e;
+        if (WANTED & TALLEST) top = larger<T>(top, e);
+        if (WANTED & DIAGONALS) store(diagonal[r] + j, load(diagonal[r] + j) + e);
+      }
+      if (WANTED & COLUMNS) store(mass + j, load(mass + j) + total);
+      if (WANTED & TALLEST) store(tall + j, larger<T>(load(tall + j), top));
+    }
+    for (int r = 0; r < R; ++r) {
+      if (WANTED & TOTALS) add(i + r, TOTAL, mine[r]);
+      if (WANTED & SUMS) add(i + r, BENT, bent[r]);
+      if (WANTED & SUMS) add(i + r, SQUARES, squares[r]);
+      if (WANTED & MOMENTS) {
+        add(i + r, AWAY, away[r]);
+        add(i + r, SPREAD, spread[r]);
+        cells_[i + r] += WANTED & GAPS ? int64_t(sum<T>(count[r])) : size;
+      }
+      if (WANTED & PEAKS) store(peaks_of(i + r) + rectangle.place * W, peak[r]);
+    }
+  }
+
+  T* peaks_of(int64_t i) const { return peaks_.at(size_t(i * CHUNKS * W)); }
+  T* sum_of(int64_t i, Sum which) const { return sums_.at(size_t((i * SUM_COUNT + which) * W)); }
+  ATTLAS_INLINE void add(int64_t i, Sum which, V more) const {
+    T* at = sum_of(i, which);
+    store(at, load(at) + more);
+  }
+
+  // Moments are taken about a number near the mean, so that their difference loses nothing: that of a few in the middle.
+  void find_centre(const T* row, int64_t size, int64_t i) {
+    T total = 0;
+    int count = 0;
+    for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
+      if (row[j] > -INF<T>) {
+        total += row[j] * scale_;
+        ++count;
+      }
+    for (int64_t j = 0; !count && j < size; ++j)
+      if (row[j] > -INF<T>) {
+        total = row[j] * scale_;
+        count = 1;
+      }
+    if (!count) return;
+    centre_[i] = total / T(count);
+    centred_[i] = true;
+  }
+
+  // The largest logits of row i of the strip in this span.
+  void keep_largest(int64_t i, int64_t places) {
+    const int k = p_.k_largest;
+    const size_t r = size_t(strip_ + i) * size_t(k);
+    const Largest<T> best{&top_values_[r], &top_keys_[r], k};
+    best.take(reinterpret_cast<const V*>(peaks_of(i)), int(places), W, [&](int place, const T*& row, int64_t& key, int64_t& size) {
+      row = logits_.at(size_t((place % rectangles_) * M::ROWS + i) * STRIDE);
+      key = left_ + place * chunk_;
+      size = std::min(chunk_, end_ - key);
+    });
+  }
+
+  // A strip is done with this span: its sums go to the numbers of its rows.
+  void gather(int64_t r, int64_t some, int64_t places) {
+    for (int64_t i = 0; i < some; ++i) {
+      Numbers& row = rows_[r + i];
+      if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
+      if (wanted_ & SUMS) {
+        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * double(LOG_UNIT<T>);
+        row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
+      }
+      if (wanted_ & PEAKS) {
+        V peak = load(peaks_of(i));
+        for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
+        row.peak = std::max(row.peak, most<T>(peak));
+        if (p_.top_keys) keep_largest(i, places);
+      }
+      if ((wanted_ & MOMENTS) && cells_[i] > 0) {
+        // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
+        const double here = double(cells_[i]), shift = double(sum<T>(load(sum_of(i, AWAY)))) / here;
+        const double together = row.count + here, apart = double(centre_[i]) + shift - row.mean;
+        const double about = std::max(double(sum<T>(load(sum_of(i, SPREAD)))) - shift * shift * here, 0.0);
+        row.spread += about + apart * apart * row.count * here / together;
+        row.mean += apart * here / together;
+        row.count = together;
+      }
+    }
+    if (!picture_) return;
+    const int64_t last = int64_t(parts_.size()) - 1;
+    for (int64_t x = 0; x < last; ++x) close((open_ + x) % slots_, parts_[size_t(x)].block_row);
+    open_ = (open_ + last) % slots_;
+    open_row_ = parts_[size_t(last)].block_row;
+  }
+
+  // Which rows of a strip lie in which row of the picture, and room for the sums of their columns. Without a picture all
+  // rows lie in one.
+  void divide(int64_t r, int64_t some) {
+    if (!picture_) {
+      if (open_row_ < 0 && (wanted_ & COLUMNS)) clear(0);
+      open_row_ = 0;
+      return;
+    }
+    parts_.clear();
+    const int64_t first = first_ + r;
+    int64_t row = std::upper_bound(p_.row_edges, p_.row_edges + p_.picture_rows + 1, first) - p_.row_edges - 1;
+    for (int64_t from = 0; from < some;) {
+      while (first + from >= p_.row_edges[row + 1]) ++row;
+      const int64_t to = std::min(some, p_.row_edges[row + 1] - first);
+      parts_.push_back({from, to, row});
+      from = to;
+    }
+    if (open_row_ >= 0 && open_row_ != parts_[0].block_row) close(open_, open_row_), open_row_ = -1;
+    for (size_t x = open_row_ >= 0 ? 1 : 0; x < parts_.size(); ++x) clear((open_ + int64_t(x)) % slots_);
+  }
+
+  void clear(int64_t slot) const {
+    const int64_t size = stop_ - start_;
+    std::fill(mass_.at(size_t(slot) * span_), mass_.at(size_t(slot) * span_ + size), T(0));
+    std::fill(tall_.at(size_t(slot) * span_), tall_.at(size_t(slot) * span_ + size), T(0));
+  }
+
+  // The rows of one slot are all taken: its sums of columns go to the columns and to their row of the picture.
+  void close(int64_t slot, int64_t block_row) const {
+    Found& found = *found_;
+    const T *mass = mass_.at(size_t(slot) * span_), *tall = tall_.at(size_t(slot) * span_);
+    const int64_t stop = std::min(stop_, p_.n), size = stop - start_;
+    if (p_.column_mass)
+      for (int64_t j = 0; j < size; ++j) found.mass[start_ + j] += mass[j];
+    if (p_.column_max)
+      for (int64_t j = 0; j < size; ++j) found.tall[start_ + j] = std::max(found.tall[start_ + j], tall[j]);
+    if (!picture_) return;
+    const int64_t* edges = p_.column_edges;
+    int64_t x = std::upper_bound(edges, edges + p_.picture_columns + 1, start_) - edges - 1;
+    const size_t line = size_t((block_row - found.block) * p_.picture_columns);
+    for (; x < p_.picture_columns && edges[x] < stop; ++x) {
+      double total = 0;
+      T top = 0;
+      for (int64_t j = std::max(edges[x], start_) - start_; j < std::min(edges[x + 1], stop) - start_; ++j) {
+        total += double(mass[j]);
+        top = std::max(top, tall[j]);
+      }
+      found.sums[line + size_t(x)] += total;
+      found.tops[line + size_t(x)] = std::max(found.tops[line + size_t(x)], top);
+    }
+  }
+
+  // A strip is done with this span: diagonal_[x] holds its cells with j - i = left_ - (ROWS - 1) + x.
+  void give_diagonals() const {
+    const T *even = diagonal_.data, *odd = even + DIAGONAL;
+    const int64_t shift = left_ - (M::ROWS - 1) - strip_ + count_ - 1;
+    const int64_t stop = std::min(end_ - left_ + M::ROWS - 1, int64_t(found_->diagonals.size()) - shift);
+    double* to = found_->diagonals.data();
+    for (int64_t x = std::max<int64_t>(0, -shift); x < stop; ++x) to[shift + x] += double(even[x] + odd[x]);
+  }
+
+  void finish() {
+    for (int64_t r = 0; r < count_; ++r) {
+      const Numbers& row = rows_[r];
+      const int64_t at = head_ * p_.m + first_ + r;
+      const T lse = lse_[r];
+      // Not below 0, as rounding may have it where one key has all the weight.
+      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = row.bent < 0 ? T(-row.bent) : T(0);
+      if (p_.squares) static_cast<T*>(p_.squares)[at] = T(row.squares);
+      if (p_.mass) static_cast<T*>(p_.mass)[at] = wanted_ & TOTALS ? T(row.total) : lse > -INF<T> ? T(1) : T(0);
+      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = row.peak * scale_;
+      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
+      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
+        const T logit = top_values_[size_t(r) * p_.k_largest + x] * scale_;
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<T> ? T(0) : std::exp(logit - lse);
+        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
+      }
+    }
+  }
+
+  const attlas::Dot& p_;
+  const int q_parts_, k_parts_;
+  const T scale_;
+  const bool bent_;  // a cap or a scale that is not positive: logits are not just multiples of products
+  const bool picture_;
+  const int64_t span_;
+  int wanted_ = 0;
+  Core core_[2][2] = {};
+  int64_t together_ = 1, chunk_ = CHUNK;  // rows and columns that are taken together
+  int64_t head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_ = 0, some_ = 0, left_ = 0, end_ = 0;
+  const T* lse_ = nullptr;
+  const Seen* seen_ = nullptr;
+  Found* found_ = nullptr;
+  Aligned<Number> queries_;
+  const int64_t rectangles_;  // logits that are kept: of two rectangles, or of a whole strip where the largest are sought
+  Aligned<T> logits_, peaks_, sums_, diagonal_;
+  // Sums of columns, for each row of the picture that a strip touches.
+  const int64_t slots_;
+  int64_t open_ = 0, open_row_ = -1;  // the slot and the row of the picture that the next strip may go on with
+  Aligned<T> mass_, tall_;
+  std::vector<Part> parts_;
+  T shift_[M::ROWS] = {}, centre_[M::ROWS] = {};
+  bool centred_[M::ROWS] = {};
+  int64_t cells_[M::ROWS] = {};
+  std::vector<Numbers> rows_;
+  std::vector<T> top_values_;
+  std::vector<int32_t> top_keys_;
+};
+
+}  // namespace ATTLAS_ISA
