@@ -73,7 +73,7 @@ def test_wheel_with_a_compiler_holds_the_library(sources: Path, tmp_path: Path) 
         archive.extract(LIBRARY, tmp_path / "unpacked")
     library = tmp_path / "unpacked" / LIBRARY
     assert exported(library) == {
-        *("attlas_abi", "attlas_best", "attlas_sets"),
+        *("attlas_abi", "attlas_best", "attlas_pool", "attlas_sets"),
         *("attlas_elementary", "attlas_elementary_size"),
     }
     code = (

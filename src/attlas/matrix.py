@@ -375,15 +375,18 @@ class AttentionMatrix(TensorLike):
 
         return plot(self, **options)
 
-    def view(self, **options: Any) -> Any:
+    def view(self, *shape: Any, **options: Any) -> Any:
         """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.
 
-        See `attlas.view.show` for the options.
+        See `attlas.view.show` for the options. With a shape, ``A.view(2, -1)``, it is `torch.Tensor.view` of the
+        written-out matrix, as code for attention tensors calls it.
 
         Returns
         -------
-        attlas.view.widget.Viewer or None
+        attlas.view.widget.Viewer, None or Tensor
         """
+        if shape:
+            return self.to_dense().view(*shape)
         from attlas.view import show
 
         return show(self, **options)

@@ -56,7 +56,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the command line."""
     command = commands.add_parser(
         "record",
-        help="run a model on a text, and keep what its heads attend to in a folder",
+        help="run a model on a text, and keep what its heads attend to",
         description="Run a Hugging Face model on a text and record the attention of every head: queries, keys and one "
         "number a row, in linear memory, with exact statistics of every cell.",
         epilog=_EXAMPLES,

@@ -50,7 +50,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the command line."""
     command = commands.add_parser(
         "regress",
-        help="kernel regression on a table, which is attention pooling over its rows",
+        help="predict a column of a table by kernel regression",
         description="Predict one column of a table from others as a mean over similar rows (Nadaraya-Watson, or local "
         "lines), with a bandwidth for each feature. Errors are those of rows that were left out, beside a mean and a "
         "linear model.",
