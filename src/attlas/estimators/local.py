@@ -14,6 +14,8 @@ __all__ = ["Lines", "lines_from_moments", "lines_through", "symmetric_inverse"]
 _FLAT = {torch.float64: 1e-13, torch.float32: 1e-5}
 # Rounding error of a place from its centre, in unit round-offs of the centre.
 _CENTRED = 1000.0
+# Up to this many points for each feature the lines come from singular values, which keep twice the digits.
+_FEW = 4
 # Slopes are refined with the residuals where the variances differ by more than this: the normal equations lose as
 # many digits as these differ by, and the residuals half as many. Each step divides the error by a hundred or more.
 _ACCURATE = 1e-4
@@ -89,6 +91,9 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
     mean = share @ values
     centre = (share.unsqueeze(1) @ gaps).squeeze(1)
     centred = gaps - centre.unsqueeze(1)
+    if gaps.shape[1] <= _FEW * gaps.shape[2]:
+        found = _through_few(share, centred, values - mean.unsqueeze(1), centre)
+        return Lines(mass, mean, centre, *found, centred)
     weighted = (centred * share.unsqueeze(-1)).mT
     rounding = centre.square() * (_CENTRED * torch.finfo(centre.dtype).eps) ** 2
     inverse, size, narrowest = symmetric_inverse(weighted @ centred, rounding)
@@ -98,6 +103,20 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
             left = (values - mean.unsqueeze(1)).sub_(centred @ slopes)
             slopes = slopes + inverse @ (weighted @ (left - share.unsqueeze(1) @ left))
     return Lines(mass, mean, centre, slopes, inverse, size, narrowest, centred)
+
+
+def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return slopes, inverse, largest and smallest variance from the singular values of the weighted places."""
+    root = share.sqrt().unsqueeze(-1)
+    design = torch.where(share.isfinite().unsqueeze(-1), root * centred, 0.0)
+    rows, size, columns = torch.linalg.svd(design, full_matrices=False)
+    eps = torch.finfo(size.dtype).eps
+    floor = _CENTRED * eps * torch.linalg.vector_norm(centre, dim=-1, keepdim=True)
+    keep = (size > torch.maximum(floor, size[:, :1] * (_CENTRED * eps))) & (size > 0)
+    factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0).unsqueeze(-1)
+    slopes = columns.mT @ (factor * (rows.mT @ (root * left)))
+    scaled = columns * factor
+    return slopes, scaled.mT @ scaled, size.amax(-1).square(), size.amin(-1).square()
 
 
 def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tensor, products: Tensor) -> Lines:
