@@ -125,7 +125,8 @@ def _other_factor(keys: Tensor) -> Tensor:
 
 def _by_product(x: Tensor, factor: Tensor) -> Tensor:
     left = torch.cat([x * -2.0, x.square().sum(1, keepdim=True), torch.ones_like(x[:, :1])], 1)
-    return (left @ factor).clamp_(min=0.0)
+    squares: Tensor = left @ factor
+    return squares.clamp_(min=0.0)
 
 
 def _one_by_one(kernel: str, x: Tensor, columns: Tensor) -> Tensor:
