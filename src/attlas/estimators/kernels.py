@@ -108,7 +108,8 @@ class Places:
         """Return ``Σ_ij slope_ij |x_ic - k_jc|^p`` for each feature c, shape (d,); `slope` has the shape (r, n)."""
         if self._powers is not None:
             first, second = (slope @ self._powers).split(x.shape[1], 1)
-            return (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
+            sums: Tensor = (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
+            return sums
         found = []
         for c, column in enumerate(self._columns):
             gap = x[:, c, None] - column
