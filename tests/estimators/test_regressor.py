@@ -241,7 +241,16 @@ def test_parts_of_the_data_add_up():
 @pytest.mark.parametrize("degree", [0, 1])
 def test_a_search_beats_the_rule_and_leaves_out_a_feature_that_tells_nothing(kernel, degree):
     if degree and isinstance(kernel, attlas.Score):
-        pytest.skip("scores are searched for local means")
+        X, y = data(n=80)
+        with pytest.raises(ShapeError, match="local lines needs a kernel that has a name"):
+            AttentionRegressor(kernel, degree=1).fit(X, y)
+        given = AttentionRegressor(kernel, degree=1, bandwidth="scott").fit(X, y)
+        np.testing.assert_allclose(
+            given.predict(X), AttentionRegressor(degree=1, bandwidth="scott").fit(X, y).predict(X), atol=1e-9
+        )
+        with pytest.raises(ShapeError, match="local lines needs a kernel that has a name"):
+            given.leave_one_out()
+        return
     X, y = data(n=80)
     X = np.column_stack([X[:, 0], 50 * np.random.default_rng(5).normal(size=80)])
     model = AttentionRegressor(kernel, degree=degree).fit(X, y)
@@ -282,3 +291,23 @@ def test_larger_searches_compare_starts_in_float32(monkeypatch):
     monkeypatch.setattr("attlas.estimators.base._COARSE_PAIRS", 300 * 100)
     coarse = AttentionRegressor().fit(X, y)
     assert coarse.loo_loss_ == pytest.approx(exact.loo_loss_, rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["scott", 1.0])
+@pytest.mark.parametrize(("d", "atol"), [(3, 1e-9), (10, 1e-6), (30, 1e-6)])
+def test_lines_do_not_depend_on_how_repeats_are_written(rule, d, atol):
+    """With 30 features and at most 15 points many lines fit; the weights decide in which directions."""
+    rng = np.random.default_rng(42)
+    X, y, counts = rng.random((15, d)), rng.normal(size=15), rng.integers(0, 5, size=15)
+    weighted = AttentionRegressor(degree=1, bandwidth=rule).fit(X, y, sample_weight=counts)
+    repeated = AttentionRegressor(degree=1, bandwidth=rule).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=0, atol=atol)
+
+
+def test_a_line_keeps_the_slope_of_a_feature_with_a_very_large_bandwidth():
+    """Its variance in squared bandwidths is 1e-16 of the other's."""
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.sin(X[:, 0]) + 2.0 * X[:, 1]
+    wide, wider = (AttentionRegressor(degree=1, bandwidth=[0.5, h]).fit(X, y) for h in (1e4, 1e8))
+    np.testing.assert_allclose(wide.predict(X), wider.predict(X), rtol=0, atol=1e-6)
+    assert np.mean((wider.leave_one_out() - y) ** 2) < 0.01

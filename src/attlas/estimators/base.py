@@ -214,12 +214,23 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         check_choice(where, "weights_are", self.weights_are, ("counts", "importance"))
         check_choice(where, "degree", self.degree, (0, 1))
         check_choice(where, "dtype", self.dtype, (None, torch.float32, torch.float64))
+        if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
+            self._check_lines(where)
         for name, least in (("max_iter", 1), ("n_restarts", 0)):
             _check_number(where, name, getattr(self, name), least, whole=True)
         for name in ("tol", "tolerance"):
             _check_number(where, name, getattr(self, name), 0, whole=False)
         if self.loo_rows not in ("auto", "all"):
             _check_number(where, "loo_rows", self.loo_rows, 1, whole=True)
+
+    def _check_lines(self, where: str) -> None:
+        """Raise if leaving one out is asked of local lines under a score."""
+        if not self.degree or isinstance(self.kernel, str):
+            return
+        rule = "the leave-one-out error of local lines needs a kernel that has a name."
+        found = f"kernel = {type(self.kernel).__name__}(), degree = {self.degree}"
+        fix = "kernel='gaussian', degree=0, or for the predictions alone a given bandwidth such as bandwidth='scott'."
+        raise ShapeError(explain(where, rule, found=found, fix=fix))
 
     def _fit_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None, loss: Loss) -> None:
         """Choose the bandwidths, and keep the data as tokens; `values` (n, e) are what is predicted."""
@@ -318,6 +329,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     def _left_out(self) -> Tensor:
         """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
         pool = self._pool_of_fit()
+        self._check_lines("leave_one_out()")
         n = len(pool.keys)
         weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
         kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)

@@ -12,6 +12,14 @@ __all__ = ["Lines", "lines_from_moments", "lines_through", "symmetric_inverse"]
 # Directions whose variance is below this share of the largest one have no slope of their own. The variances come
 # from sums of squares, whose rounding error is some 100 unit round-offs.
 _FLAT = {torch.float64: 1e-13, torch.float32: 1e-5}
+# Rounding error of a place from its centre, in unit round-offs of the centre.
+_CENTRED = 1000.0
+# Up to this many points for each feature the lines come from singular values, which keep twice the digits.
+_FEW = 4
+# Slopes are refined with the residuals where the variances differ by more than this: the normal equations lose as
+# many digits as these differ by, and the residuals half as many. Each step divides the error by a hundred or more.
+_ACCURATE = 1e-4
+_REFINEMENTS = 3
 
 
 class Lines(NamedTuple):
@@ -83,10 +91,32 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
     mean = share @ values
     centre = (share.unsqueeze(1) @ gaps).squeeze(1)
     centred = gaps - centre.unsqueeze(1)
+    if gaps.shape[1] <= _FEW * gaps.shape[2]:
+        found = _through_few(share, centred, values - mean.unsqueeze(1), centre)
+        return Lines(mass, mean, centre, *found, centred)
     weighted = (centred * share.unsqueeze(-1)).mT
-    inverse, size, narrowest = symmetric_inverse(weighted @ centred)
+    rounding = centre.square() * (_CENTRED * torch.finfo(centre.dtype).eps) ** 2
+    inverse, size, narrowest = symmetric_inverse(weighted @ centred, rounding)
     slopes = inverse @ (weighted @ values - weighted.sum(-1, keepdim=True) * mean.unsqueeze(1))
+    if bool((narrowest < size * _ACCURATE).any()):
+        for _ in range(_REFINEMENTS):
+            left = (values - mean.unsqueeze(1)).sub_(centred @ slopes)
+            slopes = slopes + inverse @ (weighted @ (left - share.unsqueeze(1) @ left))
     return Lines(mass, mean, centre, slopes, inverse, size, narrowest, centred)
+
+
+def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return slopes, inverse, largest and smallest variance from the singular values of the weighted places."""
+    root = share.sqrt().unsqueeze(-1)
+    design = torch.where(share.isfinite().unsqueeze(-1), root * centred, 0.0)
+    rows, size, columns = torch.linalg.svd(design, full_matrices=False)
+    eps = torch.finfo(size.dtype).eps
+    floor = _CENTRED * eps * torch.linalg.vector_norm(centre, dim=-1, keepdim=True)
+    keep = (size > torch.maximum(floor, size[:, :1] * (_CENTRED * eps))) & (size > 0)
+    factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0).unsqueeze(-1)
+    slopes = columns.mT @ (factor * (rows.mT @ (root * left)))
+    scaled = columns * factor
+    return slopes, scaled.mT @ scaled, size.amax(-1).square(), size.amin(-1).square()
 
 
 def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tensor, products: Tensor) -> Lines:
@@ -119,14 +149,50 @@ def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tens
     return Lines(mass, mean, centre, slopes, inverse, size, narrowest)
 
 
-def symmetric_inverse(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pseudo-inverse of symmetric positive semi-definite matrices, their largest and smallest eigenvalues.
+def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pseudo-inverse of covariances, their largest variance, and how far they are from losing a rank.
 
-    Shapes are those of `matrix`, (r, d, d), and (r,). A matrix that is not finite has the inverse 0.
+    Parameters
+    ----------
+    matrix : Tensor, shape (r, d, d)
+        Symmetric, positive semi-definite but for rounding.
+    floor : Tensor, shape (r, d), optional
+        Variance of each feature that rounding alone may cause.
+
+    Returns
+    -------
+    inverse : Tensor, shape (r, d, d)
+        Moore-Penrose inverse; 0 for a matrix that is not finite.
+    largest, narrowest : Tensor, shape (r,)
+        Largest variance of a feature; smallest eigenvalue of the correlations times that.
+
+    Notes
+    -----
+    Which directions vary is judged on the correlations, so that it does not depend on the units of the features: a
+    feature of a very large bandwidth varies little in units of it, and keeps its slope.
     """
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    size, directions = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
-    largest, narrowest = size.amax(-1), size.amin(-1)
-    keep = (size > largest.unsqueeze(-1) * _FLAT[matrix.dtype]) & (size > 0)
-    inverse = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0)
-    return (directions * inverse.unsqueeze(-2)) @ directions.mT, largest, narrowest
+    matrix = torch.where(finite, matrix, 0.0)
+    variance = matrix.diagonal(dim1=-2, dim2=-1)
+    varies = variance > (0.0 if floor is None else floor)
+    unit = torch.where(varies, 1.0 / torch.where(varies, variance, 1.0).sqrt(), 0.0)
+    size, directions = torch.linalg.eigh(matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2))
+    keep = size > _FLAT[matrix.dtype] * size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+    factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0)
+    left = directions * unit.unsqueeze(-1)
+    inverse = (left * factor.unsqueeze(-2)) @ left.mT
+    lacking = (~keep.all(-1)).nonzero().squeeze(-1)
+    if len(lacking):
+        back = torch.where(varies, unit, 1.0)[lacking].unsqueeze(-1)
+        across = _complement(directions[lacking] * back, keep[lacking])
+        inverse[lacking] = across @ inverse[lacking] @ across
+    largest = variance.amax(-1)
+    return inverse, largest, size.amin(-1) * largest
+
+
+def _complement(directions: Tensor, keep: Tensor) -> Tensor:
+    """Return the projections onto what is orthogonal to the directions that are not kept, which come first."""
+    lost = torch.where(keep.unsqueeze(-2), 0.0, directions)
+    lost = lost / torch.where(keep.unsqueeze(-2), 1.0, torch.linalg.vector_norm(lost, dim=-2, keepdim=True))
+    basis = torch.where(keep.unsqueeze(-2), 0.0, torch.linalg.qr(lost)[0])
+    return torch.eye(lost.shape[-1], dtype=lost.dtype, device=lost.device) - basis @ basis.mT

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from attlas.estimators.kernels import distances, product_error, profile
+from attlas.estimators.kernels import Places, profile
 from attlas.estimators.local import lines_through
+from attlas.estimators.strips import over_strips, strips
 
-__all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error", "strips"]
+__all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error"]
 
-# Pairs that are looked at together. On a CPU a few tensors of this size stay in a core's cache.
-_CELLS = 1 << 16
-_CELLS_OF_ACCELERATOR = 1 << 24
 # Probabilities below this one are taken as it, so that one point cannot make the mean of the logarithms infinite.
 _SMALLEST = 1e-12
 # Largest rounding error of a squared distance, in squared bandwidths. Searches run in float32, where it moves the
-# loss by some 1e-5 of itself; what they find is refined in float64.
-_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-10}
+# loss by some 1e-4 of itself at most; what they find is refined in float64.
+_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-10}
 
 
 class Losses(NamedTuple):
@@ -109,14 +107,6 @@ class Task:
         return total / (self.weights.sum() - left_out)
 
 
-def strips(count: int, columns: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
-    """Cut rows into strips of whole rows: of about as many cells as are fast, and of one row at least."""
-    cells = _CELLS if device.type == "cpu" else _CELLS_OF_ACCELERATOR
-    step = max(1, cells // max(1, columns * width))
-    for start in range(0, count, step):
-        yield slice(start, min(count, start + step))
-
-
 class LeaveOneOut:
     """Leave-one-out error ``L(h) = Σ_i w_i ℓ(ŷ_{-i}(x_i), y_i) / Σ_i w_i`` over some rows, all keys.
 
@@ -138,6 +128,7 @@ class LeaveOneOut:
         self._alone = self.task.without_neighbours(self.rows)
         weights = self.task.weights.unsqueeze(-1)
         self._pooled = torch.cat([weights * self.task.values, weights], -1)
+        self._across = self._pooled.mT.contiguous()
         self._share = self.task.weights[self.rows] / self.task.weights[self.rows].sum()
 
     @property
@@ -145,57 +136,69 @@ class LeaveOneOut:
         """Number of pairs that one evaluation looks at."""
         return len(self.rows) * len(self.task.keys)
 
-    @torch.no_grad()
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth, in one pass: all share the distances."""
-        total = torch.zeros(len(scales), dtype=torch.float64)
         power = 1 if self.task.kernel == "laplace" else 2
-        for part in self._strips():
+        several = scales.tolist()
+        places = self._places(self.task.keys)
+
+        def losses(part: slice) -> Tensor:
             rows = self.rows[part]
-            distance = self._distances(self.task.keys[rows], self.task.keys)
+            distance = places.distances(self.task.keys[rows])
             self._hide(distance, rows)
-            for place, scale in enumerate(scales.tolist()):
+            found = []
+            for scale in several:
                 weight = profile(self.task.kernel, distance / scale**power).weight
                 predicted = self._predict(weight, part, 1.0 / scale)[0]
                 loss = self.task.loss(predicted, self.task.values[rows]).loss
-                total[place] += float((loss * self._share[part]).sum(dtype=torch.float64))
-        return total
+                found.append((loss * self._share[part]).sum(dtype=torch.float64))
+            return torch.stack(found).cpu()
 
-    @torch.no_grad()
+        return self._total(losses)
+
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
         keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
-        total, slopes = 0.0, torch.zeros(keys.shape[1], dtype=torch.float64)
-        for part in self._strips():
+        places = self._places(keys)
+
+        def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
-            distance = self._distances(keys[rows], keys)
+            distance = places.distances(keys[rows])
             self._hide(distance, rows)
             weight, slope = profile(self.task.kernel, distance, slope=gradient)
             self._keep(weight, rows)
             predicted, lever, residual = self._predict(weight, part, keys=keys, hidden=False)
             loss, price = self.task.loss(predicted, self.task.values[rows])
-            total += float((loss * self._share[part]).sum(dtype=torch.float64))
+            slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
                 slope *= self._spread(price * self._share[part].unsqueeze(-1), residual, lever)
-                slopes += self._by_feature(slope, keys[rows], keys).double().cpu()
-        return total, slopes
+                slopes = places.by_feature(slope, keys[rows]).double()
+            return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
+
+        total = self._total(loss_and_slopes)
+        return float(total[0]), total[1:]
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
         keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
-        found = []
-        for part in self._strips():
-            distance = self._distances(keys[self.rows[part]], keys)
+        places = self._places(keys)
+
+        def predicted(part: slice) -> Tensor:
+            distance = places.distances(keys[self.rows[part]])
             self._hide(distance, self.rows[part])
-            found.append(self._predict(profile(self.task.kernel, distance).weight, part, keys=keys)[0])
-        return torch.cat(found)
+            return self._predict(profile(self.task.kernel, distance).weight, part, keys=keys)[0]
+
+        return torch.cat(over_strips(predicted, self._strips(), self.task.keys.device))
+
+    def _total(self, work: Callable[[slice], Tensor]) -> Tensor:
+        return torch.stack(over_strips(work, self._strips(), self.task.keys.device)).sum(0)
 
     def _strips(self) -> Iterator[slice]:
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1
         return strips(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 
-    def _distances(self, x: Tensor, keys: Tensor) -> Tensor:
-        return distances(self.task.kernel, x, keys, _ROUNDING[keys.dtype])
+    def _places(self, keys: Tensor) -> Places:
+        return Places(self.task.kernel, keys, _ROUNDING[keys.dtype])
 
     def _hide(self, distance: Tensor, rows: Tensor) -> None:
         """Put a row's own key out of reach, unless part of its weight stays."""
@@ -234,22 +237,10 @@ class LeaveOneOut:
         level = -(price * residual.level).sum(-1, keepdim=True)
         left = torch.cat([price, level], -1)
         if residual.slopes is None or residual.centred is None:
-            return (left * lever) @ self._pooled.mT
+            return (left * lever) @ self._across
         tilt = (residual.slopes * price.unsqueeze(1)).sum(-1, keepdim=True)
         bent = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
-        return (left @ self._pooled.mT - bent) * lever
-
-    def _by_feature(self, slope: Tensor, x: Tensor, keys: Tensor) -> Tensor:
-        """Return ``Σ_ij slope_ij |u_ijc|^p`` for each feature c."""
-        if self.task.kernel != "laplace" and product_error(keys) <= _ROUNDING[keys.dtype]:
-            squares = x.square().mul(slope.sum(1, keepdim=True)).sum(0) + (slope.sum(0) @ keys.square())
-            return squares - 2.0 * (x * (slope @ keys)).sum(0)
-        found = []
-        for c in range(keys.shape[1]):
-            gap = x[:, c, None] - keys[:, c]
-            gap = gap.abs_() if self.task.kernel == "laplace" else gap.square_()
-            found.append((gap * slope).sum())
-        return torch.stack(found)
+        return (left @ self._across - bent) * lever
 
 
 class _Residual(NamedTuple):

@@ -12,8 +12,8 @@ from torch import Tensor
 from attlas.attend import attend
 from attlas.estimators.kernels import BOUNDED, as_score, distances, profile
 from attlas.estimators.local import lines_from_moments, lines_through
-from attlas.estimators.loo import strips
 from attlas.estimators.scored import weighted
+from attlas.estimators.strips import strips
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score

@@ -42,7 +42,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         ``σ_c n^(-1 / (d + 4))`` and ``"silverman"`` that times ``(4 / (d + 2))^(1 / (d + 4))``, with σ_c the unbiased
         standard deviation, as in ``scipy.stats.gaussian_kde``.
     degree : int, default 0
-        0 for a local mean (statsmodels' ``"lc"``), 1 for a local line (``"ll"``).
+        0 for a local mean (statsmodels' ``"lc"``), 1 for a local line (``"ll"``). Local lines under a Score need a
+        bandwidth that is given, or a rule.
     tolerance : float, default 1e-7
         Error of a prediction that skipping far neighbours may cause, in units of the largest output's distance from
         the mean output; 0 sums every pair.
@@ -99,7 +100,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     Raises
     ------
     ShapeError, DtypeError
-        From ``fit``, if a parameter has a value that it cannot have.
+        From ``fit``, if a parameter has a value that it cannot have, or ``bandwidth="loo"`` is asked of local lines
+        under a Score.
     ValueError
         If data are not finite, empty, or do not fit together, in scikit-learn's words.
 
@@ -119,10 +121,16 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     same bandwidths, whatever the order of the points.
 
     **Local lines** are fitted without a ridge. In a direction in which the weighted neighbours do not vary the line
-    is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there.
+    is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there. Which directions
+    vary is judged on the correlations of the features (an eigenvalue above 1e-13 of the largest), with no more than
+    four points for each feature on singular values (above 2e-13), and depends on no unit. With fewer distinct points
+    than features many lines fit equally well, and the least steep one in bandwidths is taken: integer weights and
+    repeats agree to 1e-6 of the outputs' spread there, to 1e-9 where the points determine the line.
 
-    **Cost.** Fitting without a search: a copy of the data. Searching: some 40 passes over ``loo_rows × n`` pairs, and
-    memory linear in n. Predicting: `kernel_sums` says which way runs; at most m n pairs, memory linear in m + n.
+    **Cost.** Fitting without a search: a copy of the data. Searching: some 10 passes over ``loo_rows × n`` pairs, after
+    many over a sample of some 10^7 pairs, and memory linear in n; 10,000 points with 5 features took 11 s of one core,
+    0.9 s of it for each pass over all pairs. Predicting: `kernel_sums` says which way runs; at most m n pairs, memory
+    linear in m + n.
 
     References
     ----------
@@ -292,6 +300,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -------
         ndarray, shape (n,) or (n, e)
             A point without neighbours but itself is predicted to be the mean of all others, as in the search.
+
+        Raises
+        ------
+        ShapeError
+            If local lines were fitted under a Score.
 
         Notes
         -----
