@@ -47,7 +47,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   const input = make("input", {
     type: "search",
     class: "search-input",
-    placeholder: "Search tokens",
+    placeholder: window.matchMedia("(max-width: 719px)").matches ? "Search" : "Search tokens", // cut off on a phone
     autocomplete: "off",
     spellcheck: false,
     "aria-label": "Search: token text, a range 50000-60000, or a cell 60321,102",
