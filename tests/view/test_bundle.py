@@ -44,7 +44,7 @@ def test_the_bundle_computes_what_the_modules_do(tmp_path: Path) -> None:
     asked = "[0, 1, 1e-19, 2 ** -16, 0.3].map(decodeEncoded)"
     body = f"const decodeEncoded = (w) => $colour.decode($colour.encode(w));\nconsole.log(JSON.stringify({asked}));"
     joined = run(bundle.script("colour.js") + body, tmp_path)
-    for file in ("colour.js", "palettes.js"):
+    for file in ("colour.js", "oklab.js", "palettes.js"):
         (tmp_path / file).write_text((STATIC / file).read_text("utf-8"), encoding="utf-8")
     (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
     apart = run(f'import * as $colour from "./colour.js";\n{body}', tmp_path)

@@ -1,5 +1,5 @@
 // Colours and canvases. A map is a square of bytes: 0 where nothing may attend, else 1 to 255 for the
-// logarithm of a weight between data.floor and 1.
+// logarithm of a weight between data.floor and 1. $oklab is the viewer's module of that name.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -21,37 +21,13 @@ const words16 = (text) => {
 };
 
 // Depth of the sea: one hue family whose lightness falls all the way, so that it reads without colour vision too.
-const cube = (x) => x * x * x;
-const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const toSrgb = (c) => Math.round(255 * Math.min(1, Math.max(0, c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055)));
-function oklab(hex) {
-  const [r, g, b] = [1, 3, 5].map((i) => toLinear(parseInt(hex.slice(i, i + 2), 16) / 255));
-  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
-  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
-  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
-  return [
-    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
-  ];
-}
-function rgb([L, a, b]) {
-  const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
-  const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);
-  const s = cube(L - 0.0894841775 * a - 1.291485548 * b);
-  return [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map(toSrgb);
-}
 function palette(stops) {
-  const points = stops.map(oklab);
+  const points = stops.map($oklab.oklabOf);
   const table = new Uint8Array(256 * 3);
   for (let i = 0; i < 256; i++) {
     const at = ((points.length - 1) * Math.max(i - 1, 0)) / 254;
     const from = Math.min(Math.floor(at), points.length - 2);
-    table.set(rgb(points[from].map((c, j) => c + (at - from) * (points[from + 1][j] - c))), 3 * i);
+    table.set($oklab.srgbOf(points[from].map((c, j) => c + (at - from) * (points[from + 1][j] - c))), 3 * i);
   }
   return table;
 }

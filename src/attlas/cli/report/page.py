@@ -13,6 +13,7 @@ from attlas.cli.reading import Reading
 from attlas.cli.report.payload import block, hero_view, payload
 from attlas.cli.words import COLUMNS, count, in_bytes, memory, percent
 from attlas.heads import KINDS, MIXED, Head
+from attlas.view import bundle
 
 __all__ = ["page"]
 
@@ -81,7 +82,8 @@ def page(reading: Reading) -> str:
             "Layers and heads are counted from 0. The page loads nothing from anywhere."
         ),
         "css": assets.joinpath("page.css").read_text("utf-8"),
-        "js": assets.joinpath("maps.js").read_text("utf-8") + assets.joinpath("page.js").read_text("utf-8"),
+        "js": bundle.script("oklab.js")
+        + "".join(assets.joinpath(x).read_text("utf-8") for x in ("maps.js", "page.js")),
         "data": payload(reading),
     }
     return Template(assets.joinpath("page.html").read_text("utf-8")).substitute(parts)

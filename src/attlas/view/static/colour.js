@@ -1,6 +1,7 @@
 // Codes, weights and colours. A code is the logarithm of a weight in 16 bits; one table turns it into a colour,
 // so that colours can change without fetching anything.
 
+import { oklabOf, srgbOf, toLinear } from "./oklab.js";
 import { paletteBytes } from "./palettes.js";
 
 export const MASKED = 0;
@@ -47,36 +48,6 @@ const DIVERGING = {
   dark: ["#b5dcff", "#5fa5dc", "#2a587d", "#1b232a", "#7c4520", "#d9813f", "#ffd2a6"],
 };
 const grey = { light: ["#fbfbfa", "#0c0f12"], dark: ["#0d1217", "#f4f6f6"] };
-
-const cube = (x) => x * x * x;
-const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const toSrgb = (c) => {
-  const bounded = Math.min(1, Math.max(0, c));
-  return Math.round(255 * (bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055));
-};
-
-function oklabOf(hex) {
-  const [r, g, b] = [1, 3, 5].map((i) => toLinear(parseInt(hex.slice(i, i + 2), 16) / 255));
-  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
-  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
-  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
-  return [
-    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
-  ];
-}
-
-function srgbOf([L, a, b]) {
-  const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
-  const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);
-  const s = cube(L - 0.0894841775 * a - 1.291485548 * b);
-  return [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map(toSrgb);
-}
 
 // Colours between the stops, even to the eye: mixed in Oklab.
 function blended(stops) {

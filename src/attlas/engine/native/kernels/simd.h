@@ -149,6 +149,20 @@ ATTLAS_INLINE Vec<float> exp_(Vec<float> x) {
   return x == x ? out : x;
 }
 
+#if defined(__AVX512F__)
+// 2^r for r from -1/2 to 1/2.
+ATTLAS_INLINE __m512 power_of_two(__m512 r) {
+  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return p;
+}
+#endif
+
 // exp(x) of a number that is not above 0 and not NaN, as in a softmax that takes its maximum off first.
 ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
 #if defined(__AVX512F__)
@@ -158,14 +172,7 @@ ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
   // log2(e) in two parts, so that what is left is exact to the last place.
   __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(1.44269502f), n);
   r = _mm512_fmadd_ps(v, _mm512_set1_ps(1.92596303e-8f), r);
-  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-  return (Vec<float>)_mm512_maskz_scalef_ps(normal, p, n);
+  return (Vec<float>)_mm512_maskz_scalef_ps(normal, power_of_two(r), n);
 #else
   return exp_(x);
 #endif
@@ -223,15 +230,8 @@ ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
   // 2^-150 is 0 as a float.
   const __m512 s = _mm512_max_ps(_mm512_mul_ps((__m512)log, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-150.0f));
   const __m512 n = _mm512_roundscale_ps(s, 8), r = _mm512_sub_ps(s, n);
-  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   bounded = (Vec<float>)s;
-  return (Vec<float>)_mm512_scalef_ps(p, n);
+  return (Vec<float>)_mm512_scalef_ps(power_of_two(r), n);
 }
 #endif
 
