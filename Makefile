@@ -79,6 +79,21 @@ sanitize: ## Run the C++ tests of the kernels under the address, undefined-behav
 	sanitize address,undefined amx; \
 	sanitize thread baseline
 
+.PHONY: arm
+arm: ## Compile the kernels for 64-bit ARM (NEON) and run their C++ tests under QEMU
+	@here() { command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null; }; \
+	if ! here && command -v apt-get >/dev/null; then \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq g++-aarch64-linux-gnu qemu-user-static || true; \
+	fi; \
+	if ! here || ! command -v cmake >/dev/null; then \
+	  echo "No CMake, cross compiler or QEMU here: the kernels for ARM are skipped."; exit 0; \
+	fi; \
+	cmake -S . -B build/arm $(NINJA) -DATTLAS_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DATTLAS_OPTIMIZE=-O2 >/dev/null; \
+	cmake --build build/arm --parallel $(WORKERS) >/dev/null; \
+	for program in build/arm/test_*; do qemu-aarch64-static -L /usr/aarch64-linux-gnu $$program; done
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
