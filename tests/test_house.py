@@ -250,10 +250,21 @@ def test_init_holds_only_public_names() -> None:
 
 
 def test_import_loads_torch_and_nothing_heavy() -> None:
-    code = "import sys, json, attlas; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    loaded = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    code = "import sys, json, attlas; print(json.dumps(sorted(sys.modules)))"
+    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    loaded = {name.split(".")[0] for name in modules}
     assert "torch" in loaded
     assert not loaded & set(HEAVY), "import attlas must load these only when someone asks for them"
+    assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
+
+
+def test_the_command_line_starts_without_what_single_commands_need() -> None:
+    code = "import sys, json; from attlas.cli import command; command.parser(); print(json.dumps(list(sys.modules)))"
+    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    loaded = {name.split(".")[0] for name in modules}
+    assert "attlas.cli.stats" in modules
+    assert not loaded & set(HEAVY)
+    assert not modules & {"torch._dynamo", "attlas.view", "attlas.estimators", "attlas.huggingface", "attlas.nn"}
 
 
 def test_version_is_the_same_everywhere() -> None:
