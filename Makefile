@@ -29,7 +29,9 @@ LIBRARY := src/attlas/engine/native/_kernels.so
 
 # One thread for each test process: two processes of one thread finish sooner than two of many.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-# Python compiles what is imported when it is imported; compiling all of PyTorch first would double the wait.
+# Python compiles what is imported when it is imported; compiling all of PyTorch first would double the wait. It must be
+# allowed to keep what it compiled: otherwise each process that a test starts compiles PyTorch again, for six seconds.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PIP_ARGS)
 
 .PHONY: help
@@ -42,7 +44,7 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 
 .PHONY: test
 test: current ## Run every test and every documented example
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules

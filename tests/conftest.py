@@ -74,7 +74,10 @@ def fixed_seeds() -> None:
     """Start every test from the same random state, whatever ran before it."""
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - libraries under test may use the global generator
-    torch.manual_seed(SEED)
+    # torch.manual_seed queues a seed, with the stack printed as a text, for each kind of device that is not here.
+    torch.default_generator.manual_seed(SEED)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(SEED)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ import textwrap
 import tokenize
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -47,16 +48,32 @@ PUBLIC_ROOMS = ["attlas", "attlas.atlas", "attlas.estimators", "attlas.heads", "
                 "attlas.nn", "attlas.pictures", "attlas.recording", "attlas.scaling", "attlas.stats", "attlas.testing",
                 "attlas.view"]  # fmt: skip
 
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES}
+
+
+def complaints(rule: Callable[[Path, str], list[str]]) -> list[str]:
+    """Return what a rule finds in the files of the package, each with the name of its file."""
+    return [
+        f"{path.relative_to(PACKAGE).as_posix()}: {found}"
+        for path, source in SOURCES.items()
+        for found in rule(path, source)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes
 
 
+@cache
+def tree_of(source: str) -> ast.Module:
+    """Parse a file once for all rules."""
+    return ast.parse(source)
+
+
+@cache
 def code_lines(source: str) -> int:
     """Count the lines that hold code: no blank lines, no comments, no docstrings."""
     docstrings = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and docstring_of(node):
             docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -79,7 +96,7 @@ def docstring_of(node: ast.AST) -> ast.stmt | None:
 def long_functions(source: str) -> list[str]:
     """Name the functions of 40 statements or more, docstrings not counted."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             statements = sum(isinstance(child, ast.stmt) for child in ast.walk(node)) - 1 - bool(docstring_of(node))
             if statements >= FUNCTION_STATEMENTS:
@@ -87,15 +104,13 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
-@each_file
-def test_files_are_short(path: Path) -> None:
-    lines = code_lines(path.read_text(encoding="utf-8"))
-    assert lines < FILE_CODE_LINES, f"{path.name} has {lines} code lines; split it by what it does"
+def test_files_are_short() -> None:
+    sizes = {path: code_lines(source) for path, source in SOURCES.items()}
+    assert not {path: lines for path, lines in sizes.items() if lines >= FILE_CODE_LINES}, "split by what it does"
 
 
-@each_file
-def test_functions_are_short(path: Path) -> None:
-    assert not long_functions(path.read_text(encoding="utf-8"))
+def test_functions_are_short() -> None:
+    assert not complaints(lambda path, source: long_functions(source))
 
 
 def test_core_keeps_its_budget() -> None:
@@ -104,7 +119,7 @@ def test_core_keeps_its_budget() -> None:
         name = path.relative_to(PACKAGE).as_posix()
         # The native backend is a room of its own inside the engine: the core computes the same without it.
         if name.startswith(CORE) and not name.startswith("engine/native/"):
-            sizes[name] = code_lines(path.read_text(encoding="utf-8"))
+            sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
     assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"
 
@@ -115,7 +130,7 @@ def test_core_keeps_its_budget() -> None:
 def forbidden_words(source: str, *, may_print: bool = False) -> list[str]:
     """List what no file of the package may contain."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         match node:
             case ast.Assert():
                 found.append(f"line {node.lineno}: assert (raise an error of attlas.errors)")
@@ -140,10 +155,9 @@ def forbidden_words(source: str, *, may_print: bool = False) -> list[str]:
 PICKLES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve"}
 
 
-@each_file
-def test_no_forbidden_words(path: Path) -> None:
-    in_cli = (PACKAGE / "cli") in path.parents
-    assert not forbidden_words(path.read_text(encoding="utf-8"), may_print=in_cli)
+def test_no_forbidden_words() -> None:
+    cli = PACKAGE / "cli"
+    assert not complaints(lambda path, source: forbidden_words(source, may_print=cli in path.parents))
 
 
 def vague_names(names: list[str]) -> list[str]:
@@ -160,7 +174,7 @@ def private_reaches(source: str, file: Path, *, root: Path = PACKAGE) -> list[st
     """List imports of another room's private names; a room's own are its own business."""
     room = file.relative_to(root).parts[0].removesuffix(".py")
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attlas":
             parts = (node.module or "").split(".")[1:]
             for name in node.names:
@@ -170,9 +184,8 @@ def private_reaches(source: str, file: Path, *, root: Path = PACKAGE) -> list[st
     return found
 
 
-@each_file
-def test_rooms_use_only_public_names_of_other_rooms(path: Path) -> None:
-    assert not private_reaches(path.read_text(encoding="utf-8"), path)
+def test_rooms_use_only_public_names_of_other_rooms() -> None:
+    assert not complaints(lambda path, source: private_reaches(source, path))
 
 
 def test_rules_can_fail() -> None:
@@ -250,10 +263,21 @@ def test_init_holds_only_public_names() -> None:
 
 
 def test_import_loads_torch_and_nothing_heavy() -> None:
-    code = "import sys, json, attlas; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    loaded = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    code = "import sys, json, attlas; print(json.dumps(sorted(sys.modules)))"
+    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    loaded = {name.split(".")[0] for name in modules}
     assert "torch" in loaded
     assert not loaded & set(HEAVY), "import attlas must load these only when someone asks for them"
+    assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
+
+
+def test_the_command_line_starts_without_what_single_commands_need() -> None:
+    code = "import sys, json; from attlas.cli import command; command.parser(); print(json.dumps(list(sys.modules)))"
+    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
+    loaded = {name.split(".")[0] for name in modules}
+    assert "attlas.cli.stats" in modules
+    assert not loaded & set(HEAVY)
+    assert not modules & {"torch._dynamo", "attlas.view", "attlas.estimators", "attlas.huggingface", "attlas.nn"}
 
 
 def test_version_is_the_same_everywhere() -> None:
@@ -372,7 +396,6 @@ def test_public_methods_are_documented() -> None:
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), *PACKAGE.rglob("*.md")]
 )
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def code_blocks(text: str) -> list[tuple[int, str]]:
@@ -424,9 +447,9 @@ def broken_links(page: Path) -> list[str]:
     return found
 
 
-@each_page
-def test_markdown_links_lead_somewhere(page: Path) -> None:
-    assert not broken_links(page)
+def test_markdown_links_lead_somewhere() -> None:
+    broken = {page.relative_to(ROOT).as_posix(): broken_links(page) for page in PAGES}
+    assert not {page: links for page, links in broken.items() if links}
 
 
 def test_markdown_rules_can_fail(tmp_path: Path) -> None:
@@ -437,11 +460,10 @@ def test_markdown_rules_can_fail(tmp_path: Path) -> None:
     assert code_blocks(text) == [(1, "x = 1\n")]
 
 
-@each_page
-def test_markdown_names_only_targets_that_exist(page: Path) -> None:
+def test_markdown_names_only_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
-    named = set(re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8")))
-    assert not named - targets
+    named = {page: set(re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))) for page in PAGES}
+    assert not {page: names - targets for page, names in named.items() if names - targets}
 
 
 def test_markdown_guide_lists_every_room() -> None:

@@ -26,6 +26,7 @@ import attlas
 from attlas.atlas import Atlas
 from attlas.cli import demo, main, view
 from attlas.cli.terminal import Terminal
+from attlas.view.server import store_beside
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/")
 
@@ -119,9 +120,9 @@ def test_it_serves_a_folder_until_it_is_told_to_stop(folder: Path) -> None:
 def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "own.atlas"
     shutil.copytree(folder, mine)
-    store = view.store_beside(mine)
+    store = store_beside(mine)
     assert store == tmp_path / "own.atlas.view"
-    assert view.store_beside(Path(f"{mine}/")) == store
+    assert store_beside(Path(f"{mine}/")) == store
 
 
 def test_it_records_first_and_leaves_nothing(model_folder: Path, text_file: Path, temporary: Path) -> None:
@@ -150,8 +151,8 @@ def test_it_does_not_wait_for_a_long_step(
         def close(self) -> None:
             go.wait(60)
 
-    monkeypatch.setattr(view, "Service", Busy)
-    monkeypatch.setattr(view, "stay", lambda service, **settings: None)
+    monkeypatch.setattr("attlas.view.service.Service", Busy)
+    monkeypatch.setattr("attlas.view.server.stay", lambda service, **settings: None)
     monkeypatch.setattr(view, "_FAREWELL", 0.1)
     monkeypatch.setattr(view.os, "_exit", left.append)
     assert main(["view", str(folder)]) == 0
@@ -332,7 +333,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr(terminal.out, "isatty", lambda: True)
     monkeypatch.setattr(view.sys, "stdin", terminal.out)
-    monkeypatch.setattr(view, "has_browser", lambda: True)
+    monkeypatch.setattr("attlas.view.server.has_browser", lambda: True)
     monkeypatch.setattr(view, "show", lambda folder, terminal: terminal.opened.append(folder) or True)
     return terminal
 
@@ -348,7 +349,7 @@ def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, mo
         patch.setenv("CI", "true")
         view.offer(tmp_path, attended, browser=True)
     with monkeypatch.context() as patch:
-        patch.setattr(view, "has_browser", lambda: False)
+        patch.setattr("attlas.view.server.has_browser", lambda: False)
         view.offer(tmp_path, attended, browser=True)
     with monkeypatch.context() as patch:
         patch.setattr(view.sys, "stdin", None)

@@ -10,6 +10,7 @@ import torch
 
 import attlas
 from attlas import Plan
+from attlas.engine.native import library
 from attlas.engine.reference import dense
 
 SMALL = {"batch": 2, "heads": 4, "key_heads": 2, "value_heads": 2}
@@ -201,12 +202,18 @@ SOME_MASKS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("value", list(NOT_FINITE))
 @pytest.mark.parametrize("where", ["q", "k", "k, all logits negative", "v"])
 @pytest.mark.parametrize("mask", list(SOME_MASKS))
-def test_numbers_that_are_not_finite_behave_as_in_the_reference(value: str, where: str, mask: str) -> None:
-    """Where weights are NaN the log-sum-exp is no finite number: +inf by the formula, NaN from a running sum."""
-    q, k, v = (torch.rand(1, 2, 9, 4, dtype=torch.float64) + 0.1 for _ in range(3))
+def test_numbers_that_are_not_finite_behave_as_in_the_reference(
+    value: str, where: str, mask: str, dtype: torch.dtype
+) -> None:
+    """Where weights are NaN the log-sum-exp is no finite number: +inf by the formula, NaN from a running sum.
+
+    A named backend is no exception: a plan refuses problems, never numbers.
+    """
+    q, k, v = (torch.rand(1, 2, 9, 4, dtype=dtype) + 0.1 for _ in range(3))
     if "negative" in where:
         q = -q
     {"q": q, "k": k, "v": v}[where[0]][0, 1, 5, 2] = NOT_FINITE[value]
@@ -215,7 +222,8 @@ def test_numbers_that_are_not_finite_behave_as_in_the_reference(value: str, wher
     wanted = dense(attlas.attend(q, k, mask=SOME_MASKS[mask]).problem)
     wanted_out = wanted.weights @ v
     broken = wanted.weights.isnan().any(-1)
-    for plan in (Plan(), Plan("tiled"), Plan("tiled", rows=2, columns=3)):
+    native = [Plan("native")] if library.available() else []
+    for plan in (Plan(), Plan("sdpa"), *native, Plan("tiled"), Plan("tiled", rows=2, columns=3)):
         A = attlas.attend(q, k, mask=SOME_MASKS[mask], plan=plan)
         out = A @ v
         fresh = attlas.attend(q, k, mask=SOME_MASKS[mask], plan=plan)

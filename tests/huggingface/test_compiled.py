@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import masking_utils
 
 import attlas
+from attlas.huggingface import compiled as module
 from attlas.recording import record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -71,6 +73,35 @@ def test_encoders_and_biases(kind: str) -> None:
     real = given["attention_mask"].bool() if kind == "bert" else slice(None)
     plain, ours = model(**given), whole(model)(**given)
     torch.testing.assert_close(ours[0][real], plain[0][real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "causal"),
+    [
+        ({}, True),
+        ({"attention_mask": torch.ones(2, 6, dtype=torch.bool)}, True),
+        ({"attention_mask": torch.arange(12).view(2, 6) != 0}, False),
+        ({"q_length": 2, "q_offset": 4}, False),
+        ({"mask_function": masking_utils.sliding_window_causal_mask_function(3)}, False),
+    ],
+    ids=["causal", "no padding", "padding", "a step with a cache", "window"],
+)
+def test_the_written_mask_is_that_of_transformers_asked_once(
+    given: dict[str, Any], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def counted(**settings: Any) -> Tensor | None:
+        asked.append(settings)
+        return masking_utils.sdpa_mask(**settings)
+
+    monkeypatch.setattr(module, "sdpa_mask", counted)
+    rule = masking_utils.causal_mask_function
+    given = {"batch_size": 2, "q_length": 6, "kv_length": 6, "mask_function": rule, "device": "cpu"} | given
+    found = module.written_mask(given)
+    assert len(asked) == 1
+    assert getattr(found, "attlas_causal", False) is causal
+    assert torch.equal(found, masking_utils.sdpa_mask(**given, allow_is_causal_skip=False))
 
 
 def test_gradients_through_the_graph(make_model: Make) -> None:

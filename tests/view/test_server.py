@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -355,10 +356,12 @@ def test_it_stops_while_a_client_reads_nothing(viewer: Server, matrix: attlas.At
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_it_ends_at_a_signal(name: str, slow: Slow) -> None:
+def test_it_ends_at_a_signal(name: str, slow: Slow, request: pytest.FixtureRequest) -> None:
     number = getattr(signal, name, None)
     if number is None or os.name != "posix":
         pytest.skip(f"no {name} here")
+    # A shell's background job ignores some of them, and nohup others; what is ignored would never end it.
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, lambda *_: None)))
     handlers = [signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM, number)]
     viewer = Server(slow, port=0)
 

@@ -19,8 +19,6 @@ from attlas.cli import record
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import AttlasError, explain
-from attlas.view.server import has_browser, need_extra, stay, store_beside
-from attlas.view.service import Service
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -64,6 +62,8 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
+    from attlas.view.server import need_extra  # the viewer, which other commands do without
+
     need_extra()
     given = [name for name in _RECORDED if getattr(arguments, name) is not None]
     if arguments.atlas is not None and given:
@@ -104,6 +104,9 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
     UsageError
         If there is no recording, or nothing in it.
     """
+    from attlas.view.server import stay, store_beside
+    from attlas.view.service import Service
+
     if not folder.is_dir():
         found = f"{'no folder' if folder.exists() else 'nothing there'}: {folder}"
         raise _error("FOLDER must be what attlas record has written.", found, f"attlas record -o {folder}")
@@ -145,6 +148,8 @@ def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
     browser : bool
         Whether it may be opened at all.
     """
+    from attlas.view.server import has_browser, need_extra
+
     command = f"attlas view {shlex.quote(str(folder))}"
     try:
         need_extra()

@@ -21,6 +21,8 @@ class Plan:
         ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
         ``"native"``, the compiled kernels of attlas for dot products on a CPU, counts for reads too: those
         that the kernels do not compute are done tile by tile, exact as well.
+        A plan is refused for the problem, never for its numbers: where NaN or infinity is more than a kernel
+        can sum, tiles give what ``"reference"`` gives, whichever backend is named.
     rows, columns : int, optional
         Size of a tile in queries and keys. The default fits tile and scratch memory to `cells`.
     cells : int, optional

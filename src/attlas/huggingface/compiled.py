@@ -18,10 +18,12 @@ def written_mask(given: dict[str, Any]) -> Tensor:
     Where torch's kernel can make the mask itself, because it is causal and nothing else, the tensor says so in an
     attribute, and the compiler drops the numbers. A model that slices the mask loses the attribute, and is right too.
     """
-    # Told to skip nothing, it never returns None.
-    written: Tensor = sdpa_mask(**given, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)  # type: ignore[assignment]
-    plain = given["mask_function"] is causal_mask_function and given["q_length"] == given["kv_length"]
-    if plain and sdpa_mask(**given, allow_is_causal_skip=True, allow_is_bidirectional_skip=False) is None:
+    m, n = given["q_length"], given["kv_length"]
+    plain = given["mask_function"] is causal_mask_function and m == n
+    # It returns None for what it leaves to the kernel, and never where it is told to leave nothing.
+    written = sdpa_mask(**given, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
+    if written is None:
+        written = torch.ones(m, n, dtype=torch.bool, device=given["device"]).tril().expand(given["batch_size"], 1, m, n)
         written.attlas_causal = True  # type: ignore[attr-defined]  # ours
     return written
 

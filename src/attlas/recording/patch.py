@@ -16,7 +16,7 @@ from torch.nn import functional
 from attlas.attend import attend
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.tap import listening, offer
+from attlas.recording.tap import listening, offer, uncompiled
 
 __all__ = ["matrix_of", "patched"]
 
@@ -53,8 +53,9 @@ _fast_path = True
 
 
 def _install(finder: Callable[[], nn.Module | None]) -> None:
-    global _fast_path  # noqa: PLW0603 - what is put back when the last recording ends
+    global _fast_path, _offer  # noqa: PLW0603 - what is put back when the last recording ends, and what is called
     with _lock:
+        _offer = uncompiled(_offer_to_finders)
         _finders.append(finder)
         if len(_finders) > 1:
             return
@@ -97,14 +98,17 @@ def scaled_dot_product_attention(
     return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types there
-def _offer(query: Tensor, key: Tensor, *options: Any) -> None:
+def _offer_to_finders(query: Tensor, key: Tensor, *options: Any) -> None:
     offered: set[int] = set()
     for finder in tuple(_finders):
         module = finder()
         if module is not None and id(module) not in offered:
             offered.add(id(module))
             offer(module, matrix_of(query, key, *options))
+
+
+# What `_install` makes of it before the function is caught.
+_offer: Callable[..., None] = _offer_to_finders
 
 
 def matrix_of(

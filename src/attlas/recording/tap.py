@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["Listener", "heard", "listening", "offer", "subscribed"]
+__all__ = ["Listener", "heard", "listening", "offer", "subscribed", "uncompiled"]
 
 
 class Listener(Protocol):
@@ -69,10 +70,34 @@ def offer(
         _deliver(module, matrix, first_query, first_key)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types there
-def _deliver(module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
+def _hand_over(module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
     for listener in _listeners.get():
         listener.receive(module, matrix, first_query, first_key)
+
+
+# What `subscribed` makes of it before anybody listens.
+_deliver: Callable[..., None] = _hand_over
+
+
+@cache
+def uncompiled(function: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that torch.compile leaves alone; the same one each time.
+
+    No decorator: torch loads its whole compiler for it, as much again as torch itself. So whoever begins to record
+    asks for it, and `import attlas` does not.
+
+    Parameters
+    ----------
+    function : callable
+        What hands matrices over.
+
+    Examples
+    --------
+    >>> from attlas.recording.tap import uncompiled
+    >>> uncompiled(print)("not compiled")
+    not compiled
+    """
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]  # torch has no types there
 
 
 def heard() -> bool:
@@ -89,8 +114,9 @@ def listening(listener: Listener | None = None) -> bool:
 @contextmanager
 def subscribed(listener: Listener) -> Iterator[None]:
     """Let a listener have what is offered in this thread, for the time of a ``with`` block."""
-    global _open  # noqa: PLW0603 - the one number that `offer` looks at
+    global _open, _deliver  # noqa: PLW0603 - the one number that `offer` looks at, and what it calls
     with _lock:
+        _deliver = uncompiled(_hand_over)
         _open += 1
     before = _listeners.get()
     _listeners.set((*before, listener))

@@ -13,7 +13,6 @@ from attlas.cli.reading import Reading
 from attlas.cli.report.payload import block, hero_view, payload
 from attlas.cli.words import COLUMNS, count, in_bytes, memory, percent
 from attlas.heads import KINDS, MIXED, Head
-from attlas.view import bundle
 
 __all__ = ["page"]
 
@@ -49,6 +48,8 @@ def page(reading: Reading) -> str:
 
     Nothing in it is loaded from elsewhere, and its content security policy forbids that it could be.
     """
+    from attlas.view import bundle  # the viewer, which commands that write no page do without
+
     headline, standfirst = _headline(reading)
     assets = files("attlas.cli.report")
     parts = {
