@@ -292,3 +292,71 @@ def test_half_precision_is_summed_in_float32() -> None:
         assert lse.dtype is torch.float32
         torch.testing.assert_close(lse.double(), B.lse, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found, (B @ low[2].double()).to(dtype))
+
+
+@each_set
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kernel", ["Gaussian", "Laplace"])
+def test_tiles_in_which_a_nearer_key_turns_up(name: str, dtype: torch.dtype, kernel: str, use: Any) -> None:
+    """Keys come nearer tile by tile, by up to thousands of powers of 2; some rows have the nearest at the beginning."""
+    use(name)
+    steps = torch.tensor([3000.0, 1200.0, 900.0, 300.0, 60.0, 8.0, 0.5, 2.0], dtype=torch.float64).sqrt()
+    steps = steps.repeat_interleave(512) + torch.rand(4096, dtype=torch.float64) * 1e-3
+    k = torch.stack([steps, torch.zeros_like(steps)], -1)[None, None].to(dtype)
+    q = torch.tensor([[0.0, 0.0], [54.7, 0.5], [17.0, -1.0], [1.0, 0.0]], dtype=dtype).repeat(7, 1)[None, None]
+    for e in (1, 3):
+        v = torch.randn(1, 1, 4096, e, dtype=dtype)
+        given_ = {"score": KERNELS[kernel](1.0)}
+        exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
+        found, lse = run(attlas.attend(q, k, **given_), v)
+        # A logit of 1500 has few digits behind the point.
+        slack = 1e-11 if dtype is torch.float64 else 2e-3
+        close(found.double(), exact @ v.double(), slack)
+        torch.testing.assert_close(lse.double(), exact.lse, rtol=1e-14 if dtype is torch.float64 else 1e-6, atol=slack)
+
+
+@each_set
+@pytest.mark.parametrize("mask", ["none", "Causal", "cells of all heads"])
+def test_float64_gaussians_where_rows_and_keys_lie_far_apart(name: str, mask: str, use: Any) -> None:
+    """Tiles of products, of differences and of a mask in the sums of one row, whatever the origin is."""
+    use(name)
+    far = torch.zeros(1300, 1, dtype=torch.float64)
+    far[300:500], far[900] = 9.0, 40.0
+    for d in range(1, 9):
+        for offset, e in ((0.0, 1), (-1e6, 2), (3e9, 9)):
+            q, k, v = tokens(41, 1300, d, e)
+            q[..., 5, :], q[..., 30, :] = 25.0, -300.0
+            q, k = ((t * 1024).round() / 1024 + offset for t in (q, k + far))  # no digit is lost at an offset
+            h = 0.8 if d % 2 else torch.linspace(0.6, 1.4, d)
+            given_ = {"score": attlas.Gaussian(h), "mask": MASKS[mask](41, 1300)}
+            exact = attlas.attend(q - offset, k - offset, **given_, plan=Plan("reference"))
+            found, lse = run(attlas.attend(q, k, **given_), v)
+            close(found, exact @ v, 3e-12)
+            torch.testing.assert_close(lse, exact.lse, rtol=1e-14, atol=3e-12)
+
+
+@each_set
+def test_a_weight_in_float64_has_all_its_digits(name: str, use: Any) -> None:
+    """Two keys, of which the first is the query: the output tells the weight of the other."""
+    use(name)
+    x = torch.linspace(0.0, 37.0, 1185).mul(1024).round().double() / 1024  # its square is exact
+    k = torch.stack([torch.zeros_like(x), x], -1)[:, None, :, None]
+    v = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(len(x), 1, 2, 1)
+    found, _ = run(attlas.attend(torch.zeros(len(x), 1, 1, 1, dtype=torch.float64), k, score=attlas.Gaussian(1.0)), v)
+    for at, share in zip(x.tolist(), found.flatten().tolist(), strict=True):
+        wanted = math.exp(-at * at / 2)
+        # The logit is rounded twice, and one unit of that is |logit| units of the weight.
+        assert abs(share - wanted / (1 + wanted)) <= share * 2.0**-52 * (3 + at * at), at
+
+
+def test_the_sums_of_a_row_do_not_depend_on_its_neighbours_or_threads() -> None:
+    q, k, v = tokens(60, 1100, 5, 1)
+    A = attlas.attend(q, k, score=attlas.Gaussian(0.5))
+    wanted = run(A, v)
+    torch.set_num_threads(3)
+    try:
+        found = run(A, v)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])

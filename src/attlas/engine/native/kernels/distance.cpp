@@ -1,6 +1,7 @@
 // Kernels of the distance between query and key, by direct differences, for tokens of few coordinates.
 #include "abi_distance.h"
 #include "pairs.h"
+#include "products.h"
 
 namespace ATTLAS_ISA {
 
@@ -95,87 +96,177 @@ struct Points : Score<T> {
 
 constexpr int BOUNDED = 100;  // the kernels that are 0 from a distance of 1 on: which one is asked at run time
 
-// SCALED: differences are scaled one by one. Without, one factor serves the whole distance: one operation fewer each.
+// Distances of R rows to one vector of columns: squares summed, or absolute differences. SCALED: differences are scaled
+// one by one. Without, one factor serves the whole distance: one operation fewer each. D: how many coordinates; with 0
+// the number is asked at run time, which is a little slower and takes less time to compile.
+template <class T, int KERNEL, bool SCALED, int D, int R>
+ATTLAS_INLINE void measure(const T* q, int size, const T* k, const T* scale, Vec<T> (&total)[R]) {
+  const int count = D ? D : size;
+  const auto part = [&](int c, int r, Vec<T> key) {
+    Vec<T> gap = all(q[r * count + c]) - key;
+    if (SCALED) gap *= all(scale[c]);
+    return KERNEL == LAPLACE ? absolute<T>(gap) : gap;
+  };
+  const Vec<T> first = load(k);
+  for (int r = 0; r < R; ++r) {
+    const Vec<T> x = part(0, r, first);
+    total[r] = KERNEL == LAPLACE ? x : x * x;
+  }
+#pragma GCC unroll 8
+  for (int c = 1; c < count; ++c) {
+    const Vec<T> key = load(k + c * COLS<T>);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Vec<T> x = part(c, r, key);
+      total[r] = KERNEL == LAPLACE ? total[r] + x : total[r] + x * x;
+    }
+  }
+}
+
 template <class T, int KERNEL, bool SCALED, int D>
-struct Distances final : Points<T> {
+struct Distances : Points<T> {
   using Points<T>::W;
   using Points<T>::scale;
   T factor;             // of the distance, in powers of 2
   const int32_t shape;  // which of the kernels that end, where this is one
 
-  explicit Distances(const Distance& x) : Points<T>(x, D), shape(x.kernel) {
+  explicit Distances(const Distance& x) : Points<T>(x, int(x.pairs.d)), shape(x.kernel) {
     this->linear = KERNEL == BOUNDED;
     const double unit = SCALED ? 1.0 : double(scale[0]);
     factor = T(KERNEL == LAPLACE ? -LOG2E * unit : -0.5 * LOG2E * unit * unit);
   }
 
-  // Distances of four rows to one vector of columns: squares summed, or absolute differences.
-  ATTLAS_INLINE void measure(const T* q, const T* k, Vec<T> (&total)[4]) const {
-#pragma GCC unroll 16
-    for (int c = 0; c < D; ++c) {
-      const Vec<T> key = load(k + c * COLS<T>);
-#pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        Vec<T> gap = all(q[r * D + c]) - key;
-        if (SCALED) gap *= all(scale[c]);
-        const Vec<T> part = KERNEL == LAPLACE ? absolute<T>(gap) : gap;
-        if (KERNEL == LAPLACE)
-          total[r] = c ? total[r] + part : part;
-        else
-          total[r] = c ? total[r] + part * part : part * part;
-      }
-    }
-  }
-
-  // A logit in powers of 2, or a weight.
-  ATTLAS_INLINE Vec<T> value(Vec<T> distance) const {
+  // A logit in powers of 2, less what its row is shifted by, or a weight.
+  static ATTLAS_INLINE Vec<T> value(Vec<T> distance, T factor, int32_t shape, T shift = 0) {
     const Vec<T> one = all(T(1)), zero{};
-    if (KERNEL != BOUNDED) return distance * all(factor);
+    if (KERNEL != BOUNDED) return distance * all(factor) - all(shift);
     if (shape == BOXCAR) return distance < one ? one : zero;
     return distance < one ? one - (shape == EPANECHNIKOV ? distance : root(distance)) : zero;
   }
 
   void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const override {
     const T* k = this->columns(b, h, j0);
+    const int size = this->size;
     for (int r = 0; r < ROWS; r += 4) {
       for (int x = 0; x < vectors; ++x) {
-        Vec<T> total[4];
-        measure(s.rows.get() + r * D, k + x * W, total);
-        for (int i = 0; i < 4; ++i) store(to + (r + i) * COLS<T> + x * W, value(total[i]));
+        Vec<T> gap[4];
+        measure<T, KERNEL, SCALED, D>(s.rows.get() + r * size, size, k + x * W, scale, gap);
+        for (int i = 0; i < 4; ++i) store(to + (r + i) * COLS<T> + x * W, value(gap[i], factor, shape));
       }
     }
   }
 
+  // No logit is compared with its row's shift first, which may be below some. A sum that tells that one was far above, or
+  // that the first of a row are all far below 0, is made again.
   bool fused(int64_t b, int64_t h, int64_t j0, const T* values, const Values<T>& form, Running<T>& run,
              Scratch<T>& s) const override {
-    if (form.e > 1) return false;
-    if (!this->linear)
-      for (int r = 0; r < ROWS; ++r)
-        if (run.shift[r] != 0) return false;
-    const T* k = this->columns(b, h, j0);
+    const T *k = this->columns(b, h, j0), *only = form.e == 1 ? values + j0 : nullptr;
+    const int size = this->size;
+    const T by = factor;
+    T* weights = form.e > 1 ? s.tile.get() : nullptr;
     for (int r = 0; r < ROWS; r += 4) {
-      Vec<T> sums[4] = {}, pooled[4] = {};
-      T q[4 * D];  // a copy that no store below can change
-      for (int i = 0; i < 4 * D; ++i) q[i] = s.rows[size_t(r * D + i)];
+      T q[4 * (D ? D : 16)], shift[4];  // copies that no store below can change
+      for (int i = 0; i < 4 * size; ++i) q[i] = s.rows[size_t(r * size + i)];
+      for (int i = 0; i < 4; ++i) shift[i] = finite(run.shift[r + i]);
+      Vec<T> total[4] = {}, part[4] = {};
       for (int x = 0; x < COLS<T> / W; ++x) {
-        Vec<T> total[4];
-        measure(q, k + x * W, total);
-        const Vec<T> v = form.e ? load(values + x * W) : Vec<T>{};
+        Vec<T> w[4];
+        measure<T, KERNEL, SCALED, D>(q, size, k + x * W, scale, w);
+        const Vec<T> v = only ? load(only + x * W) : Vec<T>{};
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          const Vec<T> w = KERNEL == BOUNDED ? value(total[i]) : exp2_(value(total[i]));
-          sums[i] += w;
-          pooled[i] += w * v;
+          w[i] = value(w[i], by, shape, shift[i]);
+          if (KERNEL != BOUNDED) w[i] = exp2_(in_reach<T>(w[i]));
+          total[i] += w[i];
+          part[i] += w[i] * v;
         }
+        if (weights)
+          for (int i = 0; i < 4; ++i) store(weights + (r + i) * COLS<T> + x * W, w[i]);
       }
       for (int i = 0; i < 4; ++i) {
-        run.total[r + i] += sums[i];
-        s.lanes[size_t(r + i) * FEW_VALUES] += pooled[i];
+        if (KERNEL != BOUNDED && !settled(run.shift[r + i], total[i])) {
+          again(r + i, k, only, form, run, s, total[i], part[i]);
+        }
+        run.total[r + i] += total[i];
+        s.lanes[size_t(r + i) * FEW_VALUES] += part[i];
       }
     }
+    if (weights) pool(weights, values, padded<T>(this->p.n), j0, COLS<T> / W, form, s);
     return true;
   }
 
+  // Whether a sum that was made with this shift, or with 0 where there was none yet, has all its digits; then it stays.
+  static bool settled(T& shift, Vec<T> total) {
+    if (above<T>(all(T(1 << 30)), total) != (1u << W) - 1) return false;  // NaN is none below
+    if (shift == -INF<T> && !(sum<T>(total) > T(0x1p-60))) return false;
+    shift = finite(shift);
+    return true;
+  }
+
+  // The sums of one row of a tile with a shift that is its largest logit.
+  __attribute__((noinline)) void again(int r, const T* k, const T* only, const Values<T>& form, Running<T>& run,
+                                       Scratch<T>& s, Vec<T>& total, Vec<T>& part) const {
+    T* row = s.tile.get() + r * COLS<T>;
+    Vec<T> top = all(-INF<T>);
+    for (int x = 0; x < COLS<T> / W; ++x) {
+      Vec<T> gap[1];
+      measure<T, KERNEL, SCALED, 0>(s.rows.get() + r * this->size, this->size, k + x * W, scale, gap);
+      const Vec<T> z = value(gap[0], factor, shape);
+      store(row + x * W, z);
+      top = larger<T>(top, z);
+    }
+    raise(*this, run, r, most<T>(top), form, s);
+    const Vec<T> shift = all(finite(run.shift[r]));
+    total = part = Vec<T>{};
+    for (int x = 0; x < COLS<T> / W; ++x) {
+      const Vec<T> w = exp2_(load(row + x * W) - shift);
+      store(row + x * W, w);
+      total += w;
+      if (only) part += w * load(only + x * W);
+    }
+  }
+};
+
+// As dot products where that is exact enough, else as differences.
+struct GaussianProducts final : Distances<double, GAUSSIAN, true, 0> {
+  using Differences = Distances<double, GAUSSIAN, true, 0>;
+  const Products products;
+  const size_t place;  // of the numbers of a row
+
+  explicit GaussianProducts(const Distance& x)
+      : Differences(x), products(x.pairs, static_cast<const double*>(x.scale)), place(this->row_numbers) {
+    this->row_numbers += Products::ROW_NUMBERS;
+  }
+
+  void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<double>& s) const override {
+    Differences::take_rows(b, h, i0, rows, s);
+    products.take_rows(b, h, i0, rows, s.rows.get() + place);
+  }
+
+  bool fused(int64_t b, int64_t h, int64_t j0, const double* values, const Values<double>& form, Running<double>& run,
+             Scratch<double>& s) const override {
+    const double* rows = s.rows.get() + place;
+    if (!products.exact_enough(rows, b, h, j0)) return Differences::fused(b, h, j0, values, form, run, s);
+    Vec<double> sums[ROWS], pooled[ROWS];
+    double* weights = form.e > 1 ? s.tile.get() : nullptr;
+    products.sum(rows, b, h, j0, form.e == 1 ? values + j0 : nullptr, sums, pooled, weights);
+    const double* power = products.powers(rows);
+    for (int r = 0; r < ROWS; ++r) {
+      if (run.shift[r] == -INF<double>) run.shift[r] = power[r];
+      if (run.shift[r] < power[r] - 400) raise<double>(*this, run, r, power[r], form, s);
+      if (run.shift[r] != power[r]) {
+        const Vec<double> by = all(std::exp2(power[r] - run.shift[r]));
+        sums[r] *= by;
+        pooled[r] *= by;
+        for (int x = 0; weights && x < COLS<double>; x += W)
+          store(weights + r * COLS<double> + x, load(weights + r * COLS<double> + x) * by);
+      }
+      run.total[r] += sums[r];
+      s.lanes[size_t(r) * FEW_VALUES] += pooled[r];
+    }
+    if (weights) pool(weights, values, padded<double>(p.n), j0, COLS<double> / W, form, s);
+    return true;
+  }
 };
 
 template <class T>
@@ -270,23 +361,23 @@ struct Backward {
   }
 };
 
-// Call run with the kernel that fits: its type, its form and its size as constants. Coordinates that are missing are 0.
-// Each size takes its time to compile: the form that is used most has more of them.
+// Call run with the kernel that fits: its type, its form and its size. Each size that is a constant takes its time to
+// compile: only the form that is used most has them.
 template <class T, int KERNEL, bool SCALED, class Run>
 int32_t with_size(const Distance& x, Run run) {
   const int64_t d = x.pairs.d;
+  if (d > 16) return UNSUPPORTED;
   if constexpr (KERNEL == GAUSSIAN && !SCALED) {
-    if (d == 1) return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
-    if (d == 3) return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
-    if (d == 5) return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
-    if (d == 6) return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
+    switch (d) {
+      case 1: return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
+      case 2: return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
+      case 3: return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
+      case 4: return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
+      case 5: return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
+      case 6: return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
+    }
   }
-  if (d <= 2) return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
-  if (d <= 4) return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
-  if constexpr (std::is_same_v<T, float>)
-    if (d <= 8) return run.template operator()<Distances<T, KERNEL, SCALED, 8>>();
-  if (d <= 16) return run.template operator()<Distances<T, KERNEL, SCALED, 16>>();
-  return UNSUPPORTED;
+  return run.template operator()<Distances<T, KERNEL, SCALED, 0>>();
 }
 
 // One factor serves where the bandwidth is the same for all coordinates, and its square is far from any end.
@@ -324,6 +415,9 @@ int32_t sums(const Distance& x) {
   const Sum<T> run{x};
   if constexpr (std::is_same_v<T, float>)
     if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
+  if constexpr (std::is_same_v<T, double>)
+    if (x.kernel == GAUSSIAN && x.pairs.d <= Products::LARGEST && simple(x.pairs))
+      return run.template operator()<GaussianProducts>();
   if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
   if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
   if (x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;

@@ -70,26 +70,31 @@ ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
 
 ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   using V = Vec<double>;
+#if defined(__AVX512F__)
+  const __m512d z = (__m512d)x;
+  return (V)power_of_two(z, above_sixteenth(z));  // flushed where it is subnormal, see Flush
+#else
   const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
   const V y = x < low ? low : x;
   V n = y + magic;
   const Ints<double> k = (Ints<double>)n;
   n -= magic;
   const V r = y - n;
-  V p = all(5.861660020897115e-10);
-  p = p * r + all(7.0696778431411644e-9);
-  p = p * r + all(1.017008783838913e-7);
-  p = p * r + all(1.321553046069481e-6);
-  p = p * r + all(1.5252751004332699e-5);
-  p = p * r + all(1.540353014215608e-4);
-  p = p * r + all(1.333355812704498e-3);
-  p = p * r + all(9.61812910782334e-3);
-  p = p * r + all(5.550410866491885e-2);
-  p = p * r + all(2.402265069591035e-1);
-  p = p * r + all(6.931471805599457e-1);
+  V p = all(4.4549605981865186e-10);
+  p = p * r + all(7.072585949269223e-09);
+  p = p * r + all(1.0178062445845774e-07);
+  p = p * r + all(1.321544258792169e-06);
+  p = p * r + all(1.525273382983612e-05);
+  p = p * r + all(0.0001540353044173605);
+  p = p * r + all(0.0013333558146416936);
+  p = p * r + all(0.009618129107606888);
+  p = p * r + all(0.0555041086648216);
+  p = p * r + all(0.24022650695910097);
+  p = p * r + all(0.6931471805599453);
   p = p * r + all(1.0);
   const V out = (V)((Ints<double>)p + (k << 52));
   return x < low ? V{} : out;
+#endif
 }
 
 template <class T>
@@ -313,7 +318,7 @@ struct Score {
   // Prepare a block of rows in s.rows; those beyond the last row repeat it.
   virtual void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const = 0;
   virtual void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const = 0;
-  // Add a whole tile of allowed cells to the sums at once; false where that cannot be done.
+  // Add a whole tile of allowed cells to the sums at once; false where that cannot be done. The values are the head's.
   virtual bool fused(int64_t, int64_t, int64_t, const T*, const Values<T>&, Running<T>&, Scratch<T>&) const {
     return false;
   }
@@ -331,6 +336,17 @@ ATTLAS_INLINE void raise(const Score<T>& score, Running<T>& run, int r, T top, c
     scale_row(r, by, form, s);
   }
   run.shift[r] = top;
+}
+
+// Where a shift is not known to be large enough: without AVX-512, 2^x is right below 127 (1023) only.
+template <class T>
+ATTLAS_INLINE Vec<T> in_reach(Vec<T> x) {
+#if defined(__AVX512F__)
+  return x;
+#else
+  const Vec<T> top = all(sizeof(T) == 4 ? T(126) : T(1022));
+  return x > top ? top : x;
+#endif
 }
 
 // One tile of logits (or of weights), masked, joins the sums of its rows.
@@ -375,6 +391,9 @@ void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, con
   }
 }
 
+// Whether no more is asked of the logits than their sums.
+inline bool simple(const Pairs& p) { return !p.entropy && !p.max_logit && !p.known; }
+
 // Sums of a block of rows over all columns.
 template <class T>
 void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, const T* column_lse, int64_t b, int64_t h,
@@ -395,12 +414,11 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
   for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
   for (int64_t i = 0; i < (form.few ? 0 : ROWS * form.width); ++i) s.pooled[i] = 0;
   score.take_rows(b, h, i0, rows, s);
-  const bool simple = !p.entropy && !p.max_logit && !p.known;
   for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
     const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
     const auto cover = sight.cover(i0, rows, j0, columns);
     if (cover == Sight<T>::NONE) continue;
-    if (simple && cover == Sight<T>::ALL && score.fused(b, h, j0, values + j0 * form.e, form, run, s)) continue;
+    if (simple(p) && cover == Sight<T>::ALL && score.fused(b, h, j0, values, form, run, s)) continue;
     score.tile(b, h, j0, vectors, s.tile.get(), s);
     if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
     absorb(p, score, run, s.tile.get(), column_lse ? column_lse + j0 : nullptr, vectors, form, s);
