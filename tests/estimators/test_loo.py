@@ -154,7 +154,7 @@ def test_slopes_keep_their_digits_where_squares_would_lose_them(dtype):
     problem = summable("gaussian", 2)
     problem.keys[0] = 1e7
     theta = torch.tensor([0.2, -0.1], dtype=torch.float64)
-    fast, exact = objective(problem, None, dtype).value(theta), LeaveOneOut(problem).value(theta)
+    fast, exact = SummedLeaveOneOut(problem, None, dtype).value(theta), LeaveOneOut(problem).value(theta)
     torch.testing.assert_close(fast[1], exact[1], rtol=1e-9, atol=1e-12)
 
 
