@@ -156,6 +156,23 @@ def test_baselines_are_those_of_refitting(scale: float) -> None:
     assert judged.error == pytest.approx(scale * np.sqrt((refitted**2).mean()))
 
 
+def test_weighted_baselines_are_those_of_refitting() -> None:
+    w = np.random.default_rng(2).uniform(0.2, 3.0, len(Y))
+    flat, line = np.empty(len(Y)), np.empty(len(Y))
+    for i in range(len(Y)):
+        rest = np.arange(len(Y)) != i
+        flat[i] = Y[i] - np.average(Y[rest], weights=w[rest])
+        fitted = LinearRegression().fit(X[rest], Y[rest], sample_weight=w[rest])
+        line[i] = Y[i] - fitted.predict(X[i : i + 1])[0]
+    np.testing.assert_allclose(mean(Y, w), flat, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(linear(X, Y, w), line, rtol=1e-9, atol=1e-10)
+    assert judge(flat, Y, w).error == pytest.approx(np.sqrt(np.average(flat**2, weights=w)))
+    whole = np.repeat(np.arange(len(Y)), np.arange(len(Y)) % 3)
+    counts = np.bincount(whole, minlength=len(Y)).astype(float)
+    known, found = judge(flat[whole], Y[whole]), judge(flat, Y, counts)
+    assert (found.error, found.r2) == pytest.approx((known.error, known.r2))
+
+
 def test_baselines_without_enough_rows_are_not_defined() -> None:
     assert np.isnan(linear(X[:3], Y[:3])).all()
     assert np.isnan(mean(Y[:1])).all()
@@ -185,6 +202,63 @@ def test_predictions_are_those_of_the_estimator(
     assert opened.feature_names_in_.tolist() == ["a", "b", "sex"]
     with pytest.warns(UserWarning, match="feature names"):
         np.testing.assert_array_equal(opened.predict(NEW), expected)
+
+
+def test_a_kept_fit_predicts_the_same_without_its_table(data: str, new: str, tmp_path: Path) -> None:
+    kept, first, again = (str(tmp_path / name) for name in ("fit.safetensors", "first.csv", "again.csv"))
+    learn = ["regress", data, "--target", "y", "--features", "b,a,sex", "--bandwidth", "0.9,0.2,0.01", "--save", kept]
+    assert main([*learn, "--predict", new, "-o", first, "--std"]) == 0
+    assert main(["regress", "--load", kept, "--predict", new, "-o", again, "--std", "--target", "y"]) == 0
+    assert Path(again).read_bytes() == Path(first).read_bytes()
+    assert main(["regress", "--load", kept, "--predict", new, "-o", again]) == 0
+    assert [row["predicted"] for row in records(Path(again))] == [row["y_predicted"] for row in records(Path(first))]
+
+
+def test_a_fit_without_names_takes_the_columns_as_they_come(new: str, tmp_path: Path) -> None:
+    kept, out = tmp_path / "fit.safetensors", tmp_path / "out.csv"
+    MODEL.save(kept)
+    assert main(["regress", "--load", str(kept), "--predict", new, "-o", str(out), "--features", "a,b,sex"]) == 0
+    found = [float(row["predicted"]) for row in records(out)]
+    np.testing.assert_array_equal(found, MODEL.predict(NEW))
+    bare = put(tmp_path / "bare.csv", ["k", "l", "m"], NEW)
+    assert main(["regress", "--load", str(kept), "--predict", str(bare), "-o", str(out)]) == 0
+    np.testing.assert_array_equal([float(row["predicted"]) for row in records(out)], found)
+
+
+def test_weights_reach_the_estimator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    w = np.random.default_rng(4).integers(0, 3, len(Y)).astype(float)
+    table = str(put(tmp_path / "weighted.csv", ["a", "w", "b", "sex", "y"], np.column_stack([X[:, 0], w, X[:, 1:], Y])))
+    assert main(["regress", table, "--target", "y", "--weights", "w", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    model = AttentionRegressor(weights_are="importance").fit(X, Y, w)
+    assert [feature["name"] for feature in told["features"]] == ["a", "b", "sex"]
+    np.testing.assert_allclose([feature["bandwidth"] for feature in told["features"]], model.bandwidth_)
+    assert told["weights"] == "w"
+    assert told["rows"] == int((w > 0).sum())
+    assert told["leave_one_out"]["kernel_regression"]["error"] == pytest.approx(np.sqrt(model.loo_loss_), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "fix"),
+    [
+        (["--load", "f", "--target", "y", "--kernel", "laplace"], "--kernel with --load", "leave --kernel out"),
+        (["t.csv", "--load", "f"], "t.csv and --load f", "--load f --predict t.csv -o out.csv"),
+        (["--load", "f"], "no --predict", "--load FILE --predict new.csv -o out.csv"),
+        (["t.csv"], "no --target", "attlas regress FILE --target COLUMN"),
+        (["--target", "y"], "no table", "attlas regress FILE --target COLUMN"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(
+    arguments: list[str], found: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["regress", *arguments]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [f"  found: {found}", f"  fix: {fix}"]
+
+
+def test_negative_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(put(tmp_path / "t.csv", ["a", "w", "y"], np.column_stack([X[:, 0], -np.ones(len(Y)), Y])))
+    assert main(["regress", table, "--target", "y", "--weights", "w"]) == 2
+    assert "found: -1 in the column w" in capsys.readouterr().err
 
 
 def test_other_columns_stay_as_they_were(data: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from attlas.estimators.kernels import KERNELS
 from attlas.estimators.loo import LeaveOneOut, Task, accuracy, log_loss, squared_error
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Settings, search
+from attlas.estimators.summed import SummedLeaveOneOut, objective
 
 THETA = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
 
@@ -97,6 +98,80 @@ def test_gradient_is_that_of_attention_without_the_diagonal(kernel):
     other, through_attention = ScoredLeaveOneOut(KERNELS[kernel](), problem).value(THETA)
     assert loss == pytest.approx(other, rel=1e-12)
     torch.testing.assert_close(slope, through_attention, rtol=1e-9, atol=1e-12)
+
+
+def summable(kernel, d, loss=squared_error, counts=False, n=200):
+    generator = torch.Generator().manual_seed(5)
+    width = 2.0 if kernel in ("gaussian", "laplace") else 0.7
+    keys = width * torch.randn(n, d, generator=generator, dtype=torch.float64)
+    keys[0] += 60.0  # alone, or with weights that all underflow but for their ratios
+    values = torch.randn(n, 2, generator=generator, dtype=torch.float64) + keys[:, :1] ** 2 / 100
+    if loss is not squared_error:
+        values = torch.eye(2, dtype=torch.float64)[(values[:, 0] > 0).long()]
+    weights = torch.randint(1, 4, (n,), generator=generator).double() if counts else torch.ones(n, dtype=torch.float64)
+    return Task(kernel, keys, values, weights, weights - 1.0, loss)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("loss", [squared_error, log_loss])
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("rows", [None, range(0, 200, 3)])
+def test_sums_give_the_loss_and_the_gradient_of_strips(kernel, d, loss, counts, rows):
+    problem = summable(kernel, d, loss, counts)
+    rows = None if rows is None else torch.tensor([*rows])
+    fast, slow = objective(problem, rows), LeaveOneOut(problem, rows)
+    if kernel in ("laplace", "triangular") and d > 1:
+        assert isinstance(fast, LeaveOneOut)  # their slopes are no sums of a kernel that is there
+        return
+    # Where no kernels were compiled strips are faster; the sums are right there too.
+    fast = SummedLeaveOneOut(problem, rows)
+    theta = torch.linspace(-0.3, 0.3, d, dtype=torch.float64)
+    found, known = fast.value(theta), slow.value(theta)
+    assert found[0] == pytest.approx(known[0], rel=1e-11)
+    torch.testing.assert_close(found[1], known[1], rtol=1e-8, atol=1e-9)
+    assert fast.value(theta, gradient=False)[0] == pytest.approx(found[0], rel=1e-12)
+    torch.testing.assert_close(fast.predictions(theta), slow.predictions(theta), rtol=1e-10, atol=1e-10)
+    scales = torch.tensor([0.05, 0.5, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(fast.grid(scales), slow.grid(scales), rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+def test_long_lines_give_the_loss_and_the_gradient_of_strips(kernel):
+    """Enough pairs that sums on a line are those of sorted keys, with keys that stand in one place, and repeats."""
+    problem = summable(kernel, 1, counts=True, n=3000)
+    problem.keys[1:] = (problem.keys[1:] * 50).round() / 50
+    fast, slow = objective(problem), LeaveOneOut(problem)
+    theta = torch.tensor([-2.0], dtype=torch.float64)
+    found, known = fast.value(theta), slow.value(theta)
+    assert found[0] == pytest.approx(known[0], rel=1e-10)
+    torch.testing.assert_close(found[1], known[1], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(fast.predictions(theta), slow.predictions(theta), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_keep_their_digits_where_squares_would_lose_them(dtype):
+    problem = summable("gaussian", 2)
+    problem.keys[0] = 1e7
+    theta = torch.tensor([0.2, -0.1], dtype=torch.float64)
+    fast, exact = SummedLeaveOneOut(problem, None, dtype).value(theta), LeaveOneOut(problem).value(theta)
+    torch.testing.assert_close(fast[1], exact[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_results_do_not_depend_on_the_number_of_threads(d):
+    problem = summable("gaussian", d, n=6000)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            loss, slope = objective(problem).value(torch.zeros(d, dtype=torch.float64))
+            found.append((loss, slope.tolist()))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
 
 
 def test_gradient_passes_gradcheck():

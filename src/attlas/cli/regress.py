@@ -20,6 +20,7 @@ from attlas.cli.files import check_target
 from attlas.cli.regress_csv import DELIMITERS, Form
 from attlas.cli.regress_figures import figure
 from attlas.cli.regress_predict import predict
+from attlas.cli.regress_saved import check_saved, predict_with_saved
 from attlas.cli.regress_table import CsvTable, ParquetTable, Table, open_table, read_table
 from attlas.cli.regress_words import Feature, Fit, as_json, many, say
 from attlas.cli.terminal import Help, Terminal, UsageError
@@ -35,6 +36,7 @@ __all__ = ["add", "run"]
 _KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
 _BOUNDED = ("epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
+_DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
 _LOOKED_AT, _PAIRS = 2_000, 5e7  # rows whose neighbours are counted; fewer where tables are long
 
 _EXAMPLES = """\
@@ -42,6 +44,8 @@ examples:
   attlas regress cars.csv --target price
   attlas regress cars.csv --target price --features age,km --plot price.png
   attlas regress cars.csv --target price --predict new.csv -o prices.csv --std
+  attlas regress cars.csv --target price --save price.safetensors
+  attlas regress --load price.safetensors --predict new.csv -o prices.csv
   zcat log.csv.gz | attlas regress - --target seconds --bandwidth scott --json
 """
 
@@ -58,28 +62,28 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=Help,
         allow_abbrev=False,
     )
-    command.add_argument("data", type=Path, metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
-    command.add_argument("--target", required=True, metavar="COLUMN", help="what is to be predicted")
+    command.add_argument("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
+    command.add_argument("--target", metavar="COLUMN", help="what is to be predicted")
     command.add_argument("--features", metavar="A,B,...", help="what it is predicted from (default: all others)")
+    command.add_argument(
+        "--weights", metavar="COLUMN", help="how much each row counts; only ratios matter (default: all the same)"
+    )
     how = command.add_argument_group("the regression")
     how.add_argument(
         "--kernel",
         choices=_KERNELS,
-        default="gaussian",
         metavar="NAME",
         help=f"{', '.join(_KERNELS)} (default: the first)",
     )
     how.add_argument(
         "--bandwidth",
-        default="loo",
         metavar="H",
         help="loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)",
     )
-    how.add_argument("--degree", type=int, choices=(0, 1), default=0, help="0: local mean, 1: local line (default: 0)")
+    how.add_argument("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
     how.add_argument(
         "--outside",
         choices=("nan", "nearest"),
-        default="nan",
         help="what a place is given that no row reaches: nothing, or the value of the nearest row (default: nan)",
     )
     form = command.add_argument_group("the table")
@@ -103,7 +107,8 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the fit, or what each feature does: .png .svg .pdf"
     )
-    out.add_argument("--save", type=Path, metavar="FILE", help="keep the fit, for AttentionRegressor.load()")
+    out.add_argument("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
+    out.add_argument("--load", type=Path, metavar="FILE", help="predict with a fit that was kept, without fitting")
     out.add_argument("--json", action="store_true", help="print all numbers as JSON")
     command.set_defaults(run=run)
 
@@ -112,18 +117,28 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the table, fit, say how well, and write what was asked for."""
     _check(arguments)
     form = Form(_delimiter(arguments.delimiter), arguments.header, arguments.decimal)
+    if arguments.load is not None:
+        predict_with_saved(arguments, form, terminal)
+        return
+    for option, value in _DEFAULTS.items():
+        if getattr(arguments, option) is None:
+            setattr(arguments, option, value)
     bandwidth = _bandwidth(arguments.bandwidth)
     label = "the pipe" if str(arguments.data) == "-" else arguments.data.name
     with terminal.step(f"reading {label}"), open_table(arguments.data, form) as table:
         features = _columns(table, arguments)
-        data = read_table(table, features, arguments.target, drop_missing=arguments.drop_missing)
+        wanted = [*features, *([] if arguments.weights is None else [arguments.weights])]
+        data = read_table(table, wanted, arguments.target, drop_missing=arguments.drop_missing)
+    weights = None
+    if arguments.weights is not None:
+        data, weights = _weighted(data, arguments.weights)
     if len(data.numbers) < 2:
         raise _error(
             "there must be at least 2 rows.",
             f"{many(len(data.numbers), 'row')} of {data.source}",
             "a table with more rows",
         )
-    model, fit = _fit(arguments, bandwidth, features, data, terminal)
+    model, fit = _fit(arguments, bandwidth, features, data, weights, terminal)
     if arguments.json:
         terminal.say(json.dumps(as_json(fit), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -132,7 +147,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def _fit(
-    arguments: argparse.Namespace, bandwidth: Any, features: list[str], data: Table, terminal: Terminal
+    arguments: argparse.Namespace,
+    bandwidth: Any,
+    features: list[str],
+    data: Table,
+    weights: NDArray[np.float64] | None,
+    terminal: Terminal,
 ) -> tuple[AttentionRegressor, Fit]:
     from attlas.estimators import AttentionRegressor
 
@@ -144,19 +164,24 @@ def _fit(
             "--bandwidth loo",
         )
     model = AttentionRegressor(
-        kernel=arguments.kernel, bandwidth=bandwidth, degree=arguments.degree, outside=arguments.outside
+        kernel=arguments.kernel,
+        bandwidth=bandwidth,
+        degree=arguments.degree,
+        outside=arguments.outside,
+        # A row is left out with all its weight: copies of it that stayed would vote for it.
+        weights_are="counts" if weights is None else "importance",
     )
     what = "learning the bandwidths" if bandwidth == "loo" else "fitting"
     start = time.perf_counter()
     with terminal.step(f"{what} on {many(len(y), 'row')}"):
-        model.fit(x, y)
+        model.fit(x, y, weights)
     seconds = time.perf_counter() - start
     with terminal.step("leaving each row out"):
         left = y - model.leave_one_out()
         most = int(np.clip(_PAIRS / len(y), 100, _LOOKED_AT))
         few = np.random.default_rng(0).permutation(len(y))[:most]
         neighbours = model.effective_neighbours(x[few])
-    own = baselines.judge(left, y)
+    own = baselines.judge(left, y, weights)
     found = Fit(
         source=data.source,
         target=arguments.target,
@@ -166,14 +191,25 @@ def _fit(
         degree=arguments.degree,
         rule=bandwidth if isinstance(bandwidth, str) else "given",
         features=_features(features, x, np.asarray(model.bandwidth_)),
-        mean=baselines.judge(baselines.mean(y), y),
-        linear=baselines.judge(baselines.linear(x, y), y),
+        mean=baselines.judge(baselines.mean(y, weights), y, weights),
+        linear=baselines.judge(baselines.linear(x, y, weights), y, weights),
         kernel_regression=own,
         neighbours=(float(np.quantile(neighbours, 0.05)), float(np.median(neighbours))),
         alone=float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel in _BOUNDED else 0.0,
         seconds=seconds,
+        weights=arguments.weights,
     )
     return model, found
+
+
+def _weighted(data: Table, name: str) -> tuple[Table, NDArray[np.float64]]:
+    """Take the column of the weights, the last but one, off a table, and the rows of weight 0 with it."""
+    weights = data.numbers[:, -2]
+    if (weights < 0).any():
+        raise _error("weights must be 0 or more.", f"{weights.min():g} in the column {name}", "another --weights")
+    used = weights > 0
+    rest = np.delete(data.numbers, -2, axis=1)[used]
+    return Table(data.source, rest, data.dropped), weights[used]
 
 
 def _features(names: list[str], x: NDArray[np.float64], bandwidths: NDArray[np.float64]) -> list[Feature]:
@@ -208,7 +244,7 @@ def _write(
     if arguments.save is not None:
         model.feature_names_in_ = np.array([feature.name for feature in fit.features], dtype=object)
         model.save(arguments.save)
-        written.append((arguments.save, "the fit: AttentionRegressor.load() opens it"))
+        written.append((arguments.save, "the fit: --load and AttentionRegressor.load() open it"))
     if arguments.json or not written:
         return
     width = max(len(str(path)) for path, _ in written)
@@ -222,6 +258,11 @@ def _write(
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise before the work for what would go wrong after it."""
+    if arguments.load is None and (arguments.data is None or arguments.target is None):
+        missing = "no table" if arguments.data is None else "no --target"
+        raise _error("a table and --target say what to learn.", missing, "attlas regress FILE --target COLUMN")
+    if arguments.load is not None:
+        check_saved(arguments)
     if (arguments.predict is None) != (arguments.out is None):
         given, other = ("--predict", "-o FILE") if arguments.out is None else ("-o", "--predict FILE")
         raise _error("--predict and -o go together.", f"{given} alone", f"{given} ... {other}")
@@ -248,19 +289,25 @@ def _columns(table: CsvTable | ParquetTable, arguments: argparse.Namespace) -> l
     names = table.names
     if arguments.features is None:
         # A column without a name is the index that data frames write before the others.
-        features = [name for name in names if name not in (arguments.target, "")]
+        features = [name for name in names if name not in (arguments.target, arguments.weights, "")]
     else:
         features = [name.strip() for name in next(csv.reader([arguments.features], skipinitialspace=True))]
     told = "" if table.named else "; its first line is all numbers, so columns are called by their places"
-    for option, wanted in (("--target", [arguments.target]), ("--features", features)):
+    weights = [] if arguments.weights is None else [arguments.weights]
+    for option, wanted in (("--target", [arguments.target]), ("--features", features), ("--weights", weights)):
         for name in wanted:
             if names.count(name) != 1:
                 rule = "must be columns of the table" if name not in names else "must be names that occur once"
                 has = f"{', '.join(names[:24])}{' …' if len(names) > 24 else ''}{told}"
                 found = f"{option} {name}; {table.source} has {has}"
-                raise _error(f"--target and --features {rule}.", found, _nearest(option, name, names))
-    if arguments.target in features or len(set(features)) < len(features):
-        twice = next(name for name in features if name == arguments.target or features.count(name) > 1)
+                raise _error(
+                    f"--target{', --weights' if weights else ''} and --features {rule}.",
+                    found,
+                    _nearest(option, name, names),
+                )
+    every = [arguments.target, *weights, *features]
+    if len(set(every)) < len(every):
+        twice = next(name for name in every if every.count(name) > 1)
         raise _error("every column can be used once.", f"{twice} twice", "leave it out of --features")
     if not features:
         raise _error(

@@ -27,8 +27,10 @@ class Judged:
     r2: float
 
 
-def judge(residuals: NDArray[np.float64], y: NDArray[np.float64]) -> Judged:
+def judge(residuals: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Judged:
     """Return error and R² of residuals; rows without a prediction, NaN, are left out of both.
+
+    A row of weight 3 counts three times as much as one of weight 1.
 
     Examples
     --------
@@ -39,15 +41,21 @@ def judge(residuals: NDArray[np.float64], y: NDArray[np.float64]) -> Judged:
     known = np.isfinite(residuals)
     if not known.any():
         return Judged(math.nan, math.nan)
+    w = np.ones(len(y)) if weights is None else weights
+    centre = np.average(y, weights=w)
     # Scaled first: the squares of numbers like 1e200 would overflow.
-    scale = max(float(np.abs(residuals[known]).max()), float(np.abs(y - y.mean()).max())) or 1.0
+    scale = max(float(np.abs(residuals[known]).max()), float(np.abs(y - centre).max())) or 1.0
     squares = np.square(residuals[known] / scale)
-    spread = float(np.square((y[known] - y.mean()) / scale).sum())
-    return Judged(scale * math.sqrt(float(squares.mean())), 1.0 - float(squares.sum()) / spread if spread else math.nan)
+    total = float(w[known] @ squares)
+    spread = float(w[known] @ np.square((y[known] - centre) / scale))
+    error = scale * math.sqrt(total / float(w[known].sum()))
+    return Judged(error, 1.0 - total / spread if spread else math.nan)
 
 
-def mean(y: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean(y: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Return what is left of each row when the mean of all others is taken off.
+
+    A row is left out with all its weight.
 
     Examples
     --------
@@ -56,10 +64,16 @@ def mean(y: NDArray[np.float64]) -> NDArray[np.float64]:
     array([-4.5,  0. ,  4.5])
     """
     n = len(y)
-    return (y - y.mean()) * (n / (n - 1)) if n > 1 else np.full(n, math.nan)
+    if n < 2:
+        return np.full(n, math.nan)
+    w = np.ones(n) if weights is None else weights
+    left: NDArray[np.float64] = (y - np.average(y, weights=w)) * (w.sum() / (w.sum() - w))
+    return left
 
 
-def linear(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+def linear(
+    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
     """Return what is left of each row when least squares of all others are taken off.
 
     Parameters
@@ -68,6 +82,8 @@ def linear(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
         Features; an intercept is added.
     y : ndarray, shape (rows,)
         Target.
+    weights : ndarray, shape (rows,), optional
+        Weights above 0; a row is left out with all of it.
 
     Returns
     -------
@@ -87,13 +103,15 @@ def linear(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
     array([0., 0., 0., 0.])
     """
     n = len(y)
+    w = np.ones(n) if weights is None else weights
+    root = np.sqrt(w)
     varied = x[:, x.max(0) > x.min(0)]  # of a constant, rounding would be left, and look like a feature
-    centred = varied - varied.mean(0)
-    columns = centred / np.abs(centred).max(0)
+    centred = varied - np.average(varied, axis=0, weights=w)
+    columns = centred / np.abs(centred).max(0) * root[:, None]
     columns /= np.sqrt(np.square(columns).sum(0))
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
     u = u[:, s > max(n, x.shape[1]) * np.finfo(np.float64).eps * s.max(initial=0.0)]
-    left = y - y.mean()
-    left = left - u @ (u.T @ left)
-    free = 1.0 - 1.0 / n - np.square(u).sum(1)
+    left = (y - np.average(y, weights=w)) * root
+    left = (left - u @ (u.T @ left)) / root
+    free = 1.0 - w / w.sum() - np.square(u).sum(1)
     return np.where(free > 1e-10, left / np.where(free > 1e-10, free, 1.0), math.nan)

@@ -44,7 +44,7 @@ def predict(
     model : AttentionRegressor
         The fit.
     arguments : argparse.Namespace
-        With the names of both files, of the target, and what to do with missing values.
+        With the names of both files, of the target if it has one, and what to do with missing values.
     form : Form
         How text is to be read.
     features : sequence of str
@@ -66,7 +66,8 @@ def predict(
 
     out: Path = arguments.out
     told = _Told()
-    names = [f"{arguments.target}_predicted", *([f"{arguments.target}_std"] if arguments.std else [])]
+    before = "" if arguments.target is None else f"{arguments.target}_"
+    names = [f"{before}predicted", *([f"{before}std"] if arguments.std else [])]
     with open_table(arguments.predict, form) as table, whole_file(out) as temporary:
         absent = [name for name in features if name not in table.names]
         if absent:

@@ -77,6 +77,8 @@ class Fit:
         Share of rows that no other row reaches.
     seconds : float
         How long the fit took.
+    weights : str, optional
+        Column of the weights.
     """
 
     source: str
@@ -93,6 +95,7 @@ class Fit:
     neighbours: tuple[float, float]
     alone: float
     seconds: float
+    weights: str | None = None
 
 
 def as_json(fit: Fit) -> dict[str, Any]:
@@ -120,6 +123,7 @@ def say(fit: Fit, terminal: Terminal) -> None:
     title = f"{fit.target} from {many(len(fit.features), 'feature')}, {many(fit.rows, 'row')} of {fit.source}"
     terminal.say(terminal.style(title, "bold"))
     how = f"{fit.kernel.capitalize()} kernel, {_DEGREES[fit.degree]}, {_RULES[fit.rule]}"
+    how += f", rows weighted by {fit.weights}" if fit.weights is not None else ""
     terminal.say(f"  {how}; fitted in {_seconds(fit.seconds)}")
     if fit.dropped:
         verb = "is" if fit.dropped == 1 else "are"

@@ -24,6 +24,7 @@ from attlas.estimators.pooling import Pool
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
+from attlas.estimators.summed import SummedLeaveOneOut, objective
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 
@@ -33,7 +34,8 @@ Array = NDArray[Any]
 
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
 _PAIRS = 1 << 28
-# Pairs of the searches that come before the last one, which starts near its end: many of few pairs, one of more.
+# Pairs of the searches that come before the last one, which starts near its end: many of few pairs, one of more, or
+# of all in single precision where that is faster.
 _COARSE_PAIRS = 1 << 22
 _MIDDLE_PAIRS = 1 << 24
 
@@ -266,7 +268,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     def _search(self, data: Observations, loss: Loss, warm: Array | None) -> None:
         n = len(data.X)
-        rows = n if self.loo_rows == "all" else max(1, _PAIRS // n) if self.loo_rows == "auto" else int(self.loo_rows)
+        rows = n if self.loo_rows in ("auto", "all") else int(self.loo_rows)
+        if self.loo_rows == "auto" and not self._on_a_line(data.X):
+            rows = max(1, _PAIRS // n)
         counts = self.weights_are == "counts"
         if rows >= n:
             # One order of the data, and equal observations joined: what a search finds depends on neither.
@@ -296,6 +300,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         predicted = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
         self._judge(predicted, data.values[rows_used], None if data.weights is None else data.weights[rows_used])
 
+    def _on_a_line(self, X: Array) -> bool:
+        """Tell whether the search can look at every row of data of any length."""
+        several = int((X[:1] != X).any(0).sum()) != 1 or torch.device(self.device or "cpu").type != "cpu"
+        return not (several or self.degree) and isinstance(self.kernel, str)
+
     def _task(self, keys: Tensor, data: Observations, loss: Loss) -> Task:
         device = torch.device(self.device or "cpu")
         weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
@@ -311,14 +320,21 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         rows = None if sample is None else torch.from_numpy(sample).to(device)
         if not isinstance(self.kernel, str):
             return [ScoredLeaveOneOut(self.kernel, task, rows)]
-        stages: list[Objective] = []
-        exact = LeaveOneOut(task, rows)
-        for pairs in (_COARSE_PAIRS, _MIDDLE_PAIRS):
-            if exact.pairs > pairs:
-                fewer = _sample(n, max(1, pairs // n), random)
-                part = None if fewer is None else torch.from_numpy(fewer).to(device)
-                stages.append(LeaveOneOut(task, part, torch.float32))
-        return [*stages, exact]
+        count = n if rows is None else len(rows)
+        last = objective(task, rows)
+        if count * n <= _COARSE_PAIRS or (isinstance(last, SummedLeaveOneOut) and last.line):
+            return [last]
+
+        def some(pairs: int) -> Objective:
+            fewer = _sample(n, max(1, pairs // n), random)
+            part = None if fewer is None else torch.from_numpy(fewer).to(device)
+            return objective(task, part, torch.float32)
+
+        if isinstance(last, SummedLeaveOneOut):
+            return [some(_COARSE_PAIRS), objective(task, rows, torch.float32), last]
+        # Strips take as long in either precision.
+        between = [some(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
+        return [some(_COARSE_PAIRS), *between, last]
 
     def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.estimators.kernels import Places, profile
 from attlas.estimators.local import lines_through
-from attlas.estimators.strips import over_strips, strips
+from attlas.estimators.strips import one_thread, over_strips, strips
 
 __all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error"]
 
@@ -140,7 +140,6 @@ class LeaveOneOut:
         """Return the loss for every multiple of the starting bandwidth, in one pass: all share the distances."""
         power = 1 if self.task.kernel == "laplace" else 2
         several = scales.tolist()
-        places = self._places(self.task.keys)
 
         def losses(part: slice) -> Tensor:
             rows = self.rows[part]
@@ -154,11 +153,17 @@ class LeaveOneOut:
                 found.append((loss * self._share[part]).sum(dtype=torch.float64))
             return torch.stack(found).cpu()
 
-        return self._total(losses)
+        with one_thread(self.task.keys.device) as threads:
+            places = self._places(self.task.keys)
+            return torch.stack(over_strips(losses, self._strips(), threads)).sum(0)
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
-        keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
+        with one_thread(self.task.keys.device) as threads:
+            total = self._loss_and_slopes(self.task.keys / log_bandwidth.to(self.task.keys).exp(), gradient, threads)
+        return float(total[0]), total[1:]
+
+    def _loss_and_slopes(self, keys: Tensor, gradient: bool, threads: int) -> Tensor:
         places = self._places(keys)
 
         def loss_and_slopes(part: slice) -> Tensor:
@@ -175,23 +180,20 @@ class LeaveOneOut:
                 slopes = places.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
-        total = self._total(loss_and_slopes)
-        return float(total[0]), total[1:]
+        return torch.stack(over_strips(loss_and_slopes, self._strips(), threads)).sum(0)
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
-        keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
-        places = self._places(keys)
 
         def predicted(part: slice) -> Tensor:
             distance = places.distances(keys[self.rows[part]])
             self._hide(distance, self.rows[part])
             return self._predict(profile(self.task.kernel, distance).weight, part, keys=keys)[0]
 
-        return torch.cat(over_strips(predicted, self._strips(), self.task.keys.device))
-
-    def _total(self, work: Callable[[slice], Tensor]) -> Tensor:
-        return torch.stack(over_strips(work, self._strips(), self.task.keys.device)).sum(0)
+        with one_thread(self.task.keys.device) as threads:
+            keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
+            places = self._places(keys)
+            return torch.cat(over_strips(predicted, self._strips(), threads))
 
     def _strips(self) -> Iterator[slice]:
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
-__all__ = ["over_strips", "strips"]
+__all__ = ["one_thread", "over_strips", "strips"]
 
 Part = TypeVar("Part")
 
@@ -25,14 +26,32 @@ def strips(count: int, columns: int, device: torch.device, *, width: int = 1) ->
         yield slice(start, min(count, start + step))
 
 
-def over_strips(work: Callable[[slice], Part], rows: Iterable[slice], device: torch.device) -> list[Part]:
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[int]:
+    """Let each operation of torch on a CPU be the work of one thread, and yield how many threads there were.
+
+    Notes
+    -----
+    A search is thousands of short operations. Shared between threads, each would end with all of them waiting for the
+    slowest, which takes a hundred times as long as the operation on a machine that has other work.
+    """
+    before = torch.get_num_threads()
+    if device.type != "cpu" or before < 2:
+        yield 1
+        return
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+def over_strips(work: Callable[[slice], Part], rows: Iterable[slice], threads: int) -> list[Part]:
     """Return what a function makes of each strip, in their order, without gradients.
 
     Notes
     -----
-    On a CPU each strip is the work of one thread, of as many as torch has. A strip is a dozen short operations;
-    shared between threads, each would end with all of them waiting for the slowest, which takes a hundred times as
-    long as the operation on a machine that has other work. Results do not depend on the number of threads.
+    Each strip is the work of one of so many threads, within `one_thread`. Results do not depend on their number.
     """
 
     def alone(part: slice) -> Part:
@@ -40,13 +59,7 @@ def over_strips(work: Callable[[slice], Part], rows: Iterable[slice], device: to
             return work(part)
 
     parts = list(rows)
-    threads = min(torch.get_num_threads(), len(parts))
-    if device.type != "cpu" or threads < 2:
+    if min(threads, len(parts)) < 2:
         return [alone(part) for part in parts]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, "attlas-strips", torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(alone, parts))
-    finally:
-        torch.set_num_threads(before)
+    with ThreadPoolExecutor(min(threads, len(parts)), "attlas-strips", torch.set_num_threads, (1,)) as pool:
+        return list(pool.map(alone, parts))

@@ -17,7 +17,7 @@ from attlas.estimators.sums.line import Line, neighbours, sums_in_windows
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.scan import running
 
-__all__ = ["laplace_sums"]
+__all__ = ["beside_each", "laplace_sums"]
 
 
 def laplace_sums(line: Line) -> Sums:
@@ -59,3 +59,58 @@ def _seen(line: Line, sums: Tensor, place: Tensor, x: Tensor) -> Sums:
     scale = (-(x - line.keys[place]).abs() / line.h).clamp(min=-torch.finfo(torch.float64).max)
     found = sums[place].masked_fill_(~there.unsqueeze(-1), 0.0)
     return Sums(found[:, :-1], found[:, -1], scale.masked_fill(~there, -torch.inf))
+
+
+def beside_each(keys: Tensor, values: Tensor, weights: Tensor | None) -> tuple[Sums, Tensor]:
+    """Return the sums that each key sees of all others, and the slopes that its bandwidth has.
+
+    Parameters
+    ----------
+    keys : Tensor, shape (n,)
+        Keys in bandwidths, in any order.
+    values : Tensor, shape (n, e)
+        Values.
+    weights : Tensor, shape (n,), optional
+        Weights above 0.
+
+    Returns
+    -------
+    sums : Sums
+        ``Σ_{j≠i} w_j exp(-|u_ij|) y_j`` and ``Σ_{j≠i} w_j exp(-|u_ij|)``.
+    slopes : Tensor, shape (n, e + 1)
+        The same with ``|u_ij|`` as a factor, on the same scale.
+
+    Notes
+    -----
+    ``D_i = exp(-δ_i) (D_{i-1} + δ_i L_{i-1})`` carries the distances along with the sums. Time: that of sorting.
+    """
+    z, way = keys.double().sort(stable=True)
+    weight = z.new_ones(len(z), 1) if weights is None else weights.double()[way].unsqueeze(-1)
+    terms = torch.cat([weight * values.double()[way], weight], -1)
+    gap = z.diff()
+    left = _from_one_side(gap, terms)
+    right = [t.flip(0) for t in _from_one_side(gap.flip(0), terms.flip(0))]
+    far = z.new_full((1,), torch.inf)
+    near = torch.cat([far, gap]), torch.cat([gap, far])
+    scale = -torch.minimum(*near)
+    total, slopes = torch.zeros_like(terms), torch.zeros_like(terms)
+    for (sums, along), distance in zip((left, right), near, strict=True):
+        factor = torch.where(distance == torch.inf, 0.0, (-distance - scale).exp()).unsqueeze(-1)
+        total += factor * sums
+        slopes += factor * along
+    place = torch.empty_like(way)
+    place[way] = torch.arange(len(way), device=way.device)
+    total, slopes, scale = total[place].to(values), slopes[place].to(values), scale[place]
+    return Sums(total[:, :-1], total[:, -1], scale), slopes
+
+
+def _from_one_side(gap: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, as each key sees them past the key before it, on the scale of that one, sums and their slopes."""
+    n = len(terms)
+    none = terms.new_zeros(min(n, 1), terms.shape[1])
+    fade = (-gap).exp()
+    start = fade.new_zeros(min(n, 1))
+    sums = running(torch.cat([start, fade]), terms)[:-1]
+    step = gap.unsqueeze(-1)
+    carried = running(torch.cat([start, fade]), torch.cat([none, fade.unsqueeze(-1) * step * sums]))[:-1]
+    return torch.cat([none, sums]), torch.cat([none, carried + step * sums])

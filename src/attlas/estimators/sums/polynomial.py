@@ -59,9 +59,9 @@ def polynomial_sums(line: Line) -> Sums:
         return Sums(total[:, :-1], total[:, -1], scale)
     low, high = _edges(line)
     if line.task.moments:
-        return sums_in_windows(line, Run(low, high))
-    middle = torch.searchsorted(line.keys, x).clamp(low, high)
-    cells = _cells(line)
+        return sums_in_windows(line, Run(low.long(), high.long()))
+    cells = _cells(line, low.dtype)
+    middle = torch.searchsorted(line.keys, x, out_int32=low.dtype is torch.int32).clamp_(low, high)
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
     bare = x.new_zeros(m)
@@ -69,13 +69,15 @@ def polynomial_sums(line: Line) -> Sums:
     pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
     for first, stop, side in ((low, middle, -1.0), (middle, high, 1.0)):
         odd |= _split(cells, first, stop, side, pieces)
-    offset = (line.keys - cells.middle[cells.of]) / line.h
+    del middle
     for power in range(len(_KERNELS[line.task.kernel])):
+        if power:
+            terms *= ((line.keys - cells.middle[cells.of]) / line.h).unsqueeze(-1)
         for mirrored in (False, True):
-            sums = running((~cells.first).double(), terms) if not mirrored else _backward(cells, terms)
+            sums = _forward(cells, terms) if not mirrored else _backward(cells, terms)
             for piece in pieces[int(mirrored)]:
                 _add(line, cells, sums, power, piece, total, bare)
-        terms = terms * offset.unsqueeze(-1)
+            del sums
         line.task.tell(m // 2)
     scale[low < high] = 0.0
     if line.own is not None:
@@ -83,18 +85,21 @@ def polynomial_sums(line: Line) -> Sums:
     return _checked(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
 
 
+def _forward(cells: _Cells, terms: Tensor) -> Tensor:
+    return running((~cells.first).double(), terms)
+
+
 def _backward(cells: _Cells, terms: Tensor) -> Tensor:
     return running((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
 
 
-def _cells(line: Line) -> _Cells:
+def _cells(line: Line, places: torch.dtype) -> _Cells:
     keys = line.keys
-    cell = ((keys - keys[0]) / line.h).floor()
-    _, of, count = torch.unique_consecutive(cell, return_inverse=True, return_counts=True)
-    stop = count.cumsum(0)
-    first, last = torch.zeros_like(of, dtype=torch.bool), torch.zeros_like(of, dtype=torch.bool)
-    first[stop - count], last[stop - 1] = True, True
-    return _Cells(of, keys[stop - count] / 2 + keys[stop - 1] / 2, first, last)
+    cell = ((keys - keys[0]) / line.h).floor_()
+    new, one = cell[1:] != cell[:-1], torch.ones(1, dtype=torch.bool, device="cpu")
+    first, last = torch.cat([one, new]), torch.cat([new, one])
+    of = first.cumsum(0, dtype=places) - 1
+    return _Cells(of, keys[first] / 2 + keys[last] / 2, first, last)
 
 
 def _split(
@@ -143,7 +148,7 @@ def _checked(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sum
     gamma = _ROUNDINGS * torch.finfo(torch.float64).eps
     doubtful = odd | (bare * gamma > line.task.tolerance * sums.denominator)
     for rows in doubtful.nonzero().squeeze(-1).split(_ROWS):
-        some = Run(run.first[rows], run.stop[rows])
+        some = Run(run.first[rows].long(), run.stop[rows].long())
         if line.own is None:
             found = exact(line, line.x[rows], some, neighbours(line, line.x[rows]))
         else:
@@ -157,18 +162,20 @@ def _checked(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sum
 def _edges(line: Line) -> tuple[Tensor, Tensor]:
     """Return the first key within one bandwidth of each query and the one after the last; a key at one is outside."""
     x, keys, h, n = line.x, line.keys, line.h, len(line.keys)
-    low, high = torch.searchsorted(keys, x - h), torch.searchsorted(keys, x + h)
+    # Places fill much of the memory that all this takes: half as much where 32 bits hold them.
+    narrow = n < 1 << 31
+    low, high = (torch.searchsorted(keys, end, out_int32=narrow) for end in (x - h, x + h))
     # The ends of the window are rounded; the differences to the keys there say which side of them a key is on.
     while True:
         out = (low < n) & (x - keys[low.clamp(max=n - 1)] >= h)
         inside = (low > 0) & (x - keys[(low - 1).clamp(min=0)] < h)
         if not bool((out | inside).any()):
             break
-        low = low + out.long() - (inside & ~out).long()
+        low += out.to(low.dtype) - (inside & ~out).to(low.dtype)
     while True:
         inside = (high < n) & (keys[high.clamp(max=n - 1)] - x < h)
         out = (high > 0) & (keys[(high - 1).clamp(min=0)] - x >= h)
         if not bool((out | inside).any()):
             break
-        high = high + inside.long() - (out & ~inside).long()
+        high += inside.to(high.dtype) - (out & ~inside).to(high.dtype)
     return low, torch.maximum(low, high)

@@ -1,0 +1,238 @@
+"""The leave-one-out error of local means from sums of the kernel, which compiled kernels and sorted lines compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.attend import attend, explain_choice
+from attlas.estimators.kernels import KERNELS, product_error
+from attlas.estimators.loo import LeaveOneOut, Objective, Task
+from attlas.estimators.strips import one_thread, over_strips
+from attlas.estimators.sums import Sums, kernel_sums
+from attlas.estimators.sums.direct import Run, pooled
+from attlas.estimators.sums.laplace import beside_each
+from attlas.estimators.sums.task import Task as Asked
+
+__all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
+
+# Coordinates and columns of values up to which the compiled kernels are ahead of strips of matrix products.
+_COORDINATES, _COLUMNS = 16, 128
+# Part of a row that skipping may leave out, or the rounding of a long line, in parts of its length in bandwidths.
+_TOLERANCE, _ROUNDED = 1e-10, 1e-12
+# Rounding error of a squared distance made of sums of squares that a slope may have, in squared bandwidths. Weights
+# are made of differences, and never have it.
+_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-8}
+
+# Pairs that one thread looks at at a time, and rows at least: the compiled kernels begin at 16.
+_PAIRS, _FEWEST = 1 << 24, 32
+_LONG_LINE = 1 << 18  # keys of a line from which on threads share its operations
+
+
+class _Left(NamedTuple):
+    """Predictions of rows that were left out, what is one over the mass of their neighbours, and sums for slopes.
+
+    `across` (r, d) is ``Σ_j w_j F_ij |u_ijc|^p``, `along` (r, e, d) the same times the values, both to be multiplied
+    by `inverse`.
+    """
+
+    predicted: Tensor
+    inverse: Tensor
+    across: Tensor
+    along: Tensor
+
+
+def on_a_line(task: Task) -> bool:
+    """Tell whether all pairs of a task cost no more than sorting it does."""
+    return not task.degree and task.keys.shape[1] == 1 and task.keys.device.type == "cpu"
+
+
+def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Objective:
+    """Return the leave-one-out error of a task the fastest way that computes it."""
+    d, e = task.keys.shape[1], task.values.shape[1]
+    slopes = task.kernel in ("gaussian", "epanechnikov", "boxcar") or d == 1
+    few = d <= _COORDINATES and e + 2 * d * (e + 1) <= _COLUMNS
+    if task.degree or task.keys.device.type != "cpu" or not (slopes and few):
+        return LeaveOneOut(task, rows, dtype)
+    if not (d == 1 and rows is None):
+        some = torch.zeros(_FEWEST, d, dtype=dtype)
+        # Without compiled kernels each sum is a pass of its own: strips share their distances with the slopes.
+        if explain_choice(attend(some, some, score=KERNELS[task.kernel]())).backend != "native":
+            return LeaveOneOut(task, rows, dtype)
+    return SummedLeaveOneOut(task, rows, dtype)
+
+
+class SummedLeaveOneOut:
+    """Leave-one-out error of local means over some rows, all keys, with the gradient of `LeaveOneOut`.
+
+    Notes
+    -----
+    With ``u_ijc² = x_ic² - 2 x_ic k_jc + k_jc²`` the gradient of a Gaussian needs sums of the same weights as the
+    loss, with keys and their squares as further values. The slope of Epanechnikov's kernel is a boxcar. On a line
+    ``|u|`` within one bandwidth is what a triangle lacks of a boxcar, and the slope of a Laplace kernel is a second
+    recursion. Weights are made of differences; where the squares would lose digits the slopes are those of
+    `LeaveOneOut`. Time: one pass over the pairs with ``e + 2 d (e + 1)`` columns, on a line that of sorting.
+    Memory: linear.
+    """
+
+    def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
+        self.task, self.given, self.line = task.to(dtype), (task, rows), rows is None and on_a_line(task)
+        self.rows = torch.arange(len(task.keys)) if rows is None else rows
+        self._alone = self.task.without_neighbours(self.rows)
+        weights = self.task.weights
+        self._weights = None if bool((weights == 1).all()) else weights
+        self._share = weights[self.rows].double() / weights[self.rows].double().sum()
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs that one evaluation looks at, or accounts for."""
+        return len(self.rows) * len(self.task.keys)
+
+    def grid(self, scales: Tensor) -> Tensor:
+        """Return the loss for every multiple of the starting bandwidth."""
+        several, every = scales.tolist(), slice(0, len(self.rows))
+
+        def loss(part: slice) -> Tensor:
+            left = self._left_out(self.task.keys / several[part.start], every, gradient=False)
+            return self._price(left, every)[0]
+
+        with one_thread(self.task.keys.device) as threads:
+            return torch.stack(over_strips(loss, (slice(i, i + 1) for i in range(len(several))), threads))
+
+    def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
+        """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
+        with self._threads() as threads:
+            keys = self._keys(log_bandwidth)
+            gradient = gradient and self.task.kernel != "boxcar"
+            if not (gradient and self._loses_digits(keys)):
+                parts = over_strips(lambda part: self._loss_and_slopes(keys, part, gradient), self._parts(), threads)
+                total = torch.stack(parts).sum(0)
+                return float(total[0]), total[1:]
+        return self._exact.value(log_bandwidth)
+
+    def predictions(self, log_bandwidth: Tensor) -> Tensor:
+        """Return what each row is predicted to be from all others, shape (rows, e)."""
+        with self._threads() as threads:
+            keys = self._keys(log_bandwidth)
+            return torch.cat(
+                over_strips(lambda part: self._left_out(keys, part, gradient=False).predicted, self._parts(), threads)
+            )
+
+    def _threads(self) -> AbstractContextManager[int]:
+        """Let one thread do each operation, but for those of a line long enough to be shared."""
+        if self.line and len(self.rows) > _LONG_LINE:
+            return nullcontext(1)
+        return one_thread(self.task.keys.device)
+
+    def _loss_and_slopes(self, keys: Tensor, part: slice, gradient: bool) -> Tensor:
+        left = self._left_out(keys, part, gradient=gradient)
+        loss, price = self._price(left, part)
+        if not gradient:
+            return torch.cat([loss.reshape(1), loss.new_zeros(keys.shape[1])])
+        price = price.double() * (self._share[part] * left.inverse.double()).unsqueeze(-1)
+        level = (price * left.predicted.double()).sum(-1, keepdim=True)
+        slopes = torch.einsum("re,red->d", price, left.along.double()) - (level * left.across.double()).sum(0)
+        return torch.cat([loss.reshape(1), slopes])
+
+    @cached_property
+    def _exact(self) -> Objective:
+        """The same loss where squares of single precision, or of double, lose digits."""
+        return SummedLeaveOneOut(*self.given) if self.task.keys.dtype is torch.float32 else LeaveOneOut(*self.given)
+
+    def _parts(self) -> Iterator[slice]:
+        count = len(self.rows)
+        step = count if self.line else max(_FEWEST, _PAIRS // len(self.task.keys))
+        return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+    def _price(self, left: _Left, part: slice) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of some rows in float64, and the slope of each."""
+        loss, price = self.task.loss(left.predicted, self.task.values[self.rows[part]])
+        return (loss.double() * self._share[part]).sum(), price
+
+    def _keys(self, log_bandwidth: Tensor) -> Tensor:
+        return self.task.keys / log_bandwidth.to(self.task.keys).exp()
+
+    def _loses_digits(self, keys: Tensor) -> bool:
+        """Tell whether squares of the keys are too large for slopes that are made of them."""
+        return not (keys.shape[1] == 1 and self.task.kernel != "gaussian") and (
+            product_error(keys) > _ROUNDING[keys.dtype]
+        )
+
+    def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _Left:
+        """Return predictions, and with `gradient` what slopes are made of."""
+        kernel, values, rows = self.task.kernel, self.task.values, self.rows[part]
+        d, e = keys.shape[1], values.shape[1]
+        across, along = keys.new_zeros(len(rows), d), keys.new_zeros(len(rows), e, d)
+        if kernel == "laplace":
+            sums, slopes = beside_each(keys[:, 0], values, self._weights)
+            sums, slopes = sums.rows(rows), slopes[rows]
+            across, along = slopes[:, -1:], slopes[:, :-1].unsqueeze(-1)
+        elif not gradient:
+            sums = self._sums(kernel, keys, values, rows)
+        elif kernel == "gaussian":
+            sums = self._sums(kernel, keys, _powers(keys, values), rows)
+            across, along = _squares(keys[rows], sums, e)
+            sums = Sums(sums.numerator[:, :e], sums.denominator, sums.log_scale)
+        else:
+            sums = self._sums(kernel, keys, values, rows)
+            inside = self._sums("boxcar", keys, values if d == 1 else _powers(keys, values), rows)
+            # Both kernels count from 1 at distance 0; their sums have scales of their own.
+            times = torch.where(sums.denominator > 0, (inside.log_scale - sums.log_scale).exp().to(keys), 0.0)
+            across, along = inside.denominator.unsqueeze(-1), inside.numerator.unsqueeze(-1)
+            if d > 1:
+                across, along = _squares(keys[rows], inside, e)
+            across, along = across * times.unsqueeze(-1), along * times.view(-1, 1, 1)
+            if d == 1:
+                across, along = across - sums.denominator.unsqueeze(-1), along - sums.numerator.unsqueeze(-1)
+            if kernel == "epanechnikov":
+                across, along = 2.0 * across, 2.0 * along
+        return self._with_kept(sums, across, along, part)
+
+    def _sums(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
+        """Return the sums that rows see of all other keys."""
+        if self.line:
+            tolerance = min(max(_TOLERANCE, _ROUNDED * float(keys.amax() - keys.amin())), 1e-7)
+            return kernel_sums(
+                kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
+            )
+        one = torch.ones(keys.shape[1], dtype=torch.float64)
+        asked = Asked(kernel, keys[rows], keys, values, one, self._weights)
+        last = torch.full_like(rows, len(keys))
+        return pooled(asked, Run(torch.zeros_like(rows), rows)).merge(pooled(asked, Run(rows + 1, last)))
+
+    def _with_kept(self, sums: Sums, across: Tensor, along: Tensor, part: slice) -> _Left:
+        """Give an observation that stands for several the others back, and divide."""
+        rows = self.rows[part]
+        kept, values = self.task.kept[rows], self.task.values[rows]
+        top = torch.where(kept > 0, sums.log_scale.clamp(min=0.0), sums.log_scale)
+        top = torch.where(top == -math.inf, 0.0, top)
+        others = (sums.log_scale - top).exp().to(kept)
+        own = (kept * (-top).exp().to(kept)).masked_fill(kept == 0, 0.0)
+        mass = sums.denominator * others + own
+        known = mass > 0
+        inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
+        predicted = (sums.numerator * others.unsqueeze(-1) + own.unsqueeze(-1) * values) * inverse.unsqueeze(-1)
+        predicted = torch.where(known.unsqueeze(-1), predicted, self._alone[part])
+        return _Left(predicted, inverse * others, across, along)
+
+
+def _squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
+    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d)."""
+    d, centre = x.shape[1], x.unsqueeze(1)
+    y, k, square, yk, y_square = sums.numerator.split([e, d, d, e * d, e * d], -1)
+    across = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square
+    along = centre.square() * y.unsqueeze(-1) - 2.0 * centre * yk.unflatten(-1, (e, d)) + y_square.unflatten(-1, (e, d))
+    return across, along
+
+
+def _powers(keys: Tensor, values: Tensor) -> Tensor:
+    """Return values, keys, their squares, and the products of these with the values, shape (n, e + 2 d (e + 1))."""
+    square = keys.square()
+    columns = [values, keys, square, *((values.unsqueeze(-1) * t.unsqueeze(1)).flatten(1) for t in (keys, square))]
+    return torch.cat(columns, -1)
