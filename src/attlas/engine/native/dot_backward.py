@@ -19,11 +19,12 @@ __all__ = ["backward", "pays"]
 def pays(problem: Problem, plan: Plan) -> bool:
     """Return whether these kernels are a faster way back than torch's own, by measurement, or asked for.
 
-    Torch's are as fast with the vectors of AVX-512, as long as no mask has to be handed to them.
+    Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512.
     """
     if plan.backend == "native":
         return True
-    return library.instruction_set() == "amx"
+    widest = library.instruction_set() if library.available() else "none"
+    return widest == "amx" or (widest == "avx512" and problem.q.dtype in (torch.float32, torch.float64))
 
 
 @torch.no_grad()
@@ -54,7 +55,7 @@ def backward(
     """
     if not library.has("dot_backward"):
         return None
-    dtype, kind = problem.dtype, torch.promote_types(form.q.dtype, grad.dtype)
+    dtype, kind = problem.dtype, dot.type_of(form.q.dtype)
     aligned, values = dot.aligned(form, v)
     if values is None:
         return None
@@ -66,7 +67,7 @@ def backward(
         part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
         here = replace(form, q=q[:, :, rows], k=k)
         known = [t[:, :, rows].contiguous() for t in (lse, delta)]
-        fields, held = _of(problem, here, panel, values, known[0], dot.type_of(kind))
+        fields, held = _of(problem, here, panel, values, known[0], kind)
         status = library.call(
             "dot_backward",
             of=fields,
