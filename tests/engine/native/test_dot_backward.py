@@ -210,7 +210,7 @@ def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]
     *leaves, slope = given
     q, k, v = (t.requires_grad_() for t in leaves)
     outs = [attlas.attend(q, k, mask=attlas.Causal(), plan=Plan(backend)) @ v for backend in ("native", "tiled")]
-    # What a gradient may be at most, up to which differences of rounded numbers are exact; subnormal numbers count as 0.
+    # How large a gradient may be: differences of rounded numbers are exact up to that. Subnormal numbers count as 0.
     most = [max(1.0, float(torch.nan_to_num(t.detach(), 0, 0, 0).abs().max())) for t in given]
     size = iter((most[1] * most[2] * most[3], most[0] * most[2] * most[3], most[3]))
     for one, other in zip(*(torch.autograd.grad(out, leaves, slope) for out in outs), strict=True):

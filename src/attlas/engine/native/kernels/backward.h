@@ -301,12 +301,18 @@ class Backward {
   template <bool ADD>
   ATTLAS_INLINE void product(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps, T* c,
                              int64_t stride) {
-    const auto between = [this] { pause(); };
 #if defined(__AMX_BF16__)
-    if constexpr (std::is_same_v<M, Amx>)
-      if (a_parts == 1 && b_parts == 2) return M::template multiply<ADD, 1, 2>(a, depth, b, steps, c, stride, between);
-#endif
+    const auto between = [this] { pause(); };
+    if (a_parts == 1 && b_parts == 2) return M::template multiply<ADD, 1, 2>(a, depth, b, steps, c, stride, between);
     M::template multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, between);
+#else
+    if (!ADD) return M::template multiply<false>(a, a_parts, depth, b, b_parts, steps, c, stride);
+    // Summed up by itself first: one sum over all queries would round at every step.
+    alignas(64) T part[M::ROWS * M::COLUMNS];
+    M::template multiply<false>(a, a_parts, depth, b, b_parts, steps, part, M::COLUMNS);
+    for (int64_t i = 0; i < M::ROWS; ++i)
+      for (int64_t j = 0; j < M::COLUMNS; j += W) store(c + i * stride + j, load(c + i * stride + j) + load(part + i * M::COLUMNS + j));
+#endif
   }
 
   void give(const T* found, int64_t high, int64_t size, T factor, T* to) const {
