@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from attlas.engine import sdpa, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.native import dot as native
+from attlas.engine.native import dot_backward
 from attlas.engine.native.family import Kernels
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, rebuild, sum_heads
@@ -111,6 +112,16 @@ def _transposed(job: Job, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor)
     return tiled.transposed(job.problem, tokens, lse, x, job.plan) if found is None else found
 
 
+def _backward_by_kernel(
+    job: Job, inputs: list[Tensor], v: Tensor, lse: Tensor, grad: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the gradients of q, k and v from the native kernels of dot products; None where those do not run."""
+    if job.form is None or job.parameters() or (job.dot is not None and not dot_backward.pays(job.problem, job.plan)):
+        return None
+    form = replace(job.form, q=inputs[0], k=inputs[1])
+    return dot_backward.backward(job.problem, form, v, lse, grad, delta)
+
+
 def _backward(
     job: Job, tokens: tuple[Tokens, Tokens], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
 ) -> tiled.Gradients:
@@ -144,6 +155,10 @@ class _Pool(torch.autograd.Function):
         problem, dtype = job.problem, job.problem.dtype
         delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[2] else None
+        by_kernel = _backward_by_kernel(job, inputs, v, lse, grad, delta)
+        if by_kernel is not None:
+            d_q, d_k, d_v = by_kernel
+            return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
         if job.dot is not None and not job.parameters():
             dot = replace(job.dot, q=inputs[0], k=inputs[1])
             d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)

@@ -21,7 +21,7 @@ from attlas.engine.problem import Problem, full_precision, spread_heads
 from attlas.errors import BackendError, explain
 from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score
-from attlas.scores.dot import ScaledDot
+from attlas.scores.dot import ScaledDot, SoftCap
 
 __all__ = ["Choice", "choose", "fold", "log_sum_exp", "multiply", "multiply_transposed"]
 
@@ -127,11 +127,13 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         kernels = _kernels(problem, plan, dropout)[0]
         return pool(Job(problem, family.tokens(problem, tokens), plan, kernels=kernels), v)
     form = form if choice.backend == "native" else None
+    if form is not None and (dot is None or sdpa.refusal(problem, dot, dropout=False) is not None):
+        # The backward is ours too, and speaks of the tokens of the dot product.
+        inner: Score = ScaledDot(form.scale)
+        capped = SoftCap(inner, form.cap) if form.cap else inner
+        return pool(Job(replace(problem, score=capped), (form.q, form.k), plan, form=form), v)
     if choice.backend == "tiled" or dot is None:
-        return pool(Job(problem, tokens, plan, None, dropout, form), v)
-    if form is not None and sdpa.refusal(problem, dot, dropout=False) is not None:
-        dot = None  # the backward is ours too
-        return pool(Job(problem, tokens, plan, None, dropout, form), v)
+        return pool(Job(problem, tokens, plan, None, dropout), v)
     if problem.device.type != "cpu":
         return sdpa.fused(problem, dot, v), None
     # From here on the problem is that dot product: the kernel's backward and ours both speak of its tokens.

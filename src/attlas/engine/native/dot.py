@@ -19,11 +19,25 @@ from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import SoftCap
 from attlas.tiles import Tile, cut
 
-__all__ = ["Form", "Picture", "find", "form_of", "forward", "pays", "refusal"]
+__all__ = [
+    "SMALL",
+    "Form",
+    "Picture",
+    "aligned",
+    "dense",
+    "find",
+    "form_of",
+    "forward",
+    "panels",
+    "pays",
+    "refusal",
+    "tensor4",
+    "type_of",
+]
 
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
-_SMALL = 1 << 23  # products below which threads cost more than they save
+SMALL = 1 << 23  # products below which threads cost more than they save
 _LARGE = 1 << 30  # multiplications for logits from which the threads of a call are worth their start
 _FEW = 16  # queries below which torch's kernel, which packs nothing, is faster
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
@@ -145,12 +159,12 @@ def find(
     dict of str to Tensor, or None
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
-    form, v = _aligned(form, v)
+    form, v = aligned(form, v)
     whole = lse is not None
     if not whole and wanted.keys() & {"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"}:
         wanted = {**wanted, "lse": True}
     results = _empty(problem, form, wanted, v, problem.shape[2])
-    for panel in _panels(problem):
+    for panel in panels(problem):
         m = len(panel.rows)
         part = results if m == problem.shape[2] else _empty(problem, form, wanted, v, m)
         rows = slice(panel.rows.start, panel.rows.stop)
@@ -170,7 +184,8 @@ class _Panel(NamedTuple):
     cells: Tensor | None
 
 
-def _panels(problem: Problem) -> Iterator[_Panel]:
+def panels(problem: Problem) -> Iterator[_Panel]:
+    """Yield the rows of each call, and what the mask says of them."""
     batch, heads, m, n = problem.shape
     at = problem.tile(range(batch), range(heads), range(m), range(n))
     if problem.mask is None:
@@ -197,7 +212,7 @@ def _cells(mask: Mask, at: Tile) -> Tensor:
     return cells
 
 
-def _aligned(form: Form, v: Tensor | None) -> tuple[Form, Tensor | None]:
+def aligned(form: Form, v: Tensor | None) -> tuple[Form, Tensor | None]:
     """Give keys and values as many heads as the other has, one dtype, and a last axis without gaps."""
     q, k = form.q, form.k.to(form.q.dtype)
     if v is not None:
@@ -206,11 +221,12 @@ def _aligned(form: Form, v: Tensor | None) -> tuple[Form, Tensor | None]:
             heads = max(v.shape[1], k.shape[1])
             heads = heads if heads % v.shape[1] == 0 and heads % k.shape[1] == 0 else q.shape[1]
             k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
-        v = _dense(v)
-    return replace(form, q=_dense(q), k=_dense(k)), v
+        v = dense(v)
+    return replace(form, q=dense(q), k=dense(k)), v
 
 
-def _dense(t: Tensor) -> Tensor:
+def dense(t: Tensor) -> Tensor:
+    """Return a tensor whose last axis has no gaps."""
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
@@ -280,7 +296,7 @@ def _call(
         held.append(problem.sink.detach().to(problem.dtype).contiguous())
         fields["sink"] = held[-1].data_ptr()
     if v is not None:
-        fields |= {"v": _tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
+        fields |= {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
     if "largest" in wanted:
         fields["k_largest"] = wanted["largest"]
     picture = wanted.get("picture_sum") or wanted.get("picture_max")
@@ -300,10 +316,10 @@ def _call(
         m=m,
         n=n,
         d=d,
-        q=_tensor4(form.q),
-        k=_tensor4(form.k),
-        type=library.code(_TYPES[form.q.dtype]),
-        threads=library.threads() if batch * heads * m * n * d > _SMALL else 1,
+        q=tensor4(form.q),
+        k=tensor4(form.k),
+        type=type_of(form.q.dtype),
+        threads=library.threads() if batch * heads * m * n * d > SMALL else 1,
         scale=form.scale,
         cap=form.cap,
         **fields,
@@ -321,5 +337,11 @@ def _call(
     return status == library.code("DONE")
 
 
-def _tensor4(t: Tensor) -> Any:
+def tensor4(t: Tensor) -> Any:
+    """Return a tensor of four axes as the kernels see it; the caller keeps it alive."""
     return library.structure("Tensor4")(t.data_ptr(), *t.stride()[:3])
+
+
+def type_of(dtype: torch.dtype) -> int:
+    """Return the code of a dtype of tokens."""
+    return library.code(_TYPES[dtype])

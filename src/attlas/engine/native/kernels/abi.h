@@ -59,6 +59,18 @@ struct Dot {
   int64_t level_count;
 };
 
+// Gradients of the output of a Dot, whose lse is known; it has no results of its own. All tensors are in the dtype of the
+// sums; the type of the tokens says how many of their digits count.
+struct DotBackward {
+  Dot of;
+  Tensor4 grad;       // of the output, (batch, heads, m, e)
+  const void* delta;  // (batch, heads, m) contiguous: grad . out of each row
+  // Results, contiguous, in the dtype of the sums; d_k and d_v are 0 at first.
+  void* d_q;  // (batch, heads, m, d)
+  void* d_k;  // (batch, key_heads, n, d)
+  void* d_v;  // (batch, key_heads, n, e)
+};
+
 // A function of simd.h over an array.
 enum Function : int32_t { EXP = 0, TANH = 1 };
 

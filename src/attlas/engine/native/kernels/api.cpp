@@ -161,6 +161,9 @@ ATTLAS_DOOR(elementary, Elementary)
 #if defined(ATTLAS_FAMILY_DOT)
 ATTLAS_DOOR_WITH_AMX(dot, Dot)
 #endif
+#if defined(ATTLAS_FAMILY_DOT_BACKWARD)
+ATTLAS_DOOR_WITH_AMX(dot_backward, DotBackward)
+#endif
 #if defined(ATTLAS_FAMILY_ADDITIVE)
 ATTLAS_DOOR(additive, Additive)
 ATTLAS_DOOR(additive_backward, AdditiveBackward)

@@ -1,0 +1,129 @@
+"""Gradients of scaled dot products on the processor's widest vectors, by recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.native import dot, library, seen
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, sum_heads
+from attlas.errors import BackendError, explain
+
+__all__ = ["backward", "pays"]
+
+
+def pays(problem: Problem, plan: Plan) -> bool:
+    """Return whether these kernels are a faster way back than torch's own, by measurement, or asked for.
+
+    Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512.
+    """
+    if plan.backend == "native":
+        return True
+    widest = library.instruction_set() if library.available() else "none"
+    return widest == "amx" or (widest == "avx512" and problem.q.dtype in (torch.float32, torch.float64))
+
+
+@torch.no_grad()
+def backward(
+    problem: Problem, form: dot.Form, v: Tensor, lse: Tensor, grad: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the gradients of the dot product's q and k and of v, in the dtype of the sums.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    form : dot.Form
+        Its logits.
+    v : Tensor, shape (batch, value heads, n, e)
+        Values.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp without the constant of each row.
+    grad : Tensor, shape (batch, heads, m, e)
+        Gradient of the output.
+    delta : Tensor, shape (batch, heads, m)
+        Dot product of each output and its gradient.
+
+    Returns
+    -------
+    tuple of Tensor, or None
+        None where the library has no such kernels, or numbers are not finite or so large that products overflow.
+    """
+    if not library.has("dot_backward"):
+        return None
+    dtype, kind = problem.dtype, dot.type_of(form.q.dtype)
+    aligned, values = dot.aligned(form, v)
+    if values is None:
+        return None
+    q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
+    grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
+    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype) for t in (q, k, values))
+    for panel in dot.panels(problem):
+        rows = slice(panel.rows.start, panel.rows.stop)
+        part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
+        here = replace(form, q=q[:, :, rows], k=k)
+        known = [t[:, :, rows].contiguous() for t in (lse, delta)]
+        fields, held = _of(problem, here, panel, values, known[0], kind)
+        status = library.call(
+            "dot_backward",
+            of=fields,
+            grad=dot.tensor4(grad[:, :, rows]),
+            delta=known[1].data_ptr(),
+            d_q=part.data_ptr(),
+            d_k=d_k.data_ptr(),
+            d_v=d_v.data_ptr(),
+        )
+        del held
+        if status == library.code("NOT_FINITE"):
+            return None
+        if status != library.code("DONE"):
+            raise BackendError(
+                explain(
+                    "attlas.engine.native",
+                    "a kernel must do what it was asked for.",
+                    {"q": form.q, "k": form.k},
+                    found=f"status {status}",
+                    fix="Plan(backend='tiled'), and please report it.",
+                )
+            )
+        if part is not d_q:
+            d_q[:, :, rows] = part
+    return d_q, sum_heads(d_k, form.k.shape[1]), sum_heads(d_v, v.shape[1])
+
+
+def _of(problem: Problem, form: dot.Form, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
+    """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
+    (batch, heads, m, d), (n, e) = form.q.shape, v.shape[2:]
+    fields: dict[str, Any] = {}
+    held: list[Tensor] = []
+    if panel.interval is not None:
+        mask, tensors = seen.of_interval(*panel.interval)
+        fields, held = fields | mask, [*held, *tensors]
+    if panel.cells is not None:
+        mask, tensors = seen.of_cells(panel.cells, m, n)
+        fields, held = fields | mask, [*held, *tensors]
+    of = library.structure("Dot")(
+        batch=batch,
+        heads=heads,
+        key_heads=form.k.shape[1],
+        value_heads=v.shape[1],
+        m=m,
+        n=n,
+        d=d,
+        e=e,
+        q=dot.tensor4(form.q),
+        k=dot.tensor4(form.k),
+        v=dot.tensor4(v),
+        type=kind,
+        threads=library.threads() if batch * heads * m * n * d > dot.SMALL else 1,
+        scale=form.scale,
+        cap=form.cap,
+        lse=lse.data_ptr(),
+        lse_known=1,
+        **fields,
+    )
+    return of, held

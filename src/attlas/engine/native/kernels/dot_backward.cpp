@@ -1,0 +1,167 @@
+// Gradients of attention by (scaled, capped) dot products: how the work is divided.
+#include <memory>
+#include <vector>
+
+#include "abi.h"
+#include "amx.h"
+#include "backward.h"
+#include "parallel.h"
+
+#if defined(__AMX_BF16__)
+namespace avx512 {
+int32_t run_dot_backward(const attlas::DotBackward&);
+}
+#endif
+
+namespace ATTLAS_ISA {
+
+namespace {
+
+using attlas::DotBackward;
+
+// Some key heads and some queries of all their heads, which are done with before the next ones begin.
+struct Round {
+  int64_t first_pair, pairs, first_row, rows;
+};
+
+template <class M>
+class Division {
+  using T = typename M::T;
+  using Worker = Backward<M>;
+  static constexpr int64_t ROWS = Worker::ROWS;
+
+ public:
+  Division(const DotBackward& work, BackwardParts parts)
+      : w_(work),
+        p_(work.of),
+        parts_(parts),
+        keys_(Worker::keys_of_task(p_)),
+        runs_((p_.n + keys_ - 1) / keys_),
+        group_(p_.heads / p_.key_heads),
+        pairs_(std::clamp<int64_t>(4 * p_.threads / runs_, 1, p_.batch * p_.key_heads)),
+        blocks_(blocks_of_round(p_, runs_)),
+        rows_(work, parts.tokens),
+        packed_(size_t(pairs_ * group_ * blocks_) * rows_.size()),
+        found_(size_t(pairs_ * group_ * runs_ * blocks_ * ROWS * p_.d)),
+        any_(size_t(pairs_ * group_ * runs_ * blocks_)),
+        workers_(size_t(p_.threads)) {}
+
+  // Blocks of queries of one round: few, so that what is kept of them stays small. The number of threads does not matter
+  // here, since the gradients of keys are added up round by round.
+  static int64_t blocks_of_round(const attlas::Dot& p, int64_t runs) {
+    const int64_t numbers = p.heads / p.key_heads * p.d * std::max<int64_t>(runs / 16, 1);
+    return std::min(std::max<int64_t>((4096 * 64) / (numbers * ROWS), 4), (p.m + ROWS - 1) / ROWS);
+  }
+
+  void run() {
+    const int64_t all = p_.batch * p_.key_heads, rows = blocks_ * ROWS;
+    for (int64_t pair = 0; pair < all; pair += pairs_)
+      for (int64_t row = 0; row < p_.m; row += rows) {
+        const Round round{pair, std::min(pairs_, all - pair), row, std::min(rows, p_.m - row)};
+        const int64_t blocks = (round.rows + ROWS - 1) / ROWS;
+        attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
+                      [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
+        // The first keys first: under a causal mask the most queries see them.
+        attlas::share(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
+          walk(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread);
+        });
+        attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
+                      [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks); });
+      }
+  }
+
+ private:
+  // What a run of keys found of a block of queries.
+  size_t place(int64_t head, int64_t run, int64_t block) const { return size_t((head * runs_ + run) * blocks_ + block); }
+
+  int64_t batch(const Round& round, int64_t which) const { return (round.first_pair + which / group_) / p_.key_heads; }
+  int64_t head(const Round& round, int64_t which) const {
+    return (round.first_pair + which / group_) % p_.key_heads * group_ + which % group_;
+  }
+
+  void pack(const Round& round, int64_t which, int64_t block) const {
+    const int64_t row = round.first_row + block * ROWS;
+    Aligned<T> turned(rows_.room());
+    rows_.pack(batch(round, which), head(round, which), row, std::min(ROWS, round.first_row + round.rows - row),
+               packed_.at(size_t(which * blocks_ + block) * rows_.size()), turned.data);
+  }
+
+  void walk(const Round& round, int64_t pair, int64_t run, int thread) {
+    const int64_t b = (round.first_pair + pair) / p_.key_heads, g = (round.first_pair + pair) % p_.key_heads;
+    const int64_t first = run * keys_;
+    if (!workers_[thread]) workers_[thread] = std::make_unique<Worker>(w_, rows_, keys_, parts_);
+    Worker& worker = *workers_[thread];
+    M::begin();
+    worker.begin(b, g, first, std::min(first + keys_, p_.n));
+    for (int64_t x = 0; x < group_; ++x)
+      for (int64_t block = 0; block * ROWS < round.rows; ++block) {
+        const size_t at = place(pair * group_ + x, run, block);
+        const int64_t row = block * ROWS;
+        any_[at] = worker.take(b, g * group_ + x, round.first_row + row, std::min(ROWS, round.rows - row),
+                               packed_.at(size_t((pair * group_ + x) * blocks_ + block) * rows_.size()),
+                               found_.at(at * size_t(ROWS * p_.d)));
+      }
+    worker.finish(b, g);
+    M::end();
+  }
+
+  void add_up(const Round& round, int64_t which, int64_t block) const {
+    const int64_t b = batch(round, which), h = head(round, which), row = round.first_row + block * ROWS;
+    const int64_t count = std::min(ROWS, round.first_row + round.rows - row) * p_.d;
+    T* to = static_cast<T*>(w_.d_q) + ((b * p_.heads + h) * p_.m + row) * p_.d;
+    std::fill_n(to, count, T(0));
+    for (int64_t run = 0; run < runs_; ++run) {
+      const size_t at = place(which, run, block);
+      if (!any_[at]) continue;
+      const T* from = found_.at(at * size_t(ROWS * p_.d));
+      for (int64_t x = 0; x < count; ++x) to[x] += from[x];
+    }
+    for (int64_t x = 0; x < count; ++x) to[x] *= T(p_.scale);
+  }
+
+  const DotBackward& w_;
+  const attlas::Dot& p_;
+  const BackwardParts parts_;
+  const int64_t keys_, runs_;             // keys of one task; how many such runs make up all keys
+  const int64_t group_, pairs_, blocks_;  // query heads of a key head; key heads and blocks of queries of one round
+  const Rows<M> rows_;
+  Aligned<typename M::Number> packed_;
+  Aligned<T> found_;
+  std::vector<uint8_t> any_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+template <class M>
+int32_t run(const DotBackward& work, BackwardParts parts) {
+  using T = typename M::T;
+  const attlas::Dot& p = work.of;
+  if (!tame<T, T>(p.q, p.batch, p.heads, p.m, p.d, p.threads) ||
+      !tame<T, T>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads) ||
+      !tame<T, T>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads) ||
+      !tame<T, T>(work.grad, p.batch, p.heads, p.m, p.e, p.threads))
+    return attlas::NOT_FINITE;
+  Division<M>(work, parts).run();
+  return attlas::DONE;
+}
+
+}  // namespace
+
+int32_t run_dot_backward(const DotBackward& work) {
+  const attlas::Dot& p = work.of;
+  if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
+#if defined(__AMX_BF16__)
+  if (p.type == attlas::FLOAT32) return run<Amx>(work, {3, 3});
+  if (p.type == attlas::BFLOAT16) return run<Amx>(work, {1, 2});
+  if (p.type == attlas::FLOAT16) return run<Amx>(work, {2, 2});
+  return avx512::run_dot_backward(work);  // the tile unit has no product for float64
+#else
+  if (p.type == attlas::FLOAT64) return run<Whole<double>>(work, {1, 1});
+  return run<Whole<float>>(work, {1, 1});
+#endif
+}
+
+}  // namespace ATTLAS_ISA
+
+#ifdef ATTLAS_ALONE
+extern "C" int32_t attlas_dot_backward_alone(const attlas::DotBackward* work) { return ATTLAS_ISA::run_dot_backward(*work); }
+#endif

@@ -1,0 +1,46 @@
+// Tokens as the kernels of dot products read them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "abi.h"
+#include "parallel.h"
+#include "reader.h"
+
+namespace ATTLAS_ISA {
+
+// The rows of one head from row `first` on.
+template <class T, class Source>
+Reader<T, Source> rows_of(const attlas::Tensor4& t, int64_t b, int64_t h, int64_t first = 0) {
+  return {static_cast<const Source*>(t.data) + b * t.batch + h * t.head + first * t.row, t.row};
+}
+
+// Rows beyond the last one are 0.
+template <class T, class Source>
+struct Limited {
+  Reader<T, Source> read;
+  int64_t rows;
+  ATTLAS_INLINE T operator()(int64_t i, int64_t t) const { return i < rows ? read(i, t) : T(0); }
+#if defined(__AVX512F__)
+  ATTLAS_INLINE __m512 vector(int64_t i, int64_t first, int64_t count) const {
+    return read.vector(i, first, i < rows ? count : 0);
+  }
+#endif
+};
+
+// Whether all numbers of a tensor are finite and so small that no product of two overflows.
+template <class T, class Source>
+bool tame(const attlas::Tensor4& t, int64_t batch, int64_t heads, int64_t rows, int64_t size, int threads) {
+  std::atomic<bool> good{true};
+  const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
+  const int64_t some = 1024, blocks = (rows + some - 1) / some;
+  attlas::share(size_t(batch * heads * blocks), threads, [&](size_t task, int) {
+    const int64_t block = task % blocks, h = task / blocks % heads, b = task / blocks / heads;
+    const auto read = rows_of<T, Source>(t, b, h, block * some);
+    if (!read.tame(std::min(some, rows - block * some), size, limit)) good = false;
+  });
+  return good;
+}
+
+}  // namespace ATTLAS_ISA

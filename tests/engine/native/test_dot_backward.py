@@ -1,0 +1,295 @@
+"""The gradients of the kernels against those of the definition in float64: dtypes, masks, layouts, values, threads."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+from attlas.engine import reference, sdpa, tiled
+from attlas.engine.native import library
+
+NATIVE = Plan("native")
+# The share of the largest gradient by which one may be off; with 16 bits the output is rounded too.
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+each_set = pytest.mark.parametrize("name", library.SETS)
+needs_kernels = pytest.mark.skipif(
+    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
+)
+SIZES = [
+    (1, 1, 1, 1),
+    (63, 1, 1, 5),
+    (1, 63, 7, 1),
+    (130, 63, 33, 32),
+    (63, 130, 64, 31),
+    (12, 31, 256, 3),
+    (13, 70, 3, 256),
+]
+MASKS: dict[str, Callable[[int, int], Any]] = {
+    "none": lambda m, n: None,
+    "causal": lambda m, n: attlas.Causal(),
+    "window": lambda m, n: attlas.Window(9, 4, 0),
+    "padding": lambda m, n: attlas.Padding(torch.tensor([n, n // 3])),
+    "documents": lambda m, n: attlas.Documents(torch.arange(n) // 9, torch.arange(m) // 11),
+    "cells": lambda m, n: torch.rand(m, n) < 0.5,
+    "cells of heads": lambda m, n: torch.rand(2, 4, m, n) < 0.5,
+    "function": lambda m, n: attlas.from_function(lambda b, h, i, j: (i + j + h) % 3 != 0),
+    "nothing": lambda m, n: torch.zeros(m, n, dtype=torch.bool),
+}
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a backward fail that is not done by the kernels."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the kernels were to do this")
+
+    for backend in (sdpa, tiled):
+        monkeypatch.setattr(backend, "backward", refuse)
+
+
+def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype, heads: tuple[int, int, int] = (4, 2, 2)) -> list[Tensor]:
+    sizes = zip(heads, (m, n, n), (d, d, e), strict=True)
+    return [torch.randn(2, *size, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def exact(A: attlas.AttentionMatrix, v: Tensor, slope: Tensor) -> list[Tensor]:
+    """Return the gradients of q, k, v and the sink in float64, by autograd through the definition."""
+    problem = reference.in_float64(A.problem)
+    leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, v.double())]
+    sink = None if problem.sink is None else problem.sink.detach().requires_grad_()
+    weights = reference.dense(
+        attlas.attend(leaves[0], leaves[1], problem.score, problem.mask, sink=sink).problem
+    ).weights
+    out = weights @ leaves[2].repeat_interleave(weights.shape[1] // v.shape[1], dim=1)
+    leaves += [] if sink is None else [sink]
+    return list(torch.autograd.grad(out, leaves, slope.double().expand_as(out), allow_unused=True))
+
+
+def check(
+    A: attlas.AttentionMatrix, v: Tensor, leaves: list[Tensor], slope: Tensor, tolerance: float | None = None
+) -> None:
+    tolerance = tolerance or TOLERANCE[v.dtype]
+    found = torch.autograd.grad(A @ v, leaves, slope)
+    for one, other, leaf in zip(found, exact(A, v, slope), leaves, strict=True):
+        assert one.dtype == leaf.dtype
+        scale = max(float(other.abs().max()), 0.2)  # a gradient of 0 is the difference of two numbers of about 1
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * scale)
+
+
+@each_set
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gradients_of_every_dtype(
+    name: str, dtype: torch.dtype, use: Callable[[str], None], only_kernels: None
+) -> None:
+    use(name)
+    for m, n, d, e in SIZES:
+        q, k, v = leaves = [t.requires_grad_() for t in tokens(m, n, d, e, dtype)]
+        slope = torch.randn(2, 4, m, e, dtype=dtype)
+        check(attlas.attend(q, k, plan=NATIVE), v, leaves, slope)
+        sink = torch.randn(4).to(dtype).requires_grad_()
+        check(attlas.attend(q, k, mask=attlas.Causal(), sink=sink, plan=NATIVE), v, [*leaves, sink], slope)
+        if dtype is not torch.float64:
+            check(attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 2.0), plan=NATIVE), v, leaves, slope)
+
+
+@each_set
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_under_every_mask(name: str, mask: str, use: Callable[[str], None], only_kernels: None) -> None:
+    use(name)
+    for m, n in ((40, 63), (150, 150), (5, 300)):
+        q, k, v = leaves = [t.requires_grad_() for t in tokens(m, n, 9, 20, torch.float32)]
+        A = attlas.attend(q, k, mask=MASKS[mask](m, n), plan=NATIVE)
+        check(A, v, leaves, torch.randn(2, 4, m, 20))
+
+
+@each_set
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-30, 8.0])
+def test_any_scale(name: str, scale: float, use: Callable[[str], None], only_kernels: None) -> None:
+    use(name)
+    q, k, v = leaves = [t.requires_grad_() for t in tokens(20, 63, 16, 8, torch.float32)]
+    check(attlas.attend(q, k, score=attlas.ScaledDot(scale), plan=NATIVE), v, leaves, torch.randn(2, 4, 20, 8), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["avx512", "amx"])
+def test_gradients_of_large_matrices(name: str, use: Callable[[str], None], only_kernels: None) -> None:
+    """More than one task, block and panel of a mask."""
+    use(name)
+    for dtype in (torch.float32, torch.bfloat16):
+        for mask in (None, attlas.Causal(), torch.rand(1000, 1300) < 0.3):
+            q, k, v = leaves = [t.requires_grad_() for t in tokens(1000, 1300, 64, 48, dtype, (2, 1, 1))]
+            check(attlas.attend(q, k, mask=mask, plan=NATIVE), v, leaves, torch.randn(2, 2, 1000, 48, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["avx512", "amx"])
+def test_gradients_are_as_exact_as_those_of_torch(name: str, use: Callable[[str], None], only_kernels: None) -> None:
+    use(name)
+    q, k, v = leaves = [t.requires_grad_() for t in tokens(700, 900, 64, 64, torch.float32, (2, 2, 2))]
+    slope = torch.randn(2, 2, 700, 64)
+    A = attlas.attend(q, k, plan=NATIVE)
+    mine = torch.autograd.grad(A @ v, leaves, slope)
+    torchs = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v), leaves, slope)
+    for one, other, wanted in zip(mine, torchs, exact(A, v, slope), strict=True):
+        assert (one - wanted).square().mean() <= 2 * (other - wanted).square().mean()
+
+
+def laid_out(draw: Any, *shape: int) -> Tensor:
+    """Return numbers of a shape in some layout: dense, strided, transposed, expanded, off the alignment."""
+    kind = draw(st.sampled_from(["dense", "last", "rows", "heads", "expanded", "one", "offset"]))
+    batch, heads, rows, size = shape
+    if kind == "last":
+        return torch.randn(batch, heads, rows, 2 * size)[..., ::2]
+    if kind == "rows":
+        return torch.randn(batch, heads, size, rows).mT
+    if kind == "heads":
+        return torch.randn(batch, rows, heads, size).transpose(1, 2)
+    if kind == "expanded":
+        return torch.randn(1, 1, rows, size).expand(shape)
+    if kind == "one":
+        return torch.randn(1).expand(shape)
+    if kind == "offset":
+        return torch.randn(math.prod(shape) + 3)[3:].view(shape)
+    return torch.randn(shape)
+
+
+@needs_kernels
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_layout(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = data.draw
+    monkeypatch.setenv("ATTLAS_NATIVE", draw(st.sampled_from(library.runnable())))
+    m, n, d, e = (draw(st.integers(1, top)) for top in (140, 140, 40, 40))
+    batch, group, key_heads = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    heads = group * key_heads
+    value_heads = draw(st.sampled_from([1, key_heads, heads]))
+    shapes = (batch, heads, m, d), (batch, key_heads, n, d), (batch, value_heads, n, e)
+    q, k, v = leaves = [laid_out(draw, *shape).requires_grad_() for shape in shapes]
+    mask = None if draw(st.booleans()) else torch.rand(m, n) < draw(st.sampled_from([0.0, 0.02, 0.5]))
+    sink = torch.randn(heads).requires_grad_() if draw(st.booleans()) else None
+    score = draw(st.sampled_from([None, attlas.ScaledDot(-0.5), attlas.SoftCap(attlas.ScaledDot(), 3.0)]))
+    A = attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=NATIVE)
+    check(A, v, leaves + ([] if sink is None else [sink]), laid_out(draw, batch, heads, m, e), 1e-4)
+
+
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "zero": torch.zeros_like,
+    "subnormal": lambda t: t * 1e-40,
+    "large": lambda t: t * 1e6,
+    "huge": lambda t: t * 1e25,
+    "infinite": lambda t: t.clone().index_fill_(-1, torch.tensor([0]), math.inf),
+    "NaN": lambda t: t.clone().index_fill_(-2, torch.tensor([1]), math.nan),
+}
+
+
+@each_set
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["q", "k", "v", "slope"])
+def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]) -> None:
+    """What is not finite, or too large for the kernels, gives what the tiles give."""
+    use(name)
+    given = [torch.randn(1, 2, size, 4) for size in (18, 70, 70, 18)]
+    given[which] = VALUES[value](given[which])
+    *leaves, slope = given
+    q, k, v = (t.requires_grad_() for t in leaves)
+    outs = [attlas.attend(q, k, mask=attlas.Causal(), plan=Plan(backend)) @ v for backend in ("native", "tiled")]
+    # How large a gradient may be: differences of rounded numbers are exact up to that. Subnormal numbers count as 0.
+    most = [max(1.0, float(torch.nan_to_num(t.detach(), 0, 0, 0).abs().max())) for t in given]
+    size = iter((most[1] * most[2] * most[3], most[0] * most[2] * most[3], most[3]))
+    for one, other in zip(*(torch.autograd.grad(out, leaves, slope) for out in outs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * next(size), equal_nan=True)
+
+
+@each_set
+def test_gradcheck(name: str, use: Callable[[str], None], only_kernels: None) -> None:
+    use(name)
+    leaves = [t.requires_grad_() for t in (*tokens(5, 7, 3, 2, torch.float64), torch.randn(4, dtype=torch.float64))]
+    for mask in (None, attlas.Causal(), torch.rand(5, 7) < 0.6):
+
+        def pooled(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, mask: Any = mask) -> Tensor:
+            return attlas.attend(q, k, mask=mask, sink=sink, plan=NATIVE) @ v
+
+        assert torch.autograd.gradcheck(pooled, leaves)
+
+
+@needs_kernels
+def test_any_number_of_threads_gives_the_same(threads: None, use: Callable[[str], None], only_kernels: None) -> None:
+    for name in library.runnable():
+        use(name)
+        leaves = [t.requires_grad_() for t in tokens(300, 1300, 64, 33, torch.float32, (4, 2, 2))]
+        slope, results = torch.randn(2, 4, 300, 33), []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            A = attlas.attend(leaves[0], leaves[1], mask=attlas.Causal(), plan=NATIVE)
+            results.append(torch.autograd.grad(A @ leaves[2], leaves, slope))
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(0, 5, 3, 2), (5, 0, 3, 2), (5, 5, 0, 2), (5, 5, 3, 0)], ids=str)
+def test_nothing_to_compute(shape: tuple[int, int, int, int]) -> None:
+    m, n, d, e = shape
+    leaves = [torch.randn(1, 2, *size, requires_grad=True) for size in ((m, d), (n, d), (n, e))]
+    out = attlas.attend(leaves[0], leaves[1], score=attlas.SoftCap(attlas.ScaledDot(1.0), 2.0)) @ leaves[2]
+    for leaf, grad in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert grad.shape == leaf.shape
+        assert bool(torch.isfinite(grad).all())
+
+
+@needs_kernels
+def test_a_learned_projection_is_differentiated_through_a_cap(only_kernels: None) -> None:
+    """The kernels speak of the projected tokens; autograd goes on from there."""
+    inner = attlas.Bilinear(6, 9)
+    q, k, v = torch.randn(30, 6), torch.randn(50, 9), torch.randn(50, 4)
+    wanted = [q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), *inner.parameters()]
+    score, slope = attlas.SoftCap(inner, 2.0), torch.randn(30, 4)
+    pair = [attlas.attend(q, k, score=score, plan=Plan(backend)) @ v for backend in ("native", "reference")]
+    for one, other in zip(*(torch.autograd.grad(out, wanted, slope) for out in pair), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    leaves = [t.requires_grad_() for t in tokens(40, 63, 16, 8, torch.float32)]
+    out = attlas.attend(leaves[0], leaves[1], plan=NATIVE) @ leaves[2]
+    first = torch.autograd.grad(out, leaves, torch.randn_like(out).requires_grad_(), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first[0].sum().backward()
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says on Linux how much memory a process has held")
+def test_memory_is_linear() -> None:
+    code = """
+import torch, attlas
+def peak():
+    return int(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1]) >> 10
+def look(m):
+    q, k, v = (torch.randn(m, 16, requires_grad=True) for _ in range(3))
+    out = attlas.attend(q, k, mask=attlas.Causal(), plan=attlas.Plan('native')) @ v
+    torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+look(200)
+before = peak()
+look(20_000)
+print(peak() - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 150  # MiB; a matrix of these sizes takes 1,526
