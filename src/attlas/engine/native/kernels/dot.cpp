@@ -2,6 +2,7 @@
 #include "abi.h"
 #include "amx.h"
 #include "coverage.h"
+#include "few.h"
 #include "forward.h"
 #include "given.h"
 #include "parallel.h"
@@ -195,6 +196,7 @@ void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave
 template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
+  if (Few<T, Source>::suits(p)) return Few<T, Source>(p).run();
   if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
   const Walks walks(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
