@@ -222,7 +222,8 @@ int32_t run_dot(const Dot& p) {
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
 #if defined(__AMX_BF16__)
   if (p.type == attlas::FLOAT32) return run<Amx, float>(p, {3, 3, 3, 3});
-  if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, 2, 1});
+  // Weights rounded to 8 bits, and independently of each other, add no more to an output than its own rounding does.
+  if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, p.rounded ? 1 : 2, 1});
   if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
 #else
   if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});

@@ -57,6 +57,7 @@ class Few {
   static constexpr int64_t SPLIT = 1024;   // keys of one task, at least
   static constexpr int64_t MOST = 64;      // tasks of one head
   static constexpr int64_t AHEAD = 2048;   // bytes from what is read to what is asked for
+  static constexpr T FAR = sizeof(T) == 8 ? T(1e15) : T(1e8);  // logits from which differences lose whole numbers
   static constexpr int TOGETHER = 4;       // rows that share what is loaded of a key or value
 
  public:
@@ -104,7 +105,7 @@ class Few {
 
   // One split of one head of keys.
   struct Task {
-    const Few& few;
+    Few& few;
     const attlas::Dot& p;
     Desk& desk;
     const int64_t b, g, first, stop;
@@ -113,7 +114,7 @@ class Few {
     State* const states;
     bool wild = false;
 
-    Task(const Few& few, Desk& desk, int64_t task)
+    Task(Few& few, Desk& desk, int64_t task)
         : few(few),
           p(few.p_),
           desk(desk),
@@ -124,7 +125,7 @@ class Few {
           keys(static_cast<const Source*>(p.k.data) + b * p.k.batch + g * p.k.head),
           values(p.out ? static_cast<const Source*>(p.v.data) + b * p.v.batch + g * p.v.head : nullptr),
           pooled(few.pooled_.at(size_t(task * few.rows_ * few.width_))),
-          states(const_cast<State*>(few.states_.data()) + task * few.rows_) {}
+          states(few.states_.data() + task * few.rows_) {}
 
     void run() {
       std::fill(pooled, pooled + few.rows_ * few.width_, T(0));
@@ -139,7 +140,7 @@ class Few {
         for (; x + 2 <= few.rows_; x += 2) rectangle<2>(x, from, to);
         if (x < few.rows_) rectangle<1>(x, from, to);
       }
-      if (wild) const_cast<Few&>(few).wild_ = true;
+      if (wild) few.wild_ = true;
     }
 
     int64_t head(int64_t x) const { return g * few.group_ + x / p.m; }
@@ -199,15 +200,16 @@ class Few {
     // From products to weights; false where row x sees none of the keys.
     bool weigh(int64_t x, int64_t left, int64_t right, T* logits) {
       const int64_t size = round_up(right - left, W);
-      V inside = all(T(1)) ;
+      V inside = all(T(1));
       for (int64_t j = 0; j < size; j += W) inside *= load(logits + j) - load(logits + j) + T(1);  // NaN if one is not finite
-      const T sound = sum<T>(inside);
-      wild |= !(sound == T(W));
+      wild |= !(sum<T>(inside) == T(W));
       finish_row<T>(logits, Seen(p, b, head(x)), x % p.m, left, left + size, T(p.scale), T(p.cap));
+      for (int64_t j = right - left; j < size; ++j) logits[j] = -INF<T>;
       V tops = all(-INF<T>);
       for (int64_t j = 0; j < size; j += W) tops = larger<T>(tops, load(logits + j));
       const T scale = factor_of<T>(p), peak = most<T>(tops) * scale;
       State& state = states[x];
+      wild |= peak > -INF<T> && std::fabs(peak) > FAR;
       if (wild || !(peak > -INF<T>)) {
         std::fill(logits, logits + size, T(0));
         return false;
