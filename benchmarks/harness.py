@@ -61,6 +61,13 @@ def _status(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
+def add(name: str, case: str, result: dict[str, Any]) -> None:
+    """Write the result of one case into a file of many, beside what it was measured with; the others stay."""
+    file = RESULTS / f"{name}.json"
+    known = json.loads(file.read_text())["results"] if file.exists() else {}
+    save(name, {**known, case: {"measured with": machine(), **result}})
+
+
 def save(name: str, results: Any) -> None:
     """Write results beside the machine, versions and commit they were measured with."""
     RESULTS.mkdir(exist_ok=True)

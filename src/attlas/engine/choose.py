@@ -14,7 +14,7 @@ from attlas.engine.autograd import Job, pool, pool_transposed
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.native import dot as native
-from attlas.engine.native import family
+from attlas.engine.native import family, few
 from attlas.engine.native import statistics as native_statistics
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads
@@ -111,8 +111,8 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     if tracing():
         return traced.multiply(problem, v, dropout), None
     graph = torch.is_grad_enabled()
-    if not graph and dropout is None and plan.backend in ("auto", "sdpa"):
-        at_once = sdpa.at_once(problem, v)
+    if not graph and dropout is None:
+        at_once = _at_once(problem, v, plan)
         if at_once is not None:
             return at_once
     tokens = problem.project() if graph else problem.tokens
@@ -144,6 +144,13 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         job = Job(replace(problem, score=score), (dot.q, dot.k), plan, dot, form=form)
     out, lse = pool(job, v.to(dot.q.dtype))
     return out.to(v.dtype), lse if dot.row is None else lse + dot.row.detach()
+
+
+def _at_once(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
+    """Return output and log-sum-exp of a plain dot product by the shortest way to what `choose` chooses."""
+    if plan.backend == "auto" and native.pays(problem):
+        return few.at_once(problem, v)
+    return sdpa.at_once(problem, v) if plan.backend in ("auto", "sdpa") else None
 
 
 @full_precision

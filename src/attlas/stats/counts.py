@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from attlas.engine.fold import Blocks
 from attlas.engine.problem import Problem
 
 __all__ = ["cells_of_blocks", "cells_of_diagonals", "interval_of", "queries_of_keys"]
+
+_EDGES = 1 << 18  # pairs of a row and an edge of blocks that are counted at a time
 
 
 def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -55,11 +59,15 @@ def cells_of_diagonals(problem: Problem) -> Tensor:
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     """Return how many cells of each block are allowed, broadcastable to (batch, heads, height, width)."""
     rows, columns = blocks
+    if problem.mask is None:
+        return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
     first, stop = _interval(problem)
     inside = slice(int(rows[0]), int(rows[-1]))
     first, stop = first[..., inside], stop[..., inside]
     band = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
-    counts = first.new_zeros(*first.shape[:2], len(rows) - 1, len(columns))
-    for x, edge in enumerate(columns.tolist()):  # cells left of each edge
-        counts[..., x].index_add_(-1, band, (stop.clamp(max=edge) - first).clamp(min=0))
+    counts = first.new_zeros(*first.shape[:2], len(rows) - 1, len(columns))  # cells left of each edge
+    some = max(_EDGES // (math.prod(first.shape[:2]) * len(columns)), 1)
+    for low, high, place in zip(first.split(some, dim=-1), stop.split(some, dim=-1), band.split(some), strict=True):
+        left = torch.minimum(columns, high.unsqueeze(-1)).sub_(low.unsqueeze(-1)).clamp_(min=0)
+        counts.index_add_(-2, place, left)
     return counts.diff(dim=-1).to(problem.dtype)

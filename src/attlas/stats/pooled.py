@@ -89,6 +89,9 @@ class Picture(Statistic):
         self.columns = columns
 
     def start(self, problem: Problem) -> _Blocks:
+        return _Blocks(*self._bands(problem), problem)
+
+    def _bands(self, problem: Problem) -> tuple[Bands, Bands]:
         m, n = problem.shape[2:]
         rows = place_span("Picture()", "rows", self.rows, m, "queries")
         columns = place_span("Picture()", "columns", self.columns, n, "keys")
@@ -104,7 +107,7 @@ class Picture(Statistic):
                     else "leave rows and columns out for the whole matrix.",
                 )
             )
-        return _Blocks(_even(rows, self.height), _even(columns, self.width), problem)
+        return _even(rows, self.height), _even(columns, self.width)
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
         carry.absorb(part, at, self.pool)
@@ -123,11 +126,12 @@ class Picture(Statistic):
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         cells = cells_of_blocks(problem, self._edges(problem))
         table = found["picture_sum"] / cells if self.pool == "mean" else found["picture_max"]
-        masked: Tensor = table.masked_fill(cells == 0, torch.nan)
+        empty = cells == 0
+        masked: Tensor = table.masked_fill(empty, torch.nan) if bool(empty.any()) else table
         return masked
 
     def _edges(self, problem: Problem) -> Blocks:
-        rows, columns = self.start(problem).bands
+        rows, columns = self._bands(problem)
         return torch.tensor(rows.edges), torch.tensor(columns.edges)
 
 

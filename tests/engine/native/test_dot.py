@@ -297,3 +297,17 @@ def test_a_plan_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(BackendError) as caught:
         A @ torch.randn(5, 2)
     assert "found: native does not run: ATTLAS_NATIVE=none turns the kernels off" in str(caught.value)
+
+
+@each_set
+def test_bfloat16_loses_no_more_than_its_output_rounds_off(name: str, use: Callable[[str], None]) -> None:
+    """Weights are rounded only where the output is: beside other statistics it comes in float32, and is more exact."""
+    use(name)
+    q, k, v = tokens(600, 600, 64, 64, torch.bfloat16)
+    A = attlas.attend(q, k, plan=NATIVE)
+    exact, lse = definition(A, v)
+    rounding = (exact.bfloat16() - exact).square().mean().sqrt()
+    assert ((A @ v) - exact).square().mean().sqrt() <= 1.45 * rounding
+    torch.testing.assert_close(A.lse.double(), lse, rtol=1e-6, atol=1e-6)
+    beside = attlas.attend(q, k, plan=NATIVE).collect(stats.Pooled(v), stats.Entropy())[0]
+    assert (beside - exact).square().mean().sqrt() <= 0.02 * rounding

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import strips
-from attlas.engine.native import library, seen
+from attlas.engine.native import few, library, seen
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError, explain
 from attlas.masks.base import Coverage, Mask
@@ -38,8 +37,11 @@ __all__ = [
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 SMALL = 1 << 23  # products below which threads cost more than they save
-_LARGE = 1 << 30  # multiplications for logits from which the threads of a call are worth their start
-_FEW = 16  # queries below which torch's kernel, which packs nothing, is faster
+# Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
+# many queries and products on; by measurement against torch's kernel.
+_LARGE = 1 << 30
+_QUERIES, _PRODUCTS = 512, 1 << 24
+_FEW = 16  # queries below which keys and values are not packed
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 _TYPES = {
     torch.float32: "FLOAT32",
@@ -119,9 +121,14 @@ def refusal(problem: Problem, form: Form | None, *, dropout: bool = False) -> st
 
 def pays(problem: Problem) -> bool:
     """Return whether the kernels are the faster way for an output of this size, by measurement."""
-    if library.instruction_set() not in ("avx512", "amx") or problem.shape[2] < _FEW:
+    if library.why_not() is not None or library.instruction_set() not in ("avx512", "amx"):
         return False
-    return math.prod(problem.shape) * problem.q.shape[-1] >= _LARGE
+    if problem.q.shape[2] < _FEW:
+        return few.pays(problem)
+    products = problem.q.numel() * problem.k.shape[2]
+    if problem.q.dtype in (torch.float32, torch.float16) and problem.q.shape[2] >= _QUERIES:
+        return products >= _PRODUCTS
+    return products >= _LARGE
 
 
 def forward(problem: Problem, form: Form, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -129,7 +136,7 @@ def forward(problem: Problem, form: Form, v: Tensor) -> tuple[Tensor, Tensor] | 
 
     None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
-    found = find(problem, form, {"lse": True}, v=v)
+    found = find(problem, form, {"lse": True, "rounded": v.dtype is form.q.dtype}, v=v)
     return None if found is None else (found["out"].to(v.dtype), found["lse"])
 
 
@@ -148,7 +155,8 @@ def find(
     wanted : mapping
         Names and what they need: ``lse``, ``entropy``, ``squares``, ``mass``, ``max_logit``, ``mean``,
         ``variance`` (True), ``largest`` (how many), ``column_mass``, ``column_max``, ``offsets`` (True),
-        ``picture_sum``, ``picture_max`` (a `Picture`, the same for both), ``coverage`` (levels).
+        ``picture_sum``, ``picture_max`` (a `Picture`, the same for both), ``coverage`` (levels); ``rounded`` (True)
+        where the output will be rounded to the dtype of the tokens.
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values; then ``out`` is found too.
     lse : Tensor, optional, shape (batch, heads, m)
@@ -297,6 +305,7 @@ def _call(
         fields["sink"] = held[-1].data_ptr()
     if v is not None:
         fields |= {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
+    fields["rounded"] = int(wanted.get("rounded", False))
     if "largest" in wanted:
         fields["k_largest"] = wanted["largest"]
     picture = wanted.get("picture_sum") or wanted.get("picture_max")
@@ -319,7 +328,7 @@ def _call(
         q=tensor4(form.q),
         k=tensor4(form.k),
         type=type_of(form.q.dtype),
-        threads=library.threads() if batch * heads * m * n * d > SMALL else 1,
+        threads=_threads(form.q, n),
         scale=form.scale,
         cap=form.cap,
         **fields,
@@ -335,6 +344,13 @@ def _call(
             )
         )
     return status == library.code("DONE")
+
+
+def _threads(q: Tensor, n: int) -> int:
+    """Return how many threads a call uses."""
+    if q.shape[2] < _FEW:
+        return few.threads(q, n)
+    return library.threads() if q.numel() * n > SMALL else 1
 
 
 def tensor4(t: Tensor) -> Any:

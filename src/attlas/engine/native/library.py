@@ -56,10 +56,10 @@ class _Library:
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
         self._c.attlas_pool(_pool())
-        self._doors: dict[str, tuple[Any, type[ctypes.Structure]]] = {}
+        self._doors: dict[str, tuple[Any, type[ctypes.Structure], frozenset[str]]] = {}
 
-    def door(self, name: str) -> tuple[Any, type[ctypes.Structure]]:
-        """Return the C function behind a door and the structure that it takes."""
+    def door(self, name: str) -> tuple[Any, type[ctypes.Structure], frozenset[str]]:
+        """Return the C function behind a door, the structure that it takes, and the names of its fields."""
         if name not in self._doors:
             function = getattr(self._c, f"attlas_{name}")
             kind = self.structures["".join(part.capitalize() for part in name.split("_"))]
@@ -75,7 +75,7 @@ class _Library:
                 )
             function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
             function.restype = ctypes.c_int32
-            self._doors[name] = (function, kind)
+            self._doors[name] = (function, kind, frozenset(field for field, *_ in kind._fields_))
         return self._doors[name]
 
 
@@ -127,12 +127,11 @@ def _loaded(file: Path) -> _Library | str:
         return f"the library of kernels cannot be loaded ({error})"
 
 
-def _library() -> _Library:
-    """Return the loaded library, for callers that need it."""
-    found = _loaded(_FILE)
-    reason = why_not()
-    if isinstance(found, str) or reason:
-        remedy = "install a C++ compiler and attlas again" if isinstance(found, str) else "unset ATTLAS_NATIVE"
+def _library() -> tuple[_Library, int]:
+    """Return the loaded library, for callers that need it, and the number of the instruction set."""
+    library, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    if library is None:
+        remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
         raise BackendError(
             explain(
                 "attlas.engine.native",
@@ -141,7 +140,42 @@ def _library() -> _Library:
                 fix=f"{remedy}, or use Plan(backend='tiled').",
             )
         )
-    return found
+    return library, number
+
+
+def _declared() -> _Library:
+    """Return the library for what it declares, which does not depend on the environment."""
+    found = _loaded(_FILE)
+    return _library()[0] if isinstance(found, str) else found
+
+
+@functools.cache
+def _settled(file: Path, setting: str) -> tuple[_Library | None, str | None, int]:
+    """Return the library, the reason why it cannot be used, and the number of the instruction set, for a setting."""
+    found = _loaded(file)
+    if setting == "none":
+        return None, "ATTLAS_NATIVE=none turns the kernels off", 0
+    if isinstance(found, str):
+        return None, found, 0
+    return found, None, SETS.index(_named(file, setting))
+
+
+@functools.cache
+def _named(file: Path, setting: str) -> str:
+    """Return the instruction set of a setting."""
+    found = _loaded(file)
+    able = () if isinstance(found, str) else SETS[: found.best + 1]
+    wanted = setting or (able[-1] if able else "none")
+    if wanted not in able:
+        raise BackendError(
+            explain(
+                "ATTLAS_NATIVE",
+                "it must name an instruction set that was compiled and that this processor can run.",
+                found=f"ATTLAS_NATIVE={wanted}",
+                fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
+            )
+        )
+    return wanted
 
 
 def why_not() -> str | None:
@@ -162,13 +196,7 @@ def why_not() -> str | None:
     >>> why_not() is None or isinstance(why_not(), str)
     True
     """
-    if os.environ.get("ATTLAS_NATIVE") == "none":
-        return "ATTLAS_NATIVE=none turns the kernels off"
-    found = _loaded(_FILE)
-    if isinstance(found, str):
-        return found
-    instruction_set()
-    return None
+    return _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))[1]
 
 
 def available() -> bool:
@@ -222,18 +250,7 @@ def instruction_set() -> str:
     >>> not available() or instruction_set() in runnable()
     True
     """
-    able = runnable()
-    wanted = os.environ.get("ATTLAS_NATIVE") or (able[-1] if able else "none")
-    if wanted not in able:
-        raise BackendError(
-            explain(
-                "ATTLAS_NATIVE",
-                "it must name an instruction set that was compiled and that this processor can run.",
-                found=f"ATTLAS_NATIVE={wanted}",
-                fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
-            )
-        )
-    return wanted
+    return _named(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
 def threads() -> int:
@@ -273,7 +290,7 @@ def has(door: str) -> bool:
     if not available():
         return False
     try:
-        _library().door(door)
+        _library()[0].door(door)
     except (AttributeError, KeyError):
         return False
     return True
@@ -302,7 +319,7 @@ def structure(name: str) -> type[ctypes.Structure]:
     >>> not available() or hasattr(structure("Tensor4"), "row")
     True
     """
-    return _library().structures[name]
+    return _declared().structures[name]
 
 
 def code(name: str) -> int:
@@ -328,7 +345,7 @@ def code(name: str) -> int:
     >>> not available() or code("DONE")
     0
     """
-    return _library().codes[name]
+    return _declared().codes[name]
 
 
 def call(door: str, **fields: Any) -> int:
@@ -365,10 +382,10 @@ def call(door: str, **fields: Any) -> int:
     >>> if has("elementary"):
     ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
     """
-    library = _library()
-    function, kind = library.door(door)
-    unknown = fields.keys() - {name for name, *_ in kind._fields_}
-    if unknown:
+    library, number = _library()
+    function, kind, known = library.door(door)
+    if not fields.keys() <= known:
+        unknown = fields.keys() - known
         raise BackendError(
             explain(
                 "attlas.engine.native",
@@ -377,7 +394,7 @@ def call(door: str, **fields: Any) -> int:
                 fix="build the kernels again: make native.",
             )
         )
-    status = int(function(ctypes.byref(kind(**fields)), SETS.index(instruction_set())))
+    status = int(function(ctypes.byref(kind(**fields)), number))
     if status == library.codes["NO_MEMORY"]:
         raise TooLargeError(
             explain(

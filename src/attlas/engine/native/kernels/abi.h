@@ -35,6 +35,7 @@ struct Dot {
   void* lse;         // (batch, heads, m); read where lse_known
   int32_t lse_known;
   int32_t k_largest;
+  int32_t rounded;   // whether the caller rounds the output to the type of the tokens
   void* entropy;     // (batch, heads, m)
   void* squares;     // sum of p^2
   void* mass;        // sum of p: less than 1 with a sink

@@ -95,9 +95,14 @@ struct Amx {
       }
   }
 
-  // The weights of 32 neighbouring columns, cut after 8 bits: three parts hold all 24 bits of a number.
+  // The weights of 32 neighbouring columns: one part is rounded to nearest, more are cut after 8 bits each, so that three
+  // parts hold all 24 bits of a number.
   static ATTLAS_INLINE void put(Number* left, int64_t row, int64_t column, int64_t depth, int parts, const Vec<float>* x) {
     Number* tile = left + (row / 16 * 16 * depth_of(depth) + column / DEPTH * TILE) * parts + row % 16 * DEPTH;
+    if (parts == 1) {
+      _mm512_store_si512(tile, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+      return;
+    }
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
                                          21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     __m512 low = (__m512)x[0], high = (__m512)x[1];

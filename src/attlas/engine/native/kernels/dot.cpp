@@ -2,6 +2,7 @@
 #include "abi.h"
 #include "amx.h"
 #include "coverage.h"
+#include "few.h"
 #include "forward.h"
 #include "given.h"
 #include "parallel.h"
@@ -195,6 +196,7 @@ void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave
 template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
+  if (Few<T, Source>::suits(p)) return Few<T, Source>(p).run();
   if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
   const Walks walks(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
@@ -220,7 +222,8 @@ int32_t run_dot(const Dot& p) {
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
 #if defined(__AMX_BF16__)
   if (p.type == attlas::FLOAT32) return run<Amx, float>(p, {3, 3, 3, 3});
-  if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, 2, 1});
+  // Weights rounded to 8 bits, and independently of each other, add no more to an output than its own rounding does.
+  if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, p.rounded ? 1 : 2, 1});
   if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
 #else
   if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});

@@ -1,0 +1,157 @@
+"""Few queries: keys and values read once, as they lie, against the definition in float64, and where this is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+from attlas.engine import reference, sdpa
+from attlas.engine.native import dot, few, library
+
+NATIVE = Plan("native")
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SIZES = [(1, 1, 1, 1), (1, 1023, 64, 64), (3, 1025, 128, 80), (2, 2500, 33, 7), (15, 300, 80, 130), (4, 129, 16, 3)]
+HEADS = [(1, 1), (6, 2), (8, 1)]
+each_set = pytest.mark.parametrize("name", library.SETS)
+needs_kernels = pytest.mark.skipif(
+    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
+)
+needs_wide = pytest.mark.skipif(
+    not library.runnable() or library.runnable()[-1] not in ("avx512", "amx"),
+    reason="few queries are chosen for wide vectors only",
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2)) -> list[Tensor]:
+    sizes = zip((heads[0], heads[1], heads[1]), (m, n, n), (d, d, e), strict=True)
+    return [torch.randn(2, *size, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def check(A: attlas.AttentionMatrix, v: Tensor) -> None:
+    exact = reference.dense(reference.in_float64(A.problem))
+    out = exact.weights @ v.double().repeat_interleave(A.shape[1] // v.shape[1], dim=1)
+    tolerance = TOLERANCE[v.dtype]
+    found = A @ v
+    assert found.dtype == v.dtype
+    torch.testing.assert_close(found.double(), out, rtol=tolerance, atol=tolerance)
+    within = 1e-10 if A.dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(A.lse.double(), exact.lse, rtol=within, atol=within)
+
+
+@each_set
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_every_dtype_size_and_grouping(name: str, dtype: torch.dtype, use: Callable[[str], None]) -> None:
+    use(name)
+    for size in SIZES:
+        for heads in HEADS:
+            q, k, v = tokens(*size, dtype, heads)
+            check(attlas.attend(q, k, plan=NATIVE), v)
+            check(attlas.attend(q, k, mask=attlas.Causal(), sink=torch.randn(heads[0]).to(dtype), plan=NATIVE), v)
+
+
+MASKS: dict[str, Callable[[int, int], Any]] = {
+    "window": lambda m, n: attlas.Window(200, 0),
+    "from the first": lambda m, n: attlas.Causal(offset=1),
+    "cells": lambda m, n: torch.rand(m, n) < 0.5,
+    "cells of heads": lambda m, n: torch.rand(2, 4, m, n) < 0.1,
+    "nothing for some": lambda m, n: (torch.rand(m, n) < 0.5) & (torch.arange(m) != 1).unsqueeze(-1),
+    "nothing": lambda m, n: torch.zeros(m, n, dtype=torch.bool),
+    "the far end": lambda m, n: (torch.arange(n) >= n - 2).expand(m, n),
+}
+
+
+@each_set
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask(name: str, mask: str, use: Callable[[str], None]) -> None:
+    use(name)
+    for m, n in ((3, 2100), (4, 40)):
+        q, k, v = tokens(m, n, 16, 9, torch.float32)
+        for score in (None, attlas.ScaledDot(-0.5), attlas.SoftCap(attlas.ScaledDot(), 2.0)):
+            check(attlas.attend(q, k, score=score, mask=MASKS[mask](m, n), sink=torch.randn(4), plan=NATIVE), v)
+            check(attlas.attend(q, k, score=score, mask=MASKS[mask](m, n), plan=NATIVE), v)
+
+
+@needs_kernels
+def test_any_number_of_threads_gives_the_same(threads: None) -> None:
+    for heads in HEADS:
+        q, k, v = tokens(2, 9000, 64, 64, torch.float32, heads)
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            A = attlas.attend(q, k, plan=NATIVE)
+            results.append((A @ v, A.lse))
+        assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@needs_wide
+@torch.no_grad()
+def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for module, short in ((few, "at_once"), (sdpa, "at_once"), (dot, "forward")):
+        original = getattr(module, short)
+
+        def watched(*args: Any, _name: str = module.__name__, _original: Any = original) -> Any:
+            found = _original(*args)
+            calls.append((_name.rsplit(".", 1)[-1], found is not None))
+            return found
+
+        monkeypatch.setattr(module, short, watched)
+    sizes = {1: "native", 4: "native", 5: "sdpa", 40: "sdpa", 600: "native"}
+    for m, backend in sizes.items():
+        q, k, v = tokens(m, 600, 64, 64, torch.float32, (4, 4))
+        A = attlas.attend(q, k)
+        assert attlas.explain(A).backend == backend
+        calls.clear()
+        check(A, v)
+        done = [name for name, found in calls if found]
+        assert done == [{"sdpa": "sdpa"}.get(backend, "few" if m <= 4 else "dot")]
+    for layout in ("cache", "heads"):  # as caches and projections leave them
+        q, k, v = tokens(1, 50, 64, 64, torch.float32, (4, 4))
+        if layout == "cache":
+            k, v = (torch.cat([t, torch.full_like(t, math.nan)], dim=2)[:, :, :50] for t in (k, v))
+        else:
+            k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
+        calls.clear()
+        check(attlas.attend(q, k), v)
+        assert calls == [("few", True)]
+
+
+@needs_wide
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+def test_what_is_not_finite_goes_to_the_tiles(bad: float, which: int) -> None:
+    given = tokens(2, 70, 8, 8, torch.float32, (4, 4))
+    given[which][0, 1, 1, 2] = bad
+    q, k, v = given
+    for grouped in (k, k[:, :2]):
+        A, tiles = attlas.attend(q, grouped), attlas.attend(q, grouped, plan=Plan("tiled"))
+        values = v if grouped is k else v[:, :2]
+        with torch.no_grad():
+            found = A @ values
+        torch.testing.assert_close(found, tiles @ values, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@needs_wide
+def test_gradients_of_one_query() -> None:
+    leaves = [t.requires_grad_() for t in tokens(1, 300, 16, 16, torch.float32)]
+    q, k, v = leaves
+    found, exact = (attlas.attend(q, k, plan=Plan(plan)) @ v for plan in ("auto", "reference"))
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+    slope = torch.randn_like(found)
+    pairs = (torch.autograd.grad(out, leaves, slope) for out in (found, exact))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
