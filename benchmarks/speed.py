@@ -111,14 +111,18 @@ def backward(
     """Return ratios of forward and backward together."""
     inputs = [t.clone().requires_grad_() for t in (q, k, v)]
 
-    def both(mask: attlas.Mask | None = None, plan: attlas.Plan | None = None) -> None:
-        out = attlas.attend(inputs[0], inputs[1], mask=mask, plan=plan) @ inputs[2]
+    def both(
+        mask: attlas.Mask | None = None, plan: attlas.Plan | None = None, score: attlas.Score | None = None
+    ) -> None:
+        out = attlas.attend(inputs[0], inputs[1], mask=mask, plan=plan, score=score) @ inputs[2]
         torch.autograd.grad(out, inputs, grad)
 
     cases = {
         "sdpa, forward and backward": lambda: torch.autograd.grad(sdpa(*inputs), inputs, grad),
         "A @ v, forward and backward": both,
         "A @ v, forward and backward, causal": lambda: both(attlas.Causal()),
+        "A @ v, forward and backward, window of 512": lambda: both(attlas.Window(511, 0)),
+        "A @ v, forward and backward, soft cap": lambda: both(score=attlas.SoftCap(attlas.ScaledDot(), 30.0)),
         "A @ v, forward and backward, tiled": lambda: both(plan=attlas.Plan("tiled")),
     }
     return ratios(cases, "sdpa, forward and backward", rounds)

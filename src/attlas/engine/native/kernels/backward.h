@@ -89,7 +89,8 @@ class Rows {
  private:
   static constexpr int64_t STRIDE = COUNT + 16;
 
-  void turn(Reader<T, T> read, int64_t some, int64_t size, Number* along, Number* across, T* turned) const {
+  // Not inlined, like others below that are called twice: all of this is compiled for four instruction sets.
+  __attribute__((noinline)) void turn(Reader<T, T> read, int64_t some, int64_t size, Number* along, Number* across, T* turned) const {
     M::pack_left(along, some, size, parts_, read);
     for (int64_t i = 0; i < COUNT; i += 8)
       for (int64_t t = 0; t < size; ++t)
@@ -148,10 +149,8 @@ class Backward {
     first_key_ = first;
     stop_key_ = stop;
     const Reader<T, T> keys = rows_of<T, T>(p_.k, b, g, first), values = rows_of<T, T>(p_.v, b, g, first);
-    for (int64_t j = 0; j < keys_; j += M::COLUMNS) {
-      M::pack_transposed(columns_.data, j, stop - first, p_.d, parts_.tokens, keys);
-      M::pack_transposed(values_.data, j, stop - first, p_.e, parts_.tokens, values);
-    }
+    pack_columns(keys, p_.d, columns_.data);
+    pack_columns(values, p_.e, values_.data);
     M::pack_rows(rows_.data, 0, keys_, keys_, p_.d, parts_.tokens, Limited<T, T>{keys, stop - first});
     std::memset(d_keys_.data, 0, sizeof(T) * size_t(deep_ * keys_ / KEYS * STRIDE));
     std::memset(d_values_.data, 0, sizeof(T) * size_t(tall_ * keys_ / KEYS * STRIDE));
@@ -201,6 +200,11 @@ class Backward {
     std::memset(d_queries_.data, 0, sizeof(T) * size_t(ROWS * wide_));
   }
 
+  __attribute__((noinline)) void pack_columns(Reader<T, T> read, int64_t size, Number* to) const {
+    for (int64_t j = 0; j < keys_; j += M::COLUMNS)
+      M::pack_transposed(to, j, stop_key_ - first_key_, size, parts_.tokens, read);
+  }
+
   // Rows r to r + M::ROWS, multiplied, and how many of them have become weights.
   struct Strip {
     int64_t r, some, taken;
@@ -237,7 +241,7 @@ class Backward {
   }
 
   // Tokens, transposed, times weights: what the rows add to the gradients of a block of keys.
-  void gather(const Number* across, const Number* right, int64_t size, T* to) {
+  __attribute__((noinline)) void gather(const Number* across, const Number* right, int64_t size, T* to) {
     for (int64_t t = 0; t < size; t += M::ROWS)
       for (int64_t j = 0; j < KEYS; j += M::COLUMNS)
         product<true>(M::left_at(across, t, ROWS, parts_.tokens), parts_.tokens, ROWS,
@@ -298,24 +302,34 @@ class Backward {
     }
   }
 
+#if defined(__AMX_BF16__)
   template <bool ADD>
   ATTLAS_INLINE void product(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps, T* c,
                              int64_t stride) {
-#if defined(__AMX_BF16__)
     const auto between = [this] { pause(); };
     if (a_parts == 1 && b_parts == 2) return M::template multiply<ADD, 1, 2>(a, depth, b, steps, c, stride, between);
     M::template multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, between);
+  }
 #else
-    if (!ADD) return M::template multiply<false>(a, a_parts, depth, b, b_parts, steps, c, stride);
+  template <bool ADD>
+  static void product(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c, int64_t stride) {
     // Summed up by itself first: one sum over all queries would round at every step.
     alignas(64) T part[M::ROWS * M::COLUMNS];
-    M::template multiply<false>(a, a_parts, depth, b, b_parts, steps, part, M::COLUMNS);
-    for (int64_t i = 0; i < M::ROWS; ++i)
-      for (int64_t j = 0; j < M::COLUMNS; j += W) store(c + i * stride + j, load(c + i * stride + j) + load(part + i * M::COLUMNS + j));
-#endif
+    plain(a, depth, b, steps, ADD ? part : c, ADD ? M::COLUMNS : stride);
+    for (int64_t i = 0; ADD && i < M::ROWS; ++i)
+      for (int64_t j = 0; j < M::COLUMNS; j += W) {
+        T* to = c + i * stride + j;
+        store(to, load(to) + load(part + i * M::COLUMNS + j));
+      }
   }
+  // Once, not at each of the five products: it is long.
+  __attribute__((noinline)) static void plain(const Number* a, int64_t depth, const Number* b, int64_t steps, T* c,
+                                              int64_t stride) {
+    M::template multiply<false>(a, 1, depth, b, 1, steps, c, stride);
+  }
+#endif
 
-  void give(const T* found, int64_t high, int64_t size, T factor, T* to) const {
+  __attribute__((noinline)) void give(const T* found, int64_t high, int64_t size, T factor, T* to) const {
     for (int64_t start = 0; start < stop_key_ - first_key_; start += KEYS) {
       const T* block = found + start / KEYS * high * STRIDE;
       const int64_t some = std::min(KEYS, stop_key_ - first_key_ - start);

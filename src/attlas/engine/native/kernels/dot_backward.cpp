@@ -59,13 +59,13 @@ class Division {
       for (int64_t row = 0; row < p_.m; row += rows) {
         const Round round{pair, std::min(pairs_, all - pair), row, std::min(rows, p_.m - row)};
         const int64_t blocks = (round.rows + ROWS - 1) / ROWS;
-        attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
+        share_out(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
         // The first keys first: under a causal mask the most queries see them.
-        attlas::share(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
+        share_out(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
           walk(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread);
         });
-        attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
+        share_out(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks); });
       }
   }
