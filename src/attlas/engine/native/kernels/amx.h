@@ -177,6 +177,88 @@ struct Amx {
     multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, [] {});
   }
 
+  // The product of 32 rows and some blocks of 32 columns, in steps of four products of tiles, between which there is room
+  // for vectors: these lose half of their multipliers while the tile unit works, and no other port.
+  class Product {
+   public:
+    static constexpr bool STEPS = true;
+    static constexpr int MOST = 4;  // blocks
+
+    Product() = default;
+    Product(const Number* a, int a_parts, int64_t depth, int b_parts, int64_t stride)
+        : left_(a), a_parts_(a_parts), b_parts_(b_parts), depths_(int(depth_of(depth) / DEPTH)), stride_(stride) {
+      // Small products first; each part is loaded as seldom as eight tiles allow.
+      static constexpr Load NINE[] = {{2, 0}, {1, -1}, {-1, 1}, {0, -1}, {-1, 2}, {-1, 0}};
+      static constexpr Load FOUR[] = {{1, 1}, {0, -1}, {1, 0}, {0, -1}};
+      static constexpr Load TWO[] = {{1, 0}, {0, -1}};
+      static constexpr Load ONE[] = {{0, 0}};
+      plan_ = b_parts == 3 ? NINE : b_parts == 2 ? FOUR : a_parts == 2 ? TWO : ONE;
+      length_ = b_parts == 3 ? 6 : a_parts * b_parts;
+    }
+
+    void add(const Number* b, float* c) {
+      if (count_ == 0) start(b);
+      blocks_[count_++] = {b, c};
+    }
+    int64_t steps() const { return int64_t(count_) * depths_ * length_; }
+
+    // The next step; nothing where there is none. FAR: the next block of columns is fetched meanwhile, which pays where
+    // the vectors' own memory drives it out of the first cache.
+    template <bool FAR>
+    ATTLAS_INLINE void step() {
+      if (block_ == count_) return;
+      const Load load = plan_[at_];
+      if (load.a >= 0) take_a(a_, a_ + depths_ * TILE * a_parts_, load.a);
+      if (load.b >= 0) {
+        take_b(b_, load.b);
+        const Number* far = b_ + (depths_ * b_parts_ + load.b) * 2 * TILE;
+        for (int x = 0; FAR && x < 32; ++x) _mm_prefetch(reinterpret_cast<const char*>(far + x * DEPTH), _MM_HINT_T0);
+      }
+      products();
+      if (++at_ < length_) return;
+      at_ = 0;
+      a_ += TILE * a_parts_;
+      b_ += 2 * TILE * b_parts_;
+      if (++depth_ < depths_) return;
+      float* c = blocks_[block_].c;
+      const size_t line = size_t(stride_) * 4;
+      _tile_stored(0, c, line);
+      _tile_stored(1, c + 16, line);
+      _tile_stored(2, c + 16 * stride_, line);
+      _tile_stored(3, c + 16 * stride_ + 16, line);
+      if (++block_ < count_) start(blocks_[block_].b);
+    }
+    void finish() {
+      while (block_ < count_) step<false>();
+    }
+
+   private:
+    struct Load {
+      int8_t a, b;  // the parts that a step loads, -1 for one that is there
+    };
+    struct Block {
+      const Number* b;
+      float* c;
+    };
+
+    ATTLAS_INLINE void start(const Number* b) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      a_ = left_;
+      b_ = b;
+      depth_ = at_ = 0;
+    }
+
+    const Number *left_ = nullptr, *a_ = nullptr, *b_ = nullptr;
+    const Load* plan_ = nullptr;
+    int a_parts_ = 0, b_parts_ = 0, depths_ = 0, length_ = 0;
+    int at_ = 0, depth_ = 0, block_ = 0, count_ = 0;
+    int64_t stride_ = 0;
+    Block blocks_[MOST];
+  };
+
   // Each thread configures its tiles; the configuration of another user of the tile unit is not kept by it either.
   static void begin() {
     alignas(64) uint8_t config[64] = {};
@@ -185,6 +267,8 @@ struct Amx {
       config[16 + 2 * t] = 64;
       config[48 + t] = 16;
     }
+    // The compiler's header says of eight bytes only that they are read.
+    __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
   }
   static void end() { _tile_release(); }

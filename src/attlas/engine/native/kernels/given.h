@@ -9,6 +9,15 @@
 
 namespace ATTLAS_ISA {
 
+// f(0) to f(R - 1), written out: arrays that are indexed so stay in registers also where there is assembly between.
+template <int R, class F>
+ATTLAS_INLINE void each(F f) {
+  f(0);
+  if constexpr (R > 1) f(1);
+  if constexpr (R > 2) f(2);
+  if constexpr (R > 3) f(3);
+}
+
 // What a walk is compiled with.
 enum Wanted : int {
   SUMS = 1,         // of p log p and p^2 over each row
@@ -32,6 +41,7 @@ class Given {
   static constexpr int64_t STRIDE = CHUNK + 16;
   static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
+  static_assert(CHUNK / M::COLUMNS <= M::Product::MOST);
   static constexpr int64_t DIAGONAL = SPAN + M::ROWS + 2 * W;
   // Vectors of sums for each row of a strip.
   enum Sum { BENT, SQUARES, AWAY, SPREAD, TOTAL, SUM_COUNT };
@@ -49,7 +59,8 @@ class Given {
         q_parts_(q_parts),
         k_parts_(k_parts),
         scale_(factor_of<T>(problem)),
-        bent_(problem.cap > 0 || !(problem.scale > 0)),
+        factor_(T(double(scale_) / Weight<T>::UNIT)),
+        bent_(problem.cap > 0 || !usual(T(problem.scale))),
         picture_(problem.picture_sum || problem.picture_max),
         span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
                                   CHUNK, SPAN)),
@@ -217,8 +228,8 @@ class Given {
     found.tops.assign(size_t(found.blocks * p_.picture_columns), T(0));
   }
 
-  // Rows r to r + some of the task against the columns of this span. While one rectangle is multiplied, the rows of the
-  // one before are taken.
+  // Rows r to r + some of the task against the columns of this span. The rows of one rectangle are taken while the
+  // next one is multiplied.
   void strip(const Seen& seen, int64_t r, int64_t some, const Number* right) {
     int64_t left, end, inner_left, inner_end;
     seen.hull(first_ + r, first_ + r + some, left, end);
@@ -228,12 +239,11 @@ class Given {
     if (left >= end) return;
     divide(r, some);
     std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
-    if (wanted_ & PEAKS) std::fill(peaks_.data, peaks_.data + M::ROWS * CHUNKS * W, -INF<T>);
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
     for (int64_t i = 0; i < some; ++i) {
-      shift_[i] = lse_[r + i] == -INF<T> ? std::numeric_limits<T>::max() : lse_[r + i];
+      shift_[i] = lse_[r + i] == -INF<T> ? std::numeric_limits<T>::max() : Weight<T>::shift_of(lse_[r + i], scale_);
       centred_[i] = rows_[r + i].count > 0;
-      centre_[i] = T(rows_[r + i].mean);
+      centre_[i] = T(rows_[r + i].mean / double(scale_));
       cells_[i] = 0;
     }
     strip_ = r;
@@ -249,38 +259,43 @@ class Given {
       next.left = left;
       next.end = std::min(left + chunk_, end);
       next.gaps = seen.allowed || left < inner_left || next.end > inner_end;
-      if (!multiply(next, before, right)) continue;
-      while (before.taken < some_ && before.logits) advance(before);
+      if (!plan(next, right)) {
+        for (int64_t i = 0; (wanted_ & PEAKS) && i < some; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
+        continue;
+      }
+      if (before.logits) take(before);
+      product_.finish();
       before = next;
-      if (!M::PAUSES)
-        while (before.taken < some_) advance(before);
+      if (!M::Product::STEPS) take(before);
     }
-    while (before.taken < some_ && before.logits) advance(before);
+    product_ = typename M::Product();
+    if (before.logits) take(before);
     gather(r, some, (end_ - left_ + chunk_ - 1) / chunk_);
     if (p_.offsets) give_diagonals();
   }
 
-  // The products of a rectangle; false where the mask hides it wholly.
-  bool multiply(const Rectangle& next, Rectangle& before, const Number* right) {
-    const int64_t pauses = (next.end - next.left) / M::COLUMNS * M::pauses(p_.d, q_parts_, k_parts_);
-    int64_t pause = 0;
+  // The product that makes a rectangle; false where the mask hides it wholly.
+  bool plan(const Rectangle& next, const Number* right) {
+    product_ = typename M::Product(M::left_at(queries_.data, strip_, p_.d, q_parts_), q_parts_, p_.d, k_parts_, STRIDE);
     bool any = false;
     for (int64_t j = next.left; j < next.end; j += M::COLUMNS) {
       if (seen_->hides(first_ + strip_, some_, j, M::COLUMNS)) continue;
       any = true;
-      const Number* a = M::left_at(queries_.data, strip_, p_.d, q_parts_);
-      const Number* b = M::right_at(right, j, 0, p_.d, k_parts_);
-      T* c = next.logits + (j - next.left);
-      M::template multiply<false>(a, q_parts_, p_.d, b, k_parts_, M::depth_of(p_.d), c, STRIDE, [&] {
-        ++pause;
-        while (before.logits && before.taken < some_ && before.taken * pauses < pause * some_) advance(before);
-      });
+      product_.add(M::right_at(right, j, 0, p_.d, k_parts_), next.logits + (j - next.left));
     }
     return any;
   }
 
+  // All rows of a rectangle, and the product that there is to do, side by side.
+  void take(Rectangle& rectangle) {
+    due_ = 0;
+    steps_ = product_.steps();
+    vectors_ = some_ * (rectangle.end - rectangle.left) / W;
+    while (rectangle.taken < some_) advance(rectangle);
+  }
+
   // The next rows of a rectangle.
-  __attribute__((noinline)) void advance(Rectangle& rectangle) {
+  void advance(Rectangle& rectangle) {
     const int64_t i = rectangle.taken;
     int64_t to = some_, slot = 0;
     if (picture_) {
@@ -308,32 +323,33 @@ class Given {
   template <int WANTED, int R>
   void core(const Rectangle& rectangle, int64_t i, T* mass, T* tall) {
     const int64_t size = rectangle.end - rectangle.left;
-    const V none = all(-INF<T>), one = all(T(1));
+    const V none = all(-INF<T>), one = all(T(1)), factor = all(factor_);
     V bent[R], squares[R], peak[R], away[R], spread[R], count[R], mine[R];
     const T* logits[R];
     T* diagonal[R];
-    T shift[R], centre[R];
-    for (int r = 0; r < R; ++r) {
+    V shift[R], centre[R];
+    typename M::Product& product = product_;
+    const int64_t steps = steps_, vectors = vectors_;
+    int64_t due = due_;
+    each<R>([&](int r) __attribute__((always_inline)) {
       bent[r] = squares[r] = away[r] = spread[r] = count[r] = mine[r] = V{};
       peak[r] = none;
       logits[r] = rectangle.logits + (i + r) * STRIDE;
       // Two sums in turn: what the row before has just stored is not read at once.
       diagonal[r] = diagonal_.at(size_t((i + r) % 2 * DIAGONAL + rectangle.left - left_ + M::ROWS - 1 - (i + r)));
-      shift[r] = shift_[i + r];
-      centre[r] = centre_[i + r];
-    }
+      shift[r] = all(shift_[i + r]);
+      centre[r] = all(centre_[i + r]);
+    });
     for (int64_t j = 0; j < size; j += W) {
-      V total = {}, top = {};
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
+      V total, top;
+      each<R>([&](int r) __attribute__((always_inline)) {
         const V x = load(logits[r] + j);
-        V log;
-        const V e = weight_of<T>(x * scale_ - shift[r], log);
-        if (WANTED & SUMS) bent[r] += e * log;
-        if (WANTED & SUMS) squares[r] += e * e;
+        const Weight<T> w(x, factor, shift[r]);
+        if (WANTED & SUMS) bent[r] = w.bend(bent[r]);
+        if (WANTED & SUMS) squares[r] += w.e * w.e;
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
         if (WANTED & MOMENTS) {
-          V from = x * scale_ - centre[r];
+          V from = x - centre[r];
           if (WANTED & GAPS) {
             from = x > none ? from : V{};
             count[r] += x > none ? one : V{};
@@ -341,15 +357,18 @@ class Given {
           away[r] += from;
           spread[r] += from * from;
         }
-        if (WANTED & TOTALS) mine[r] += e;
-        if (WANTED & COLUMNS) total += e;
-        if (WANTED & TALLEST) top = larger<T>(top, e);
-        if (WANTED & DIAGONALS) store(diagonal[r] + j, load(diagonal[r] + j) + e);
-      }
+        if (WANTED & TOTALS) mine[r] += w.e;
+        if (WANTED & COLUMNS) total = r ? total + w.e : w.e;
+        if (WANTED & TALLEST) top = r ? larger<T>(top, w.e) : w.e;
+        if (WANTED & DIAGONALS) store(diagonal[r] + j, load(diagonal[r] + j) + w.e);
+      });
       if (WANTED & COLUMNS) store(mass + j, load(mass + j) + total);
       if (WANTED & TALLEST) store(tall + j, larger<T>(load(tall + j), top));
+      if (M::Product::STEPS)
+        for (due += R * steps; due >= vectors; due -= vectors) product.template step<(WANTED & (PEAKS | MOMENTS)) != 0>();
     }
-    for (int r = 0; r < R; ++r) {
+    due_ = due;
+    each<R>([&](int r) __attribute__((always_inline)) {
       if (WANTED & TOTALS) add(i + r, TOTAL, mine[r]);
       if (WANTED & SUMS) add(i + r, BENT, bent[r]);
       if (WANTED & SUMS) add(i + r, SQUARES, squares[r]);
@@ -359,7 +378,7 @@ class Given {
         cells_[i + r] += WANTED & GAPS ? int64_t(sum<T>(count[r])) : size;
       }
       if (WANTED & PEAKS) store(peaks_of(i + r) + rectangle.place * W, peak[r]);
-    }
+    });
   }
 
   T* peaks_of(int64_t i) const { return peaks_.at(size_t(i * CHUNKS * W)); }
@@ -375,12 +394,12 @@ class Given {
     int count = 0;
     for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
       if (row[j] > -INF<T>) {
-        total += row[j] * scale_;
+        total += row[j];
         ++count;
       }
     for (int64_t j = 0; !count && j < size; ++j)
       if (row[j] > -INF<T>) {
-        total = row[j] * scale_;
+        total = row[j];
         count = 1;
       }
     if (!count) return;
@@ -406,7 +425,7 @@ class Given {
       Numbers& row = rows_[r + i];
       if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
       if (wanted_ & SUMS) {
-        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * double(LOG_UNIT<T>);
+        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * Weight<T>::UNIT;
         row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
       }
       if (wanted_ & PEAKS) {
@@ -417,9 +436,10 @@ class Given {
       }
       if ((wanted_ & MOMENTS) && cells_[i] > 0) {
         // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-        const double here = double(cells_[i]), shift = double(sum<T>(load(sum_of(i, AWAY)))) / here;
-        const double together = row.count + here, apart = double(centre_[i]) + shift - row.mean;
-        const double about = std::max(double(sum<T>(load(sum_of(i, SPREAD)))) - shift * shift * here, 0.0);
+        const double here = double(cells_[i]), scale = double(scale_);
+        const double shift = double(sum<T>(load(sum_of(i, AWAY)))) / here * scale;
+        const double together = row.count + here, apart = double(centre_[i]) * scale + shift - row.mean;
+        const double about = std::max(double(sum<T>(load(sum_of(i, SPREAD)))) * scale * scale - shift * shift * here, 0.0);
         row.spread += about + apart * apart * row.count * here / together;
         row.mean += apart * here / together;
         row.count = together;
@@ -473,9 +493,16 @@ class Given {
     int64_t x = std::upper_bound(edges, edges + p_.picture_columns + 1, start_) - edges - 1;
     const size_t line = size_t((block_row - found.block) * p_.picture_columns);
     for (; x < p_.picture_columns && edges[x] < stop; ++x) {
-      double total = 0;
-      T top = 0;
-      for (int64_t j = std::max(edges[x], start_) - start_; j < std::min(edges[x + 1], stop) - start_; ++j) {
+      int64_t j = std::max(edges[x], start_) - start_;
+      const int64_t end = std::min(edges[x + 1], stop) - start_;
+      V sums{}, tops{};
+      for (; j + W <= end; j += W) {
+        sums += load(mass + j);
+        tops = larger<T>(tops, load(tall + j));
+      }
+      double total = double(sum<T>(sums));
+      T top = most<T>(tops);
+      for (; j < end; ++j) {
         total += double(mass[j]);
         top = std::max(top, tall[j]);
       }
@@ -515,8 +542,8 @@ class Given {
 
   const attlas::Dot& p_;
   const int q_parts_, k_parts_;
-  const T scale_;
-  const bool bent_;  // a cap or a scale that is not positive: logits are not just multiples of products
+  const T scale_, factor_;  // of a product, to a logit and to the unit of Weight
+  const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
   const bool picture_;
   const int64_t span_;
   int wanted_ = 0;
@@ -526,6 +553,8 @@ class Given {
   const T* lse_ = nullptr;
   const Seen* seen_ = nullptr;
   Found* found_ = nullptr;
+  typename M::Product product_;  // of the next rectangle; so many of its steps for so many vectors of this one
+  int64_t steps_ = 0, vectors_ = 1, due_ = 0;
   Aligned<Number> queries_;
   const int64_t rectangles_;  // logits that are kept: of two rectangles, or of a whole strip where the largest are sought
   Aligned<T> logits_, peaks_, sums_, diagonal_;

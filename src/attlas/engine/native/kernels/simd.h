@@ -161,6 +161,24 @@ ATTLAS_INLINE __m512 power_of_two(__m512 r) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   return p;
 }
+
+// 2^s, 0 where it is not wanted, from rounded = s + ROUNDING, n = rounded - ROUNDING and r = s - n: 2^n is a number of a
+// table in two registers, times a whole power of two, and 2^r, |r| <= 1/64, a short polynomial. A tile unit takes the
+// multipliers of one of two ports from the vectors while it works; what only adds, compares or permutes goes on there.
+// So as little as can be is multiplied here, and nothing is clamped.
+constexpr float ROUNDING = 393216.0f;  // 1.5 * 2^18: adding it rounds to a multiple of 1/32
+ATTLAS_INLINE __m512 two_to_the(__mmask16 wanted, __m512 rounded, __m512 n, __m512 r) {
+  const __m512 low = _mm512_setr_ps(1.0f, 1.0218971968f, 1.0442737341f, 1.0671404600f, 1.0905077457f, 1.1143867970f,
+                                    1.1387885809f, 1.1637248993f, 1.1892070770f, 1.2152473927f, 1.2418577671f, 1.2690509558f,
+                                    1.2968395948f, 1.3252366781f, 1.3542555571f, 1.3839099407f);
+  const __m512 high = _mm512_setr_ps(1.4142135382f, 1.4451807737f, 1.4768261909f, 1.5091644526f, 1.5422108173f, 1.5759809017f,
+                                     1.6104903221f, 1.6457555294f, 1.6817928553f, 1.7186193466f, 1.7562521696f, 1.7947090864f,
+                                     1.8340080976f, 1.8741676807f, 1.9152065516f, 1.9571441412f);
+  const __m512 t = _mm512_permutex2var_ps(low, _mm512_castps_si512(rounded), high);
+  // Within 5.4e-8.
+  const __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.24022673f), r, _mm512_set1_ps(0.6931573f));
+  return _mm512_maskz_scalef_ps(wanted, _mm512_fmadd_ps(_mm512_mul_ps(p, r), t, t), n);
+}
 #endif
 
 // exp(x) of a number that is not above 0 and not NaN, as in a softmax that takes its maximum off first.
@@ -168,11 +186,12 @@ ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
 #if defined(__AVX512F__)
   const __m512 v = (__m512)x;
   const __mmask16 normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.3365f), _CMP_GT_OQ);
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504f)), 8);
+  const __m512 magic = _mm512_set1_ps(ROUNDING), rounded = _mm512_fmadd_ps(v, _mm512_set1_ps(1.44269502f), magic);
+  const __m512 n = _mm512_sub_ps(rounded, magic);
   // log2(e) in two parts, so that what is left is exact to the last place.
   __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(1.44269502f), n);
   r = _mm512_fmadd_ps(v, _mm512_set1_ps(1.92596303e-8f), r);
-  return (Vec<float>)_mm512_maskz_scalef_ps(normal, power_of_two(r), n);
+  return (Vec<float>)two_to_the(normal, rounded, n, r);
 #else
   return exp_(x);
 #endif
@@ -270,6 +289,47 @@ ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
   bounded = (Vec<float>)s;
   return (Vec<float>)_mm512_scalef_ps(power_of_two(r), n);
 }
+#endif
+
+// The weight exp(scale x - lse), and its logarithm in UNIT; factor is scale / UNIT, shift is what shift_of makes of the
+// log-sum-exp. The weight of -infinity is exactly 0.
+template <class T>
+struct Weight {
+  static constexpr double UNIT = 1;
+  Vec<T> e, log;
+
+  static T shift_of(T lse, T) { return lse; }
+
+  ATTLAS_INLINE Weight(Vec<T> x, Vec<T> factor, Vec<T> shift) : log(x * factor - shift) {
+    e = exp_below(log);
+    log = larger<T>(log, all(T(-1e4)));  // finite, so that it can be multiplied by a weight of 0
+  }
+  // total + e log
+  ATTLAS_INLINE Vec<T> bend(Vec<T> total) const { return total + e * log; }
+};
+
+#if defined(__AVX512F__)
+// The unit is log 2, which saves the way there.
+template <>
+struct Weight<float> {
+  static constexpr double UNIT = 0.69314718055994530942;
+  using V = Vec<float>;
+  V e, log;
+  __mmask16 normal;  // where the weight is not below the normal numbers
+
+  // In the unit of x: the difference is exact where the weight is large, however large the logits are.
+  static float shift_of(float lse, float scale) { return float(double(lse) / double(scale)); }
+  ATTLAS_INLINE Weight(V x, V factor, V shift) {
+    const __m512 s = _mm512_mul_ps((__m512)(x - shift), (__m512)factor);
+    normal = _mm512_cmp_ps_mask(s, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
+    const __m512 magic = _mm512_set1_ps(ROUNDING), rounded = _mm512_add_ps(s, magic), n = _mm512_sub_ps(rounded, magic);
+    e = (V)two_to_the(normal, rounded, n, _mm512_sub_ps(s, n));
+    log = (V)s;
+  }
+  ATTLAS_INLINE V bend(V total) const {
+    return (V)_mm512_mask3_fmadd_ps((__m512)e, (__m512)log, (__m512)total, normal);
+  }
+};
 #endif
 
 // Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.

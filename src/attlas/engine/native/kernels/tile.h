@@ -61,10 +61,16 @@ struct Seen {
   }
 };
 
-// What is left to multiply logits by after finish_row: a positive scale is applied where they are used.
+// Whether products keep the order of logits, and neither squares of them nor what is divided by the scale leave the range.
+template <class T>
+ATTLAS_INLINE bool usual(T scale) {
+  return scale > T(1e-6) && scale < T(1e6);
+}
+
+// What is left to multiply logits by after finish_row: a usual scale is applied where they are used.
 template <class T>
 ATTLAS_INLINE T factor_of(const attlas::Dot& p) {
-  return p.cap > 0 || !(p.scale > 0) ? T(1) : T(p.scale);
+  return p.cap > 0 || !usual(T(p.scale)) ? T(1) : T(p.scale);
 }
 
 // Turn products into logits: `row` holds columns [from, to) of query i, a whole number of vectors.
@@ -75,7 +81,7 @@ ATTLAS_INLINE void finish_row(T* row, const Seen& seen, int64_t i, int64_t from,
       const T inner = scale / cap;
       for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, tanh_(load(row + j) * inner) * cap);
     }
-  } else if (!(scale > 0)) {
+  } else if (!usual(scale)) {
     for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, load(row + j) * scale);
   }
   int64_t first = seen.first(i), last = seen.last(i);

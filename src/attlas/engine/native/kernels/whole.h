@@ -82,6 +82,24 @@ struct Whole {
                        int64_t stride, Between&&) {
     multiply<ADD>(a, parts, depth, b, b_parts, steps, c, stride);
   }
+  // All at once, for the same reason.
+  class Product {
+   public:
+    static constexpr bool STEPS = false;
+    static constexpr int MOST = 128 / COLUMNS;
+
+    Product() = default;
+    Product(const Number* a, int, int64_t depth, int, int64_t stride) : a_(a), depth_(depth), stride_(stride) {}
+    void add(const Number* b, T* c) const { multiply<false>(a_, 1, depth_, b, 1, depth_, c, stride_); }
+    int64_t steps() const { return 0; }
+    template <bool FAR>
+    void step() const {}
+    void finish() const {}
+
+   private:
+    const Number* a_ = nullptr;
+    int64_t depth_ = 0, stride_ = 0;
+  };
   static int64_t pauses(int64_t, int, int) { return 1; }
   static void begin() {}
   static void end() {}
