@@ -112,17 +112,19 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
         monkeypatch.setattr(module, short, watched)
     sizes = {1: "native", 4: "native", 5: "sdpa", 40: "sdpa", 600: "native"}
     for m, backend in sizes.items():
-        q, k, v = tokens(m, 600, 64, 64, torch.float32, (4, 4))
+        q, k, v = tokens(m, 1100, 64, 64, torch.float32, (4, 4))
         A = attlas.attend(q, k)
         assert attlas.explain(A).backend == backend
         calls.clear()
         check(A, v)
         done = [name for name, found in calls if found]
         assert done == [{"sdpa": "sdpa"}.get(backend, "few" if m <= 4 else "dot")]
+    assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :, :200])).backend == "sdpa"  # too small
+    assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :2, :200])).backend == "native"  # heads share their keys
     for layout in ("cache", "heads"):  # as caches and projections leave them
-        q, k, v = tokens(1, 50, 64, 64, torch.float32, (4, 4))
+        q, k, v = tokens(1, 1100, 64, 64, torch.float32, (4, 4))
         if layout == "cache":
-            k, v = (torch.cat([t, torch.full_like(t, math.nan)], dim=2)[:, :, :50] for t in (k, v))
+            k, v = (torch.cat([t, torch.full_like(t, math.nan)], dim=2)[:, :, :1100] for t in (k, v))
         else:
             k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
         calls.clear()
@@ -134,7 +136,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
 def test_what_is_not_finite_goes_to_the_tiles(bad: float, which: int) -> None:
-    given = tokens(2, 70, 8, 8, torch.float32, (4, 4))
+    given = tokens(2, 2100, 8, 8, torch.float32, (4, 4))
     given[which][0, 1, 1, 2] = bad
     q, k, v = given
     for grouped in (k, k[:, :2]):

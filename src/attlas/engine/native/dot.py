@@ -121,7 +121,7 @@ def refusal(problem: Problem, form: Form | None, *, dropout: bool = False) -> st
 
 def pays(problem: Problem) -> bool:
     """Return whether the kernels are the faster way for an output of this size, by measurement."""
-    if library.why_not() is not None or library.instruction_set() not in ("avx512", "amx"):
+    if not library.wide():
         return False
     if problem.q.shape[2] < _FEW:
         return few.pays(problem)

@@ -17,6 +17,7 @@ from attlas.scores.dot import ScaledDot
 __all__ = ["at_once", "pays", "threads"]
 
 _MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
+_WORTH = 1 << 18  # products from which they are, where no heads share their keys
 _ALONE = 1 << 18  # products up to which one thread is as fast as more
 _TYPES = {
     torch.float32: "FLOAT32",
@@ -28,7 +29,8 @@ _TYPES = {
 
 def pays(problem: Problem) -> bool:
     """Return whether there are so few queries that these kernels are the faster way, where vectors are wide."""
-    return problem.q.shape[2] <= _MOST
+    q, k = problem.q, problem.k
+    return q.shape[2] <= _MOST and (q.shape[1] != k.shape[1] or q.numel() * k.shape[2] >= _WORTH)
 
 
 def threads(q: Tensor, n: int) -> int:
@@ -53,9 +55,9 @@ def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     dtype = problem.dtype
     out, lse = torch.empty(batch, heads, m, e, dtype=dtype), torch.empty(batch, heads, m, dtype=dtype)
+    tensor4 = library.structure("Tensor4")
     fields: dict[str, Any] = {
-        name: library.structure("Tensor4")(t.data_ptr(), *stride[:3])
-        for name, t, stride in zip("qkv", (q, k, v), strides, strict=True)
+        name: tensor4(t.data_ptr(), *stride[:3]) for name, t, stride in zip("qkv", (q, k, v), strides, strict=True)
     }
     status = library.call(
         "dot",

@@ -31,10 +31,12 @@ __all__ = [
     "structure",
     "threads",
     "why_not",
+    "wide",
 ]
 
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
+_WIDE = SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
 _NUMBERS: dict[str, Any] = {
@@ -251,6 +253,23 @@ def instruction_set() -> str:
     True
     """
     return _named(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+
+
+def wide() -> bool:
+    """Tell whether the kernels can be used here, and have the wide vectors that they are fastest with.
+
+    Returns
+    -------
+    bool
+        True for ``avx512`` and ``amx``.
+
+    Examples
+    --------
+    >>> wide() == (available() and instruction_set() in ("avx512", "amx"))
+    True
+    """
+    _, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    return reason is None and number >= _WIDE
 
 
 def threads() -> int:
