@@ -93,16 +93,18 @@ def additive(m: int = 4096, hidden: int = 128, e: int = 64) -> dict[str, Any]:
 def gaussian(n: int = 100_000) -> dict[str, Any]:
     """Gaussian kernel regression of n queries and keys, one value: pairs a second, in thousand millions."""
     found = {}
-    for d in (1, 2, 3, 5, 8):
-        for e in (1,) if d > 1 else (1, 2, 8):
-            q, k, v = torch.randn(1, 1, n, d), torch.randn(1, 1, n, d), torch.randn(1, 1, n, e)
-            cases: dict[str, Callable[[], Any]] = {}
-            for h in (1.0, 0.02):  # the second leaves most weights below the normal numbers
-                A = attlas.Gaussian(h)
-                cases[f"native, bandwidth {h}"] = torch.no_grad()(
-                    lambda q=q, k=k, v=v, A=A: attlas.attend(q, k, score=A) @ v
-                )
-            found[f"d {d}, {e} values"] = compare(f"Gaussian, d {d}, {e} values", n * n, "G pairs", cases)
+    for dtype in (torch.float32, torch.float64):
+        for d in (1, 2, 3, 5, 8):
+            for e in (1,) if d > 1 else (1, 2, 8):
+                q, k, v = (torch.randn(1, 1, n, size, dtype=dtype) for size in (d, d, e))
+                cases: dict[str, Callable[[], Any]] = {}
+                for h in (1.0, 0.02):  # the second leaves most weights below the normal numbers
+                    A = attlas.Gaussian(h)
+                    cases[f"native, bandwidth {h}"] = torch.no_grad()(
+                        lambda q=q, k=k, v=v, A=A: attlas.attend(q, k, score=A) @ v
+                    )
+                name = f"d {d}, {e} values" + (", float64" if dtype is torch.float64 else "")
+                found[name] = compare(f"Gaussian, {name}", n * n, "G pairs", cases)
     some = 2000 if n > 2000 else n
     q, k, v = torch.randn(1, 1, some, 1), torch.randn(1, 1, n, 1), torch.randn(1, 1, n, 1)
     score = attlas.Gaussian(1.0)

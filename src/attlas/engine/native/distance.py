@@ -1,7 +1,9 @@
 """Kernels of a distance on the CPU, by direct differences: two products, and the gradients of the smooth ones.
 
 Nothing is rounded before the difference is taken, so that a far cloud of points keeps its digits. Weights that fall
-below the normal numbers are exactly 0: no query is slow because its keys are far.
+below the normal numbers are exactly 0: no query is slow because its keys are far. Output and log-sum-exp of a
+Gaussian of float64 tokens take products of vectors from the keys' mean, tile by tile, where they change no weight by
+more than 1e-12 of itself (kernels/products.h), and differences elsewhere.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _WORTH = 0.9  # part of the time of a direct sum that boxes may be estimated at
 # Seconds of one core, measured: a token in both trees, a group of queries and its calls, and a pair (constant, and for
 # each coordinate), in float32 and float64.
 _TREE, _CALLS = 4e-6, 8e-4
-_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (4.5e-10, 7.5e-11)}
+_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (2.7e-10, 2.6e-11)}
 
 _LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
     "boxcar": (polynomial_sums, "keys on a line: running sums within cells of one bandwidth"),

@@ -1,4 +1,4 @@
-// Kernels of the distance between query and key, by direct differences, for tokens of few coordinates.
+// Kernels of the distance between query and key for tokens of few coordinates: by direct differences, or by products.
 #include "abi_distance.h"
 #include "pairs.h"
 #include "products.h"
@@ -184,9 +184,8 @@ struct Distances : Points<T> {
           for (int i = 0; i < 4; ++i) store(weights + (r + i) * COLS<T> + x * W, w[i]);
       }
       for (int i = 0; i < 4; ++i) {
-        if (KERNEL != BOUNDED && !settled(run.shift[r + i], total[i])) {
+        if (KERNEL != BOUNDED && !settled(run.shift[r + i], total[i]))
           again(r + i, k, only, form, run, s, total[i], part[i]);
-        }
         run.total[r + i] += total[i];
         s.lanes[size_t(r + i) * FEW_VALUES] += part[i];
       }

@@ -52,7 +52,7 @@ ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
   return (V)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)x);  // flushed where it is subnormal, see Flush
 #else
   const V low = all(-126.0f), magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const V y = x < low ? low : x;
+  const V y = larger<float>(x, low);
   V n = y + magic;
   const Ints<float> k = (Ints<float>)n;
   n -= magic;
@@ -75,7 +75,7 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   return (V)power_of_two(z, above_sixteenth(z));  // flushed where it is subnormal, see Flush
 #else
   const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
-  const V y = x < low ? low : x;
+  const V y = larger<double>(x, low);
   V n = y + magic;
   const Ints<double> k = (Ints<double>)n;
   n -= magic;
@@ -344,8 +344,7 @@ ATTLAS_INLINE Vec<T> in_reach(Vec<T> x) {
 #if defined(__AVX512F__)
   return x;
 #else
-  const Vec<T> top = all(sizeof(T) == 4 ? T(126) : T(1022));
-  return x > top ? top : x;
+  return smaller<T>(x, all(sizeof(T) == 4 ? T(126) : T(1022)));
 #endif
 }
 

@@ -92,6 +92,40 @@ ATTLAS_INLINE T most(Vec<T> x) {
   return top;
 }
 
+template <class T>
+ATTLAS_INLINE Vec<T> smaller(Vec<T> a, Vec<T> b) {
+  return a < b ? a : b;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// One instruction each, where a comparison and a choice would be three.
+template <>
+ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm256_max_ps((__m256)a, (__m256)b);
+}
+template <>
+ATTLAS_INLINE Vec<float> smaller<float>(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm256_min_ps((__m256)a, (__m256)b);
+}
+template <>
+ATTLAS_INLINE Vec<double> larger<double>(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm256_max_pd((__m256d)a, (__m256d)b);
+}
+template <>
+ATTLAS_INLINE Vec<double> smaller<double>(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm256_min_pd((__m256d)a, (__m256d)b);
+}
+#elif defined(__SSE2__) && !defined(__AVX2__)
+template <>
+ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm_max_ps((__m128)a, (__m128)b);
+}
+template <>
+ATTLAS_INLINE Vec<float> smaller<float>(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm_min_ps((__m128)a, (__m128)b);
+}
+#endif
+
 // One bit for each lane of x that is above y.
 template <class T>
 ATTLAS_INLINE uint32_t above(Vec<T> x, Vec<T> y) {
