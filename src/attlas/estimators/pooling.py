@@ -196,7 +196,7 @@ class Pool:
 
     @cached_property
     def _distinct(self) -> Pool:
-        """The same lines, with keys in one place joined: how repeats are written does not decide how lines are found."""
+        """The same lines with keys in one place joined: how repeats are written does not decide how lines are found."""
         keys, place = torch.unique(self.keys, dim=0, return_inverse=True)
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         mass = weights.new_zeros(len(keys)).index_add_(0, place, weights)

@@ -114,13 +114,12 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     Notes
     -----
     **Search.** The leave-one-out error ``L(h) = Σ_i w_i ‖y_i - ŷ_{-i}(x_i)‖² / Σ_i w_i`` is computed for 26 multiples
-    of Scott's bandwidths; then L-BFGS moves the logarithm of each
-    bandwidth along the exact gradient, ``∂ŷ_i/∂log h_c = Σ_j p_ij u_ijc² (y_j - ŷ_i)`` for the Gaussian, from several
-    starts. Of several features above 2,048 points the starts are compared in float32 on a sample of rows, and the best
-    is refined on all of them, in the end in float64. A kernel of one feature is summed to 1e-10. A feature that tells
-    nothing gets a bandwidth far beyond its range, which leaves it out [4]_.
-    The loss of the boxcar has no gradient: Nelder and Mead search there. The same data and `random_state` give the
-    same bandwidths, whatever the order of the points.
+    of Scott's bandwidths; then L-BFGS moves the logarithm of each bandwidth along the exact gradient, for the
+    Gaussian ``∂ŷ_i/∂log h_c = Σ_j p_ij u_ijc² (y_j - ŷ_i)``, from several starts. Of several features above 2,048
+    points the starts are compared in float32 on a sample of rows, and the best is refined on all of them, in the end
+    in float64. A kernel of one feature is summed to 1e-10. A feature that tells nothing gets a bandwidth far beyond
+    its range, which leaves it out [4]_. The loss of the boxcar has no gradient: Nelder and Mead search there. The
+    same data and `random_state` give the same bandwidths, whatever the order of the points.
 
     **Local lines** are fitted without a ridge. In a direction in which the weighted neighbours do not vary the line
     is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there. Which directions
