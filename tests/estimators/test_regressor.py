@@ -311,3 +311,25 @@ def test_a_line_keeps_the_slope_of_a_feature_with_a_very_large_bandwidth():
     wide, wider = (AttentionRegressor(degree=1, bandwidth=[0.5, h]).fit(X, y) for h in (1e4, 1e8))
     np.testing.assert_allclose(wide.predict(X), wider.predict(X), rtol=0, atol=1e-6)
     assert np.mean((wider.leave_one_out() - y) ** 2) < 0.01
+
+
+@pytest.mark.parametrize(("n", "d", "seed"), [(8, 3, 2), (6, 10, 0), (15, 10, 2)])
+def test_local_lines_do_not_depend_on_how_repeats_are_written(n, d, seed):
+    """So few points that many lines fit: two ways to find one must not find two."""
+    rng = np.random.default_rng(seed)
+    X, y, w, new = rng.normal(size=(n, d)), rng.normal(size=n), rng.integers(1, 4, n), rng.normal(size=(20, d))
+    one = AttentionRegressor(degree=1).fit(X, y, w)
+    other = AttentionRegressor(degree=1).fit(np.repeat(X, w, 0), np.repeat(y, w))
+    np.testing.assert_array_equal(one.bandwidth_, other.bandwidth_)
+    np.testing.assert_allclose(one.predict(new), other.predict(new), rtol=0, atol=3e-6 * y.std())
+
+
+@pytest.mark.parametrize("degree", [0, 1])
+@pytest.mark.parametrize(("of_x", "of_y"), [(1e200, 1.0), (1e300, 1.0), (1.0, 1e300), (1e-300, 1e-300)])
+def test_any_scale_is_fitted_and_left_out(degree, of_x, of_y):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(12, 2)) * of_x, rng.normal(size=12) * of_y
+    for bandwidth in ("loo", "scott", 0.5):
+        model = AttentionRegressor(degree=degree, bandwidth=bandwidth).fit(X, y)
+        assert np.isfinite(model.predict(X)).all()
+        assert np.isfinite(model.leave_one_out()).all()

@@ -149,7 +149,8 @@ def product_error(keys: Tensor) -> float:
     """Return about the largest rounding error of a squared distance that is made of sums of squares."""
     if not keys.numel():
         return 0.0
-    return float(keys.abs().amax()) ** 2 * keys.shape[1] * torch.finfo(keys.dtype).eps
+    most = float(keys.abs().amax())
+    return most * most * keys.shape[1] * torch.finfo(keys.dtype).eps  # a power would raise where this is infinite
 
 
 def profile(kernel: str, distance: Tensor, *, slope: bool = False) -> Profile:

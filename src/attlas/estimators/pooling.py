@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -187,10 +188,21 @@ class Pool:
 
     def _by_residuals(self, x: Tensor) -> Tensor:
         found = [self.values.new_zeros(0, self.values.shape[1])]
-        for rows, share in self.shares(x):
-            line = lines_through(share, self.keys - x[rows].unsqueeze(1), self.values)
+        pool = self._distinct
+        for rows, share in pool.shares(x):
+            line = lines_through(share, pool.keys - x[rows].unsqueeze(1), pool.values)
             found.append(line.at_zero.masked_fill(line.mass == 0, math.nan))
         return torch.cat(found)
+
+    @cached_property
+    def _distinct(self) -> Pool:
+        """The same lines with keys in one place joined: how repeats are written does not decide how lines are found."""
+        keys, place = torch.unique(self.keys, dim=0, return_inverse=True)
+        weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
+        mass = weights.new_zeros(len(keys)).index_add_(0, place, weights)
+        sums = self.values.new_zeros(len(keys), self.values.shape[1])
+        sums.index_add_(0, place, weights.unsqueeze(-1) * self.values)
+        return replace(self, keys=keys, values=sums / mass.unsqueeze(-1), weights=mass)
 
     def nearest(self, x: Tensor) -> Tensor:
         """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""
