@@ -28,7 +28,8 @@ def ratios(cases: dict[str, Callable[[], Any]], base: str, rounds: int = 5) -> d
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for run in cases.values():
         run()
-    for _ in range(rounds):
+    for number in range(rounds):
+        print(f"  round {number + 1} of {rounds}, {len(cases)} cases", file=sys.stderr, flush=True)
         for name, run in cases.items():
             start = time.perf_counter()
             run()

@@ -9,6 +9,7 @@ row statistics and column mass at most 1.6 x.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from torch import nn
 import attlas.huggingface
 from attlas import stats
 from attlas.recording import record
-from harness import extra_peak_bytes, ratios, save
+from harness import RESULTS, extra_peak_bytes, machine, ratios, save
 
 FULL = {"layers": 16, "tokens": 16_384}
 QUICK = {"layers": 2, "tokens": 4_096}
@@ -86,6 +87,7 @@ def memory(sizes: dict[str, int]) -> dict[str, Any]:
     for name in ("sdpa", "attlas", "statistics", "disk"):
         given = [f"--layers={sizes['layers']}", f"--tokens={sizes['tokens']}"]
         command = [sys.executable, __file__, f"--case={name}", *given]
+        print(f"  {name}, in a process of its own ...", flush=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{name}: exit status {done.returncode}\n{done.stderr}")
@@ -122,12 +124,21 @@ def main() -> None:
         return
     both = given.memory == given.time
     results: dict[str, Any] = {"sizes": sizes}
-    if given.memory or both:
-        results["memory"] = memory(sizes)
-    if given.time or both:
-        results["time"] = times(sizes, given.rounds)
-    if not given.quick and both:
-        save("huggingface", results)
+    # Each half is saved when it is done, beside the other one where that was measured here, at this commit and size.
+    known = RESULTS / "huggingface.json"
+    if known.exists():
+        before = json.loads(known.read_text(encoding="utf-8"))
+        same = before["machine"] == machine() and before["results"].get("sizes") == sizes
+        results = before["results"] if same else results
+    for half, wanted, run in (
+        ("memory", given.memory or both, lambda: memory(sizes)),
+        ("time", given.time or both, lambda: times(sizes, given.rounds)),
+    ):
+        if wanted:
+            print(f"{half}: {sizes['layers']} layers, {sizes['tokens']:,} tokens", flush=True)
+            results[half] = run()
+            if not given.quick:
+                save("huggingface", results)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import builtins
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 import attlas
-from attlas.cli import main, record
+from attlas.cli import main, record, running
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -103,6 +104,9 @@ def test_texts_that_do_not_fit(
     )
     assert complaint(capsys, *given, "--tokens", 1) == (
         "record: --tokens must be at least 3.\n  found: --tokens 1\n  fix: --tokens 64\n"
+    )
+    assert complaint(capsys, *given, "--chunk", 0) == (
+        "record: --chunk must be at least 1.\n  found: --chunk 0\n  fix: --chunk 64\n"
     )
     assert complaint(capsys, *given, "--generate", -1) == (
         "record: --generate must be at least 0.\n  found: --generate -1\n  fix: --generate 64\n"
@@ -294,19 +298,36 @@ def test_control_c_leaves_nothing(
     given = ["record", "--model", str(model_folder), "--text", str(text_file), "-o", str(out), "--keep", keep]
     if there:
         assert main([*given, "--tokens", "70"]) == 0
-    run = record._forward
+    run = record.forward
 
     def interrupted(model: torch.nn.Module, ids: torch.Tensor) -> None:
         run(model, ids)
         if ids.ndim == 1:  # the text, and not the random block before it
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "_forward", interrupted)
+    monkeypatch.setattr(record, "forward", interrupted)
     assert main([*given, "--tokens", "80", "--overwrite"]) == 130
     assert capsys.readouterr().err.endswith("attlas: stopped.\n")
     assert list(out.parent.iterdir()) == ([out] if there else [])
     if there:
         assert attlas.load(out).ids.shape == (1, 70)
+
+
+def test_control_c_between_two_chunks_leaves_nothing(
+    model_folder: Path, text_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = running.forward
+
+    def interrupted(model: torch.nn.Module, ids: torch.Tensor, *given: Any, **options: Any) -> Any:
+        if len(ids) < 30:  # the last chunk
+            assert any(out.parent.iterdir())
+            raise KeyboardInterrupt
+        return run(model, ids, *given, **options)
+
+    monkeypatch.setattr(running, "forward", interrupted)
+    words = ["--model", model_folder, "--text", text_file, "--tokens", 80, "--chunk", 30, "-o", out]
+    assert main(["record", *map(str, words)]) == 130
+    assert list(out.parent.iterdir()) == []
 
 
 # --------------------------------------------------------------------------------------------- stats, picture, report

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import functools
 import io
 import json
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import timeit
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ import transformers
 
 import attlas
 from attlas import stats
-from attlas.cli import main
+from attlas.cli import main, record
 from attlas.cli.loading import load, tokenize
+from attlas.cli.numbers import chosen
 from attlas.cli.reader import read
 from attlas.cli.recorded import reading_of
 from attlas.cli.report import page
@@ -101,6 +104,100 @@ def test_generated_text_is_that_of_the_model(
     assert atlas.spans == {"text": (0, 40), "generated": (40, 46)}
     assert "it wrote: " in printed
     assert atlas[0].shape == (1, 3, 46, 46)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call of the model reads, those of the random block aside."""
+    found: list[int] = []
+    plain = transformers.GPT2LMHeadModel.forward
+
+    @functools.wraps(plain)
+    def forward(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found.extend([input_ids.shape[1]] if len(input_ids) == 1 else [])
+        return plain(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
+    monkeypatch.setattr(record, "_block", lambda *given: None)
+    return found
+
+
+def test_each_token_is_read_once(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[int]
+) -> None:
+    given = ("--model", model_folder, "--text", text_file, "--tokens", 40, "--statistics", "entropy")
+    said(capsys, "record", *given, "--generate", 6, "-o", tmp_path / "written.atlas")
+    assert calls == [40, 1, 1, 1, 1, 1, 1]
+    calls.clear()
+    said(capsys, "record", *given, "--chunk", 16, "-o", tmp_path / "chunks.atlas")
+    assert calls == [16, 16, 8]
+    calls.clear()
+    said(capsys, "record", *given, "--chunk", 16, "--generate", 2, "-o", tmp_path / "both.atlas")
+    assert calls == [16, 16, 8, 1, 1]
+    calls.clear()
+    said(capsys, "record", *given, "--chunk", 40, "-o", tmp_path / "whole.atlas")
+    assert calls == [40]
+
+
+def flat(number: Any) -> list[torch.Tensor]:
+    return [number] if isinstance(number, torch.Tensor) else list(number)
+
+
+@pytest.mark.parametrize("keep", ["disk", "statistics"])
+@pytest.mark.parametrize("steps", [("--chunk", 50), ("--chunk", 1), ("--chunk", 119, "--generate", 2)])
+def test_steps_give_what_the_whole_gives(
+    steps: tuple[Any, ...],
+    keep: str,
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ("--model", model_folder, "--text", text_file, "--keep", keep)
+    said(capsys, "record", *given, "--tokens", 110, *steps, "-o", tmp_path / "steps.atlas")
+    found = attlas.load(tmp_path / "steps.atlas")
+    n = len(found.tokens)
+    assert n == 110 + (2 if "--generate" in steps else 0)
+    loaded = load(model_folder)
+    with attlas.record(loaded.model, statistics=chosen(None, found.ids[0], 6, "record")) as wanted, torch.no_grad():
+        loaded.model(found.ids, use_cache=False)
+    assert found.details["keep"] == keep
+    for one, other in zip(found.entries, wanted.entries, strict=True):
+        assert (one.name, one.queries, one.first_key, one.shape) == (other.name, (0, n), 0, (1, 3, n, n))
+        assert (one.matrix is None) == (keep == "statistics")
+        assert list(one.statistics) == list(other.statistics)
+        for name, number in one.statistics.items():
+            for a, b in zip(flat(number), flat(other.statistics[name]), strict=True):
+                if a.is_floating_point():  # which of two equal weights is the larger is a matter of rounding
+                    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4, equal_nan=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.atlas"]
+
+
+@pytest.mark.parametrize("steps", [("--generate", 3), ("--chunk", 20)])
+def test_a_model_whose_steps_are_no_whole_is_read_again(
+    steps: tuple[Any, ...],
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = transformers.GPT2LMHeadModel.forward
+
+    @functools.wraps(plain)
+    def forgetful(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **kwargs | {"use_cache": False, "past_key_values": None})
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forgetful)
+    out = tmp_path / "run.atlas"
+    said(capsys, "record", "--model", model_folder, "--text", text_file, "--tokens", 40, *steps, "-o", out)
+    atlas, n = attlas.load(out), 43 if "--generate" in steps else 40
+    assert [entry.shape for entry in atlas.entries] == [(1, 3, n, n)] * 2
+    assert atlas.ids.shape == (1, n)
+    assert "picture" in atlas.entries[0].statistics
+    weights = eager(model_folder, atlas.ids)
+    for layer, A in enumerate(atlas):
+        torch.testing.assert_close(A.to_dense(), weights[layer], atol=1e-5, rtol=1e-4)
 
 
 def test_layers_heads_and_statistics_that_are_asked_for(

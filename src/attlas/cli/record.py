@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import shlex
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,12 @@ from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
 from attlas.cli.memory import Peak
 from attlas.cli.report.payload import pack
+from attlas.cli.running import Ticks, forward, read_and_write
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, RecordingError, explain
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
-from attlas.matrix import AttentionMatrix
 from attlas.recording.facts import token_bytes
 from attlas.recording.tap import subscribed
 
@@ -71,6 +71,12 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
     command.add_argument("--generate", type=int, metavar="N", default=0, help="let the model write N tokens more")
+    command.add_argument(
+        "--chunk",
+        type=int,
+        metavar="N",
+        help="read N tokens at a time: less memory where heads share keys (default: all at once)",
+    )
     what = command.add_argument_group("what is recorded")
     what.add_argument("--layers", metavar="L,L,...", help="layers, from 0; negative from the end (default: all)")
     what.add_argument("--heads", metavar="H,H,...", help="heads of each layer (default: all)")
@@ -130,54 +136,108 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
             "with attlas.record(model) as atlas: model(...), in Python",
         )
     ids = tokens_of(loaded, text, arguments)
-    begin, given = time.perf_counter(), len(ids)
-    if arguments.generate:
-        ids = _generate(loaded, ids, arguments.generate, terminal)
-    words = list(texts(loaded.tokenizer, ids))
-    pieces = token_bytes(loaded.tokenizer, ids.tolist())
-    details: dict[str, Any] = {"source": file.name, "command": _command(arguments)}
-    details |= {"token_bytes": pieces} if pieces else {}
-    shape = loaded.model.config.get_text_config()
-    per_layer = shape.num_attention_heads if heads is None else len(heads)
-    number = shape.num_hidden_layers if layers is None else len(layers)
-    statistics = numbers.chosen(arguments.statistics, ids, per_layer * number, "record")
-    with _told(terminal):
+    if arguments.generate and not loaded.model.can_generate():
+        raise _error("--generate needs a model that writes.", type(loaded.model).__name__, "leave --generate out")
+    with _told(terminal), _target(arguments) as folder:
+        return _recorded(loaded, ids, layers, heads, file.name, folder, arguments, terminal)
+
+
+def _recorded(
+    loaded: Loaded,
+    ids: Tensor,
+    layers: list[int] | None,
+    heads: list[int] | None,
+    source: str,
+    folder: Path,
+    arguments: argparse.Namespace,
+    terminal: Terminal,
+) -> Atlas:
+    """Record into a folder, and return what is in it."""
+    begin, given, peak = time.perf_counter(), len(ids), Peak()
+    options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa}
+    apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
+    with apart as beside:
+        # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.
+        steps = None
+        if arguments.generate or (arguments.chunk or given) < given:
+            steps, ids = _in_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
+        shape = loaded.model.config.get_text_config()
+        count_of_heads = shape.num_attention_heads if heads is None else len(heads)
+        count_of_heads *= shape.num_hidden_layers if layers is None else len(layers)
+        statistics = numbers.chosen(arguments.statistics, ids, count_of_heads, "record")
+        words = list(texts(loaded.tokenizer, ids))
+        details: dict[str, Any] = {"source": source, "command": _command(arguments)}
         if "agreement" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), per_layer * number)
-        peak = Peak()
-        with _target(arguments) as folder:
-            recording = attlas.record(
-                loaded.model,
-                layers=layers,
-                heads=heads,
-                statistics=statistics,
-                keep=arguments.keep,
-                folder=folder if arguments.keep == "disk" else None,
-                patch_sdpa=arguments.patch_sdpa,
-                tokens=words,
-            )
-            label = f"reading {count(len(ids))} tokens"
-            with terminal.step(label, shape.num_hidden_layers) as tick, recording as atlas, subscribed(_Ticks(tick)):
-                _forward(loaded.model, ids)
-                atlas.spans = {"text": (0, given), "generated": (given, len(ids))} if arguments.generate else {}
-                details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes}
-                atlas.details |= details
-                atlas.model = loaded.name
-            if arguments.keep == "statistics":
-                atlas.save(folder)
-    return atlas
+                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), count_of_heads)
+
+        def said(atlas: Atlas) -> None:
+            """Put into the atlas what is not known from its matrices."""
+            atlas.tokens = words
+            pieces = token_bytes(loaded.tokenizer, ids.tolist())
+            atlas.details |= details | ({"token_bytes": pieces} if pieces else {})
+            atlas.details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes, "keep": arguments.keep}
+            atlas.spans = {"text": (0, given), "generated": (given, len(ids))} if arguments.generate else {}
+            atlas.model = loaded.name
+
+        if steps is not None:
+            _count(steps, statistics, terminal, keep=arguments.keep == "disk")
+            said(steps)
+            steps.save(folder)
+            return attlas.load(folder)
+        recording = attlas.record(
+            loaded.model,
+            statistics=statistics,
+            keep=arguments.keep,
+            folder=folder if arguments.keep == "disk" else None,
+            tokens=words,
+            **options,
+        )
+        label = f"reading {count(len(ids))} tokens"
+        with terminal.step(label, shape.num_hidden_layers) as tick, recording as atlas, subscribed(Ticks(tick)):
+            forward(loaded.model, ids)
+            said(atlas)
+        if arguments.keep == "statistics":
+            atlas.save(folder)
+        return atlas
 
 
-class _Ticks:
-    """Count the attentions that were read."""
+def _in_steps(
+    loaded: Loaded,
+    ids: Tensor,
+    folder: Path,
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+    terminal: Terminal,
+) -> tuple[Atlas | None, Tensor]:
+    """Record a text that is read in chunks or goes on into what the model writes, each token once.
 
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.tick = tick
+    Returns
+    -------
+    Atlas or None
+        Queries and keys without statistics; None where a model's steps are no whole: it keeps no keys, or its scores
+        look at places. Its text is read again then, at once.
+    Tensor of int
+        The text with what was written.
+    """
+    more, pad = arguments.generate, loaded.tokenizer.eos_token_id or 0
+    label = f"reading {count(len(ids))} tokens" + (f" and writing {count(more)}" if more else "")
+    recording = attlas.record(loaded.model, keep="disk", folder=folder, **options)
+    with terminal.step(label, more) as tick, recording as atlas:
+        ids = read_and_write(loaded.model, ids, arguments.chunk, more, pad, tick if more else lambda: None)
+    whole = all(entry.call == 0 and entry.shape[2] == len(ids) for entry in atlas.entries)
+    return atlas if whole else None, ids
 
-    def receive(self, module: Any, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
-        """Take one matrix."""
-        self.tick()
+
+def _count(atlas: Atlas, statistics: list[Any], terminal: Terminal, *, keep: bool) -> None:
+    """Compute statistics of every matrix of an atlas, and drop its queries and keys unless they are kept."""
+    names = statistic_names(statistics)
+    with terminal.step("computing the statistics", len(atlas.entries)) as tick:
+        for place, entry in enumerate(atlas.entries):
+            if entry.matrix is not None:
+                found = dict(zip(names, entry.matrix.collect(*statistics), strict=True))
+                atlas.entries[place] = replace(entry, statistics=found, matrix=entry.matrix if keep else None)
+            tick()
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
@@ -250,7 +310,7 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
         If there are none, or more than the model can read.
     """
     limit, more, wanted = loaded.context, arguments.generate, arguments.tokens
-    for name, value, least in (("tokens", wanted, 3), ("generate", more, 0)):
+    for name, value, least in (("tokens", wanted, 3), ("generate", more, 0), ("chunk", arguments.chunk, 1)):
         if value is not None and value < least:
             raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {max(least, 64)}")
     if wanted is None and arguments.text is None:
@@ -273,59 +333,11 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
     return ids
 
 
-@torch.no_grad()
-def _generate(loaded: Loaded, ids: Tensor, more: int, terminal: Terminal) -> Tensor:
-    """Return the text and what the model writes after it, always its most likely token."""
-    if not loaded.model.can_generate():
-        raise _error("--generate needs a model that writes.", type(loaded.model).__name__, "leave --generate out")
-    with terminal.step(f"generating {count(more)} tokens", more) as tick:
-        prompt = ids[None].to(loaded.model.device)
-        model: Any = loaded.model
-        out = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=more,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=loaded.tokenizer.eos_token_id or 0,
-            streamer=_Streamed(tick),
-        )
-    found: Tensor = out[0].cpu()
-    return found
-
-
-class _Streamed:
-    """Count the tokens that are generated, the prompt aside."""
-
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.tick = tick
-        self.prompt = True
-
-    def put(self, value: Tensor) -> None:
-        """Take the prompt, or one token."""
-        if not self.prompt:
-            self.tick()
-        self.prompt = False
-
-    def end(self) -> None:
-        """Take nothing more."""
-
-
-@torch.no_grad()
-def _forward(model: Any, ids: Tensor, keep: int = 1) -> Any:
-    """Run the model on the whole text; of its logits only the last are computed, where it can do so."""
-    known = inspect.signature(model.forward).parameters
-    given: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-    if "logits_to_keep" in known:
-        given["logits_to_keep"] = keep
-    return model(ids[None].to(model.device) if ids.ndim == 1 else ids.to(model.device), **given)
-
-
 def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
     """Measure every head on random tokens that occur twice: plain numbers, and a small packed picture of each."""
     vocabulary = loaded.model.config.get_text_config().vocab_size
     with attlas.record(loaded.model) as atlas:
-        _forward(loaded.model, repeated_block(vocabulary, period))
+        forward(loaded.model, repeated_block(vocabulary, period))
     found: list[dict[str, Tensor]] = []
     maps: list[Tensor] = []
     side = numbers.side_of(heads)
@@ -385,7 +397,7 @@ def _list(name: str, given: str | None) -> list[int] | None:
 
 def _command(arguments: argparse.Namespace) -> str:
     words = ["attlas", "record"]
-    for name in ("model", "text", "tokens", "generate", "layers", "heads", "statistics"):
+    for name in ("model", "text", "tokens", "generate", "chunk", "layers", "heads", "statistics"):
         value = getattr(arguments, name)
         if value:
             words += [f"--{name}", shlex.quote(str(value))]
