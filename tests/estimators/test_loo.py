@@ -136,6 +136,13 @@ def test_sums_give_the_loss_and_the_gradient_of_strips(kernel, d, loss, counts, 
     torch.testing.assert_close(fast.grid(scales), slow.grid(scales), rtol=1e-10, atol=0.0)
 
 
+def test_compiled_kernels_do_a_long_search_where_there_are_any():
+    problem = summable("gaussian", 5, n=4000)
+    matrix = attlas.attend(problem.keys, problem.keys, score=attlas.Gaussian())
+    native = attlas.explain(matrix).backend == "native"
+    assert isinstance(objective(problem), SummedLeaveOneOut if native else LeaveOneOut)
+
+
 @pytest.mark.parametrize("kernel", list(KERNELS))
 def test_long_lines_give_the_loss_and_the_gradient_of_strips(kernel):
     """Enough pairs that sums on a line are those of sorted keys, with keys that stand in one place, and repeats."""

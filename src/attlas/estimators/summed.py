@@ -61,9 +61,11 @@ def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch
     if task.degree or task.keys.device.type != "cpu" or not (slopes and few):
         return LeaveOneOut(task, rows, dtype)
     if not (d == 1 and rows is None):
-        some = torch.zeros(_FEWEST, d, dtype=dtype)
+        n = len(task.keys)
+        count = min(n if rows is None else len(rows), max(_FEWEST, _PAIRS // n))
+        some, every = (torch.zeros(size, d, dtype=dtype) for size in (count, n))
         # Without compiled kernels each sum is a pass of its own: strips share their distances with the slopes.
-        if explain_choice(attend(some, some, score=KERNELS[task.kernel]())).backend != "native":
+        if explain_choice(attend(some, every, score=KERNELS[task.kernel]())).backend != "native":
             return LeaveOneOut(task, rows, dtype)
     return SummedLeaveOneOut(task, rows, dtype)
 
