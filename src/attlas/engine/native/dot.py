@@ -290,14 +290,8 @@ def _call(
     """Fill results by one call; return whether the tokens allowed it."""
     batch, heads, m, d = form.q.shape
     n = problem.shape[3]
-    fields: dict[str, Any] = {name: t.data_ptr() for name, t in results.items() if t.numel()}
-    held: list[Tensor] = []
-    if panel.interval is not None:
-        mask, tensors = seen.of_interval(*panel.interval)
-        fields, held = fields | mask, [*held, *tensors]
-    if panel.cells is not None:
-        mask, tensors = seen.of_cells(panel.cells, m, n)
-        fields, held = fields | mask, [*held, *tensors]
+    fields, held = mask_of(panel, m, n)
+    fields |= {name: t.data_ptr() for name, t in results.items() if t.numel()}
     if lse is not None:
         fields |= {"lse": lse.data_ptr(), "lse_known": 1}
     if problem.sink is not None:
@@ -333,6 +327,24 @@ def _call(
         cap=form.cap,
         **fields,
     )
+    return done(status, form)
+
+
+def mask_of(panel: _Panel, m: int, n: int) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the mask of some rows in the fields of the kernels, and the tensors that they point to."""
+    fields: dict[str, Any] = {}
+    held: list[Tensor] = []
+    if panel.interval is not None:
+        mask, tensors = seen.of_interval(*panel.interval)
+        fields, held = fields | mask, [*held, *tensors]
+    if panel.cells is not None:
+        mask, tensors = seen.of_cells(panel.cells, m, n)
+        fields, held = fields | mask, [*held, *tensors]
+    return fields, held
+
+
+def done(status: int, form: Form) -> bool:
+    """Return whether a kernel did what it was asked for; False where the tokens do not allow it."""
     if status not in (library.code("DONE"), library.code("NOT_FINITE")):
         raise BackendError(
             explain(

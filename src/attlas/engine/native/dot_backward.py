@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import dot, library, seen
+from attlas.engine.native import dot, library
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
-from attlas.errors import BackendError, explain
 
 __all__ = ["backward", "pays"]
 
@@ -78,18 +77,8 @@ def backward(
             d_v=d_v.data_ptr(),
         )
         del held
-        if status == library.code("NOT_FINITE"):
+        if not dot.done(status, form):
             return None
-        if status != library.code("DONE"):
-            raise BackendError(
-                explain(
-                    "attlas.engine.native",
-                    "a kernel must do what it was asked for.",
-                    {"q": form.q, "k": form.k},
-                    found=f"status {status}",
-                    fix="Plan(backend='tiled'), and please report it.",
-                )
-            )
         if part is not d_q:
             d_q[:, :, rows] = part
     return d_q, sum_heads(d_k, form.k.shape[1]), sum_heads(d_v, v.shape[1])
@@ -98,14 +87,7 @@ def backward(
 def _of(problem: Problem, form: dot.Form, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
     """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
     (batch, heads, m, d), (n, e) = form.q.shape, v.shape[2:]
-    fields: dict[str, Any] = {}
-    held: list[Tensor] = []
-    if panel.interval is not None:
-        mask, tensors = seen.of_interval(*panel.interval)
-        fields, held = fields | mask, [*held, *tensors]
-    if panel.cells is not None:
-        mask, tensors = seen.of_cells(panel.cells, m, n)
-        fields, held = fields | mask, [*held, *tensors]
+    fields, held = dot.mask_of(panel, m, n)
     of = library.structure("Dot")(
         batch=batch,
         heads=heads,

@@ -6,18 +6,13 @@
 #include "forward.h"
 #include "given.h"
 #include "parallel.h"
-#include "reader.h"
+#include "tokens.h"
 
 namespace ATTLAS_ISA {
 
 namespace {
 
 using attlas::Dot;
-
-template <class T, class Source>
-Reader<T, Source> reader(const attlas::Tensor4& t, int64_t b, int64_t h) {
-  return {static_cast<const Source*>(t.data) + b * t.batch + h * t.head, t.row};
-}
 
 struct Parts {
   int q, k, p, v;
@@ -46,26 +41,13 @@ class Packed {
   template <class T, class Source>
   void fill(int64_t slot, int64_t b, int64_t g, int64_t first, int64_t stop) {
     for (int64_t j = first; j < stop; j += M::COLUMNS)
-      M::pack_transposed(keys(slot), j, p_.n, p_.d, parts_.k, reader<T, Source>(p_.k, b, g));
+      M::pack_transposed(keys(slot), j, p_.n, p_.d, parts_.k, rows_of<T, Source>(p_.k, b, g));
     if (p_.out)
       M::pack_rows(values(slot), first, stop - first, padded(p_.n), p_.e, parts_.v,
-                   Limited<T, Source>{reader<T, Source>(p_.v, b, g), p_.n});
+                   Limited<T, Source>{rows_of<T, Source>(p_.v, b, g), p_.n});
   }
 
  private:
-  // Values beyond the last key are 0.
-  template <class T, class Source>
-  struct Limited {
-    Reader<T, Source> read;
-    int64_t rows;
-    ATTLAS_INLINE T operator()(int64_t i, int64_t t) const { return i < rows ? read(i, t) : T(0); }
-#if defined(__AVX512F__)
-    ATTLAS_INLINE __m512 vector(int64_t i, int64_t first, int64_t count) const {
-      return read.vector(i, first, i < rows ? count : 0);
-    }
-#endif
-  };
-
   const Dot& p_;
   const Parts parts_;
   const size_t keys_, values_;
@@ -74,21 +56,9 @@ class Packed {
 
 template <class T, class Source>
 bool tame(const Dot& p) {
-  std::atomic<bool> good{true};
-  const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
-  auto look = [&](const attlas::Tensor4& t, int64_t heads, int64_t rows, int64_t size) {
-    const int64_t some = 1024, blocks = (rows + some - 1) / some;
-    attlas::share(size_t(p.batch * heads * blocks), p.threads, [&](size_t task, int) {
-      const int64_t block = task % blocks, h = task / blocks % heads, b = task / blocks / heads;
-      auto read = reader<T, Source>(t, b, h);
-      read.data += block * some * read.stride;
-      if (!read.tame(std::min(some, rows - block * some), size, limit)) good = false;
-    });
-  };
-  look(p.q, p.heads, p.m, p.d);
-  look(p.k, p.key_heads, p.n, p.d);
-  if (p.out) look(p.v, p.key_heads, p.n, p.e);
-  return good;
+  const bool tokens = tame<T, Source>(p.q, p.batch, p.heads, p.m, p.d, p.threads) &&
+                      tame<T, Source>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads);
+  return tokens && (!p.out || tame<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
 }
 
 bool wants_columns(const Dot& p) {
@@ -134,7 +104,7 @@ void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& 
     // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
     const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
     if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, block, parts.q, parts.k, parts.p, parts.v);
-    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
     read.data += row * read.stride;
     const int64_t slot = wave.slot(which);
     M::begin();
@@ -161,7 +131,7 @@ void along_given(const Dot& p, Parts parts, const Packed<M>& packed, const Wave&
       // Last rows first, as above.
       const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
       if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, block, parts.q, parts.k);
-      auto read = reader<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
+      auto read = rows_of<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
       read.data += row * read.stride;
       M::begin();
       workers[thread]->run(wave.batch(from + which), wave.head(from + which), row, std::min(block, p.m - row), read,
@@ -184,7 +154,7 @@ void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave
   attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
     const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
     if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, parts.q, parts.k);
-    auto read = reader<T, Source>(p.q, wave.batch(which), wave.head(which));
+    auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
     read.data += row * read.stride;
     M::begin();
     workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read,
