@@ -55,7 +55,7 @@ class Packed {
 };
 
 template <class T, class Source>
-bool tame(const Dot& p) {
+bool all_tame(const Dot& p) {
   const bool tokens = tame<T, Source>(p.q, p.batch, p.heads, p.m, p.d, p.threads) &&
                       tame<T, Source>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads);
   return tokens && (!p.out || tame<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
@@ -167,7 +167,7 @@ template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (Few<T, Source>::suits(p)) return Few<T, Source>(p).run();
-  if (!tame<T, Source>(p)) return attlas::NOT_FINITE;
+  if (!all_tame<T, Source>(p)) return attlas::NOT_FINITE;
   const Walks walks(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
