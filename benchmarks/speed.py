@@ -2,7 +2,7 @@
 
 Run with ``make bench`` or ``python benchmarks/speed.py [--tokens 8192] [--heads 8] [--rounds 5]``.
 Goals: ``A @ v`` at most 1.05 (forward, and forward with backward); attend() under 50 microseconds; all
-statistics in one pass at most 2.2.
+statistics in one pass at most 2.2. With ``ATTLAS_NATIVE=none`` it measures plain torch, and writes that apart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
+from attlas.engine.native import library
 from harness import ratios, save
 
 
@@ -35,7 +36,7 @@ def main() -> None:
         "statistics": statistics_(q, k, v, args.rounds),
         "backward": backward(q, k, v, grad, args.rounds),
     }
-    save("speed", results)
+    save("speed" if library.available() else "speed-plain-torch", results)
 
 
 def attend_microseconds(q: torch.Tensor, k: torch.Tensor) -> dict[str, float]:
