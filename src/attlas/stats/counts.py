@@ -66,7 +66,7 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     first, stop = first[..., inside], stop[..., inside]
     band = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
     counts = first.new_zeros(*first.shape[:2], len(rows) - 1, len(columns))  # cells left of each edge
-    some = max(_EDGES // (math.prod(first.shape[:2]) * len(columns)), 1)
+    some = max(_EDGES // (max(math.prod(first.shape[:2]), 1) * len(columns)), 1)
     for low, high, place in zip(first.split(some, dim=-1), stop.split(some, dim=-1), band.split(some), strict=True):
         left = torch.minimum(columns, high.unsqueeze(-1)).sub_(low.unsqueeze(-1)).clamp_(min=0)
         counts.index_add_(-2, place, left)

@@ -1,10 +1,15 @@
-"""What the tests of the kernels share: an instruction set is forced, and a test skips where it cannot run."""
+"""What the tests of the kernels share: an instruction set that is forced, or the test skips; tokens in any layout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
 
 from attlas.engine.native import library
 
@@ -26,3 +31,22 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setenv("ATTLAS_NATIVE", name)
 
     return force
+
+
+def laid_out(draw: Any, *shape: int) -> Tensor:
+    """Return numbers of a shape in some layout: dense, strided, transposed, expanded, off the alignment."""
+    kind = draw(st.sampled_from(["dense", "last", "rows", "heads", "expanded", "one", "offset"]))
+    batch, heads, rows, size = shape
+    if kind == "last":
+        return torch.randn(batch, heads, rows, 2 * size)[..., ::2]
+    if kind == "rows":
+        return torch.randn(batch, heads, size, rows).mT
+    if kind == "heads":
+        return torch.randn(batch, rows, heads, size).transpose(1, 2)
+    if kind == "expanded":
+        return torch.randn(1, 1, rows, size).expand(shape)
+    if kind == "one":
+        return torch.randn(1).expand(shape)
+    if kind == "offset":
+        return torch.randn(math.prod(shape) + 3)[3:].view(shape)
+    return torch.randn(shape)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.engine.native.conftest import laid_out
 from torch import Tensor
 
 import attlas
@@ -130,23 +131,6 @@ def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]
     torch.testing.assert_close(found.lse, tiles.lse, rtol=1e-5, atol=1e-5, equal_nan=True)
     mass = [A.collect(stats.ColumnMass())[0] for A in (found, tiles)]
     torch.testing.assert_close(*mass, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-def laid_out(draw: Any, *shape: int) -> Tensor:
-    """Return numbers of a shape in some layout: dense, strided, transposed, expanded, off the alignment."""
-    kind = draw(st.sampled_from(["dense", "last", "rows", "heads", "expanded", "offset"]))
-    batch, heads, rows, size = shape
-    if kind == "last":
-        return torch.randn(batch, heads, rows, 2 * size)[..., ::2]
-    if kind == "rows":
-        return torch.randn(batch, heads, size, rows).mT
-    if kind == "heads":
-        return torch.randn(batch, rows, heads, size).transpose(1, 2)
-    if kind == "expanded":
-        return torch.randn(1, 1, rows, size).expand(shape)
-    if kind == "offset":
-        return torch.randn(math.prod(shape) + 3)[3:].view(shape)
-    return torch.randn(shape)
 
 
 @needs_kernels

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.engine.native.conftest import laid_out
 from torch import Tensor
 
 import attlas
@@ -149,25 +150,6 @@ def test_gradients_are_as_exact_as_those_of_torch(name: str, use: Callable[[str]
     torchs = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v), leaves, slope)
     for one, other, wanted in zip(mine, torchs, exact(A, v, slope), strict=True):
         assert (one - wanted).square().mean() <= 2 * (other - wanted).square().mean()
-
-
-def laid_out(draw: Any, *shape: int) -> Tensor:
-    """Return numbers of a shape in some layout: dense, strided, transposed, expanded, off the alignment."""
-    kind = draw(st.sampled_from(["dense", "last", "rows", "heads", "expanded", "one", "offset"]))
-    batch, heads, rows, size = shape
-    if kind == "last":
-        return torch.randn(batch, heads, rows, 2 * size)[..., ::2]
-    if kind == "rows":
-        return torch.randn(batch, heads, size, rows).mT
-    if kind == "heads":
-        return torch.randn(batch, rows, heads, size).transpose(1, 2)
-    if kind == "expanded":
-        return torch.randn(1, 1, rows, size).expand(shape)
-    if kind == "one":
-        return torch.randn(1).expand(shape)
-    if kind == "offset":
-        return torch.randn(math.prod(shape) + 3)[3:].view(shape)
-    return torch.randn(shape)
 
 
 @needs_kernels

@@ -31,7 +31,6 @@ __all__ = [
     "pays",
     "refusal",
     "tensor4",
-    "type_of",
 ]
 
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
@@ -43,12 +42,6 @@ _LARGE = 1 << 30
 _QUERIES, _PRODUCTS = 512, 1 << 24
 _FEW = 16  # queries below which keys and values are not packed
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
-_TYPES = {
-    torch.float32: "FLOAT32",
-    torch.float64: "FLOAT64",
-    torch.bfloat16: "BFLOAT16",
-    torch.float16: "FLOAT16",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +105,7 @@ def refusal(problem: Problem, form: Form | None, *, dropout: bool = False) -> st
         return "dropout has to be the same when it is recomputed"
     if 0 in (*problem.shape, form.q.shape[-1]):
         return "there is nothing to compute"
-    if form.q.dtype not in _TYPES or (form.cap and form.q.dtype is torch.float64):
+    if form.q.dtype not in few.TYPES or (form.cap and form.q.dtype is torch.float64):
         return f"there is no kernel for {str(form.q.dtype).removeprefix('torch.')} with this score"
     if problem.sink is not None and form.row is not None:
         return "the sink needs the constant of each row"
@@ -321,7 +314,7 @@ def _call(
         d=d,
         q=tensor4(form.q),
         k=tensor4(form.k),
-        type=type_of(form.q.dtype),
+        type=few.type_of(form.q.dtype),
         threads=_threads(form.q, n),
         scale=form.scale,
         cap=form.cap,
@@ -368,8 +361,3 @@ def _threads(q: Tensor, n: int) -> int:
 def tensor4(t: Tensor) -> Any:
     """Return a tensor of four axes as the kernels see it; the caller keeps it alive."""
     return library.structure("Tensor4")(t.data_ptr(), *t.stride()[:3])
-
-
-def type_of(dtype: torch.dtype) -> int:
-    """Return the code of a dtype of tokens."""
-    return library.code(_TYPES[dtype])

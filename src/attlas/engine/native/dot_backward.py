@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import dot, library
+from attlas.engine.native import dot, few, library
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 
@@ -22,8 +22,7 @@ def pays(problem: Problem, plan: Plan) -> bool:
     """
     if plan.backend == "native":
         return True
-    widest = library.instruction_set() if library.available() else "none"
-    return widest == "amx" or (widest == "avx512" and problem.q.dtype in (torch.float32, torch.float64))
+    return library.wide() and (library.instruction_set() == "amx" or problem.q.dtype in (torch.float32, torch.float64))
 
 
 @torch.no_grad()
@@ -54,7 +53,7 @@ def backward(
     """
     if not library.has("dot_backward"):
         return None
-    dtype, kind = problem.dtype, dot.type_of(form.q.dtype)
+    dtype, kind = problem.dtype, few.type_of(form.q.dtype)
     aligned, values = dot.aligned(form, v)
     if values is None:
         return None

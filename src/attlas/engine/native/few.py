@@ -14,12 +14,13 @@ from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.scores.dot import ScaledDot
 
-__all__ = ["at_once", "pays", "threads"]
+__all__ = ["TYPES", "at_once", "pays", "threads", "type_of"]
 
 _MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
 _WORTH = 1 << 18  # products from which they are, where no heads share their keys
 _ALONE = 1 << 18  # products up to which one thread is as fast as more
-_TYPES = {
+# Names of the dtypes that tokens may have, in all kernels of dot products.
+TYPES = {
     torch.float32: "FLOAT32",
     torch.float64: "FLOAT64",
     torch.bfloat16: "BFLOAT16",
@@ -36,6 +37,11 @@ def pays(problem: Problem) -> bool:
 def threads(q: Tensor, n: int) -> int:
     """Return how many threads a call uses: reading is worth more than one earlier than multiplying is."""
     return library.threads() if q.numel() * n > _ALONE else 1
+
+
+def type_of(dtype: torch.dtype) -> int:
+    """Return the code of a dtype of tokens."""
+    return library.code(TYPES[dtype])
 
 
 def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -69,7 +75,7 @@ def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         n=n,
         d=d,
         e=e,
-        type=library.code(_TYPES[q.dtype]),
+        type=type_of(q.dtype),
         threads=threads(q, n),
         scale=score.factor(d),
         out=out.data_ptr(),
