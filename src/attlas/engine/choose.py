@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,13 +191,13 @@ def fold(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor | None]:
     """Compute statistics, those that the kernels can with them and the others tile by tile; and the log-sum-exp."""
-    form = _form_of_reads(problem, plan)
-    if form is None:
-        return _fold_by_family(problem, statistics, plan, lse)
+    read = _kernels_of_reads(problem, plan)
+    if read is None:
+        return tiled.fold(problem, statistics, plan, lse)
     asked = native_statistics.fused(problem, statistics)
     if all(wants is None for wants in asked):
         return tiled.fold(problem, statistics, plan, lse)
-    found = native_statistics.fold(problem, form, statistics, asked, lse)
+    found = native_statistics.fold(problem, read, statistics, asked, lse)
     if found is None:  # tokens that are not finite
         return tiled.fold(problem, statistics, plan, lse)
     results, lse = found
@@ -210,41 +211,25 @@ def fold(
 @full_precision
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
-    form = _form_of_reads(problem, plan)
-    if form is None:
-        kernels = _kernels_of_reads(problem, plan)
-        known = None if kernels is None else family.log_sum_exp(problem, kernels, plan)
-        return tiled.log_sum_exp(problem, plan) if known is None else known
-    found = native_statistics.fold(problem, form, (), (), None)
-    return tiled.log_sum_exp(problem, plan) if found is None else found[1]
+    read = _kernels_of_reads(problem, plan)
+    found = None if read is None else read({"lse": True}, None, None)
+    return tiled.log_sum_exp(problem, plan) if found is None else found["lse"]
 
 
-def _fold_by_family(
-    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None
-) -> tuple[list[Any], Tensor | None]:
-    """Compute statistics of a score that is no dot product, as `fold` does."""
-    kernels = _kernels_of_reads(problem, plan)
-    asked = native_statistics.fused(problem, statistics) if kernels is not None else [None] * len(statistics)
-    names = {name for wants in asked if wants is not None and family.provides(wants) for name in wants}
-    found = family.numbers(problem, kernels, names, plan, lse) if kernels is not None and names else None
-    if found is None:
-        return tiled.fold(problem, statistics, plan, lse)
-    rest = [i for i, wants in enumerate(asked) if not family.provides(wants)]
-    others = iter(tiled.fold(problem, [statistics[i] for i in rest], plan, found["lse"])[0] if rest else [])
-    results = [next(others) if i in rest else s.made(found, problem) for i, s in enumerate(statistics)]
-    return results, found["lse"]
-
-
-def _kernels_of_reads(problem: Problem, plan: Plan) -> family.Kernels | None:
-    """Return the native kernels of a score that is no dot product where those are to be asked for reads."""
+def _kernels_of_reads(problem: Problem, plan: Plan) -> native_statistics.Read | None:
+    """Return the native kernels of a score where those are to be asked for reads."""
     if tracing():
         return None
-    return _kernels(problem, plan, None)[0]
+    form = _form_of_reads(problem, plan)
+    if form is not None:
+        return partial(native.read, problem, form)
+    kernels = _kernels(problem, plan, None)[0]
+    return None if kernels is None else partial(family.read, problem, kernels, plan)
 
 
 def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
     """Return the logits for the kernels where those are to be asked for reads."""
-    if plan.backend not in ("auto", "native") or tracing() or problem.device.type != "cpu":
+    if plan.backend not in ("auto", "native") or problem.device.type != "cpu":
         return None
     if plan.backend == "auto" and _small(problem):
         return None

@@ -24,7 +24,7 @@ def supports(problem: Problem) -> str | None:
     """Return why these kernels do not compute this problem, or None where they do."""
     if type(problem.score) is not Additive:
         return "the score is not additive"
-    return refusal(problem, "additive") or refusal(problem, "additive_backward")
+    return refusal(problem, "additive") or refusal(problem, "additive_walk")
 
 
 class _Additive(Family):
@@ -40,6 +40,10 @@ class _Additive(Family):
 
     def sums(self, pairs: Any) -> bool:
         return library.call("additive", pairs=pairs, weight=self.weight.data_ptr()) == library.code("DONE")
+
+    def walk(self, pairs: Any, found: Any) -> bool:
+        of = library.structure("Additive")(pairs=pairs, weight=self.weight.data_ptr())
+        return library.call("additive_walk", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor

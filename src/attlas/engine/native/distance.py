@@ -41,7 +41,7 @@ def supports(problem: Problem) -> str | None:
         return f"the tokens have more than {_LARGEST} coordinates"
     if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
         return "this Gaussian is computed as a dot product"
-    return refusal(problem, "distance") or refusal(problem, "distance_backward")
+    return refusal(problem, "distance") or refusal(problem, "distance_walk")
 
 
 def prefers(problem: Problem) -> bool:
@@ -80,6 +80,10 @@ class _Distance(Family):
     def sums(self, pairs: Any) -> bool:
         status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
         return status == library.code("DONE")
+
+    def walk(self, pairs: Any, found: Any) -> bool:
+        of = library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
+        return library.call("distance_walk", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attlas.engine.cover import strips
-from attlas.engine.native import few, library, seen
+from attlas.engine.native import few, library, walks
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError, explain
-from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import SoftCap
-from attlas.tiles import Tile, cut
 
 __all__ = [
     "SMALL",
     "Form",
-    "Picture",
     "aligned",
     "dense",
     "find",
     "form_of",
     "forward",
-    "panels",
     "pays",
+    "read",
     "refusal",
     "tensor4",
 ]
 
-_PANEL = 1 << 25  # bytes of a mask that are written out at a time
-_ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 SMALL = 1 << 23  # products below which threads cost more than they save
 # Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
 # many queries and products on; by measurement against torch's kernel.
 _LARGE = 1 << 30
 _QUERIES, _PRODUCTS = 512, 1 << 24
 _FEW = 16  # queries below which keys and values are not packed
-_PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +58,6 @@ class Form:
     scale: float
     cap: float = 0.0
     row: Tensor | None = None
-
-
-class Picture(NamedTuple):
-    """Blocks of a picture: the first row and column of each, and one more at the end."""
-
-    rows: Tensor
-    columns: Tensor
 
 
 def form_of(problem: Problem, tokens: tuple[Tokens, Tokens], dot: Dot | None = None) -> Form | None:
@@ -137,7 +123,7 @@ def forward(problem: Problem, form: Form, v: Tensor) -> tuple[Tensor, Tensor] | 
 def find(
     problem: Problem, form: Form, wanted: Mapping[str, Any], *, v: Tensor | None = None, lse: Tensor | None = None
 ) -> dict[str, Tensor] | None:
-    """Return what is wanted of the matrix, in one walk along its rows and at most one along its columns.
+    """Return what is wanted of the matrix, as `walks.find` names it, in one walk along its rows and at most one more.
 
     Parameters
     ----------
@@ -146,10 +132,7 @@ def find(
     form : Form
         Its logits.
     wanted : mapping
-        Names and what they need: ``lse``, ``entropy``, ``squares``, ``mass``, ``max_logit``, ``mean``,
-        ``variance`` (True), ``largest`` (how many), ``column_mass``, ``column_max``, ``offsets`` (True),
-        ``picture_sum``, ``picture_max`` (a `Picture`, the same for both), ``coverage`` (levels); ``rounded`` (True)
-        where the output will be rounded to the dtype of the tokens.
+        Names and what they need; also ``rounded`` (True) where the output will be rounded to the dtype of the tokens.
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values; then ``out`` is found too.
     lse : Tensor, optional, shape (batch, heads, m)
@@ -161,56 +144,27 @@ def find(
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
     form, v = aligned(form, v)
-    whole = lse is not None
-    if not whole and wanted.keys() & {"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"}:
+    if lse is None and wanted.keys() & walks.GIVEN:
         wanted = {**wanted, "lse": True}
-    results = _empty(problem, form, wanted, v, problem.shape[2])
-    for panel in panels(problem):
-        m = len(panel.rows)
-        part = results if m == problem.shape[2] else _empty(problem, form, wanted, v, m)
-        rows = slice(panel.rows.start, panel.rows.stop)
-        here = replace(form, q=form.q[:, :, rows])
-        if not _call(problem, here, panel, wanted, part, v, None if lse is None else lse[:, :, rows].contiguous()):
-            return None
-        if part is not results:
-            _join(results, part, rows)
-    return results
+
+    def run(rows: slice, fields: dict[str, Any]) -> bool:
+        return _call(replace(form, q=form.q[:, :, rows]), problem.shape[3], fields, v)
+
+    rounded = int(wanted.get("rounded", False))
+    return walks.find(problem, wanted, run, size=None if v is None else v.shape[-1], lse=lse, rounded=rounded)
 
 
-class _Panel(NamedTuple):
-    """Some rows, and what the mask says of them: one run of keys for each row, or cells."""
-
-    rows: range
-    interval: tuple[Tensor, Tensor] | None
-    cells: Tensor | None
-
-
-def panels(problem: Problem) -> Iterator[_Panel]:
-    """Yield the rows of each call, and what the mask says of them."""
-    batch, heads, m, n = problem.shape
-    at = problem.tile(range(batch), range(heads), range(m), range(n))
-    if problem.mask is None:
-        yield _Panel(range(m), None, None)
-        return
-    if problem.interval is not None:
-        yield _Panel(range(m), problem.interval, None)
-        return
-    # Cells are asked for as many rows as stay small even if each batch and head has its own, and only where the
-    # mask does not say of a whole stretch of keys that all or none of them may be seen.
-    for rows in cut(m, max(min(_PANEL // (batch * heads * n), _ROWS), 1)):
-        yield _Panel(rows, None, _cells(problem.mask, replace(at, rows=rows)))
-
-
-def _cells(mask: Mask, at: Tile) -> Tensor:
-    """Return True where the mask lets rows see keys, shape (batches or 1, heads or 1, rows, n)."""
-    segments = strips(at, mask, len(at.columns), whole_rows=True)[0].segments
-    asked = {columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is Coverage.SOME}
-    shape = torch.broadcast_shapes((1, 1), *(cells.shape[:-2] for cells in asked.values()))
-    cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool)
-    for columns, coverage in segments:
-        if coverage is not Coverage.NONE:
-            cells[..., columns.start : columns.stop] = asked.get(columns, True)
-    return cells
+def read(
+    problem: Problem, form: Form, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+) -> dict[str, Tensor] | None:
+    """Return what `find` does, of the logits with the constant of each row: statistics speak of those."""
+    if form.row is None:
+        return find(problem, form, wanted, v=v, lse=lse)
+    found = find(problem, form, wanted, v=v, lse=None if lse is None else lse - form.row)
+    for name in ("lse", "max_logit", "mean"):
+        if found is not None and name in found:
+            found[name] = found[name] + form.row
+    return found
 
 
 def aligned(form: Form, v: Tensor | None) -> tuple[Form, Tensor | None]:
@@ -231,79 +185,11 @@ def dense(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _empty(problem: Problem, form: Form, wanted: Mapping[str, Any], v: Tensor | None, m: int) -> dict[str, Tensor]:
-    """Return room for the results of `m` rows."""
-    batch, heads, _, n = problem.shape
-    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in _PER_ROW if name in wanted}
-    shapes.update({name: (n,) for name in ("column_mass", "column_max") if name in wanted})
-    if "largest" in wanted:
-        shapes["top_values"] = shapes["top_keys"] = (m, wanted["largest"])
-    if "offsets" in wanted:
-        shapes["offsets"] = (m + n - 1,)
-    for name in ("picture_sum", "picture_max"):
-        if name in wanted:
-            shapes[name] = (len(wanted[name].rows) - 1, len(wanted[name].columns) - 1)
-    if "coverage" in wanted:
-        shapes["coverage"] = (m, len(wanted["coverage"]))
-    if v is not None:
-        shapes["out"] = (m, v.shape[-1])
-    return {
-        name: torch.zeros(
-            batch, heads, *shape, dtype=torch.int64 if name in ("top_keys", "coverage") else problem.dtype
-        )
-        for name, shape in shapes.items()
-    }
-
-
-def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
-    """Put what was found of some rows in its place, or add it where it speaks of columns."""
-    for name, found in part.items():
-        into = results[name]
-        if name in ("column_mass", "picture_sum"):
-            into += found
-        elif name in ("column_max", "picture_max"):
-            torch.maximum(into, found, out=into)
-        elif name == "offsets":
-            # Diagonal 0 of a part is that of its last row, which stands so much higher in the whole matrix.
-            shift = (into.shape[-1] - found.shape[-1]) - rows.start
-            into[..., shift : shift + found.shape[-1]] += found
-        else:
-            into[:, :, rows] = found
-
-
-def _call(
-    problem: Problem,
-    form: Form,
-    panel: _Panel,
-    wanted: Mapping[str, Any],
-    results: dict[str, Tensor],
-    v: Tensor | None,
-    lse: Tensor | None,
-) -> bool:
+def _call(form: Form, n: int, fields: dict[str, Any], v: Tensor | None) -> bool:
     """Fill results by one call; return whether the tokens allowed it."""
     batch, heads, m, d = form.q.shape
-    n = problem.shape[3]
-    fields, held = mask_of(panel, m, n)
-    fields |= {name: t.data_ptr() for name, t in results.items() if t.numel()}
-    if lse is not None:
-        fields |= {"lse": lse.data_ptr(), "lse_known": 1}
-    if problem.sink is not None:
-        held.append(problem.sink.detach().to(problem.dtype).contiguous())
-        fields["sink"] = held[-1].data_ptr()
     if v is not None:
         fields |= {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
-    fields["rounded"] = int(wanted.get("rounded", False))
-    if "largest" in wanted:
-        fields["k_largest"] = wanted["largest"]
-    picture = wanted.get("picture_sum") or wanted.get("picture_max")
-    if picture is not None:
-        edges = picture.rows.clamp(panel.rows.start, panel.rows.stop) - panel.rows.start
-        held += [edges.contiguous(), picture.columns.contiguous()]
-        fields |= {"row_edges": held[-2].data_ptr(), "column_edges": held[-1].data_ptr()}
-        fields |= {"picture_rows": len(picture.rows) - 1, "picture_columns": len(picture.columns) - 1}
-    if "coverage" in wanted:
-        held.append(torch.tensor(wanted["coverage"], dtype=torch.float64))
-        fields |= {"levels": held[-1].data_ptr(), "level_count": len(wanted["coverage"])}
     status = library.call(
         "dot",
         batch=batch,
@@ -321,19 +207,6 @@ def _call(
         **fields,
     )
     return done(status, form)
-
-
-def mask_of(panel: _Panel, m: int, n: int) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the mask of some rows in the fields of the kernels, and the tensors that they point to."""
-    fields: dict[str, Any] = {}
-    held: list[Tensor] = []
-    if panel.interval is not None:
-        mask, tensors = seen.of_interval(*panel.interval)
-        fields, held = fields | mask, [*held, *tensors]
-    if panel.cells is not None:
-        mask, tensors = seen.of_cells(panel.cells, m, n)
-        fields, held = fields | mask, [*held, *tensors]
-    return fields, held
 
 
 def done(status: int, form: Form) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import dot, few, library
+from attlas.engine.native import dot, few, library, walks
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 
@@ -60,7 +60,7 @@ def backward(
     q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
     grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype) for t in (q, k, values))
-    for panel in dot.panels(problem):
+    for panel in walks.panels(problem):
         rows = slice(panel.rows.start, panel.rows.stop)
         part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
         here = replace(form, q=q[:, :, rows], k=k)
@@ -86,7 +86,7 @@ def backward(
 def _of(problem: Problem, form: dot.Form, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
     """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
     (batch, heads, m, d), (n, e) = form.q.shape, v.shape[2:]
-    fields, held = dot.mask_of(panel, m, n)
+    fields, held = walks.mask_of(panel, m, n)
     of = library.structure("Dot")(
         batch=batch,
         heads=heads,

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from attlas.engine.native import additive, distance
 from attlas.engine.native.pairs import Kernels
-from attlas.engine.online import finite_shift
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 from attlas.scores.base import Tokens
 from attlas.scores.kernel import Gaussian
 
-__all__ = ["Kernels", "find", "log_sum_exp", "numbers", "prefers", "provides", "tokens"]
+__all__ = ["Kernels", "find", "prefers", "read", "tokens"]
 
 
 def find(problem: Problem) -> tuple[Kernels | None, str]:
@@ -46,43 +45,37 @@ def tokens(problem: Problem, projected: tuple[Tokens, Tokens]) -> tuple[Tokens, 
     return (problem.q, problem.k) if type(problem.score) is Gaussian else projected
 
 
-def log_sum_exp(problem: Problem, kernels: Kernels, plan: Plan) -> Tensor | None:
-    """Return the log-sum-exp of each row, shape (batch, heads, m); None where a number is NaN or infinite."""
-    nothing = problem.k[..., :0]  # values of size 0
-    found = kernels.forward(problem, tokens(problem, problem.tokens), nothing, plan)
-    return None if found is None else found[1]
-
-
-def provides(wants: Mapping[str, Any] | None) -> bool:
-    """Tell whether `numbers` has all that a statistic wants."""
-    return wants is not None and wants.keys() <= {"entropy", "mass", "max_logit", "column_mass"}
-
-
-def numbers(
-    problem: Problem, kernels: Kernels, names: set[str], plan: Plan, lse: Tensor | None
+def read(
+    problem: Problem, kernels: Kernels, plan: Plan, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
 ) -> dict[str, Tensor] | None:
-    """Return numbers of the whole matrix by the names that statistics want, and the log-sum-exp as ``lse``.
+    """Return what is wanted of the matrix, as `walks.find` names it, and the log-sum-exp as ``lse``.
 
-    Two walks at most: one over the rows, one over the columns. None where a number is NaN or infinite.
+    One walk for the output and the log-sum-exp where that is not known, one for all else. None where a number is NaN
+    or infinite.
     """
-    given, found = tokens(problem, problem.tokens), {}
-    if names & {"entropy", "max_logit"}:
-        rows = kernels.rows(problem, given, plan)
+    work = kernels.work(problem, tokens(problem, problem.tokens), plan)
+    if work is None:
+        return None
+    found: dict[str, Tensor] = {}
+    rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
+    whole = "mass" in wanted and problem.sink is None  # then no walk is needed to know that weights sum to 1
+    if whole:
+        del rest["mass"]
+    if lse is None and v is None and rest and rest.keys() <= {"entropy", "max_logit"}:
+        rows = work.rows()
         if rows is None:
             return None
-        lse = rows.lse if lse is None else lse
-        found = {"entropy": rows.entropy, "max_logit": rows.max_logit}
-    if lse is None:
-        lse = log_sum_exp(problem, kernels, plan)
-        if lse is None:
+        found, lse, rest = rows._asdict(), rows.lse, {}
+    if v is not None or lse is None:
+        product = work.forward(problem.k[..., :0] if v is None else v.to(problem.dtype))
+        if product is None:
             return None
-    if "column_mass" in names:
-        ones = lse.new_ones(*lse.shape, 1)
-        mass = kernels.transposed(problem, given, lse, ones, plan)
-        if mass is None:
+        found["out"], lse = product[0], product[1] if lse is None else lse
+    if rest:
+        others = work.found(rest, lse)
+        if others is None:
             return None
-        found["column_mass"] = mass.squeeze(-1)
-    found["mass"] = (lse != -torch.inf).to(lse.dtype)
-    if problem.sink is not None:
-        found["mass"] = found["mass"] - torch.exp(problem.sink.to(lse.dtype).view(1, -1, 1) - finite_shift(lse))
+        found |= others
+    if whole:
+        found["mass"] = (lse != -torch.inf).to(lse.dtype)
     return found | {"lse": lse}

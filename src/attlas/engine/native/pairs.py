@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library, seen
+from attlas.engine.native import library, seen, walks
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
@@ -175,6 +176,10 @@ class Family:
         """Run the forward kernel; False where it does not take the problem."""
         raise NotImplementedError
 
+    def walk(self, pairs: Any, found: Any) -> bool:
+        """Run the kernel of what needs the log-sum-exp; False where it does not take the problem."""
+        raise NotImplementedError
+
     def parameters(self) -> Tensor:
         """Return the numbers of the score that the kernels are handed beside the tokens."""
         raise NotImplementedError
@@ -232,6 +237,23 @@ class Family:
             found[1] = found[1] * share - torch.xlogy(share, share)
         return Rows(lse, found[1].clamp(min=0.0), found[2])  # rounding must not take it below 0
 
+    def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
+        """Return what is wanted of the matrix, as `walks.find` names it; None where tokens are not finite."""
+        if not finite(self.q, self.k):
+            return None
+        nothing, structure = self.k[..., :0], library.structure("Dot")
+
+        def run(rows: slice, results: dict[str, Any]) -> bool:
+            q = self.q[:, :, rows]
+            pairs, held = fields(View(range(q.shape[2]), {}), q, self.k, nothing)
+            sizes = {name: getattr(pairs, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
+            # Logits are in powers of 2.
+            done = self.walk(pairs, structure(**sizes, scale=math.log(2.0), **results))
+            del held
+            return done
+
+        return walks.find(self.problem, wanted, run, lse=lse.detach().to(self.problem.dtype))
+
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
         batch, heads, _, n = self.problem.shape
@@ -265,7 +287,8 @@ class Kernels:
     def __init__(self, family: type[Family]) -> None:
         self._family = family
 
-    def _work(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Family | None:
+    def work(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Family | None:
+        """Return the calls of the kernels for one problem."""
         if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
             return None
         work = self._family(problem, tokens[0], tokens[1], plan)
@@ -275,19 +298,14 @@ class Kernels:
         self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
     ) -> tuple[Tensor, Tensor] | None:
         """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp."""
-        work = self._work(problem, tokens, plan)
+        work = self.work(problem, tokens, plan)
         return None if work is None else work.forward(v)
-
-    def rows(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Rows | None:
-        """Return log-sum-exp, entropy and largest logit of each row."""
-        work = self._work(problem, tokens, plan)
-        return None if work is None else work.rows()
 
     def transposed(
         self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
     ) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-        work = self._work(problem, tokens, plan)
+        work = self.work(problem, tokens, plan)
         return None if work is None else work.transposed(lse, x)
 
     def backward(
@@ -302,5 +320,5 @@ class Kernels:
         plan: Plan,
     ) -> Gradients | None:
         """Return what the tiled backend's `backward` does, by the same recomputation."""
-        work = self._work(problem, tokens, plan)
+        work = self.work(problem, tokens, plan)
         return None if work is None else work.backward(parameters, lse, left, right, delta)

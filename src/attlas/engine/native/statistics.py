@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine.fold import Blocks, Statistic
-from attlas.engine.native import dot
+from attlas.engine.native import walks
 from attlas.engine.problem import Problem
 
-__all__ = ["fold", "fused"]
+__all__ = ["Read", "fold", "fused"]
+
+#: Finds what is wanted of a matrix (`walks.find`), given values and the log-sum-exp if it is known; None where the
+#: tokens do not allow it.
+Read = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], dict[str, Tensor] | None]
 
 _PICTURES = ("picture_sum", "picture_max")
 
@@ -37,7 +41,7 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
 
 def fold(
     problem: Problem,
-    form: dot.Form,
+    read: Read,
     statistics: Sequence[Statistic],
     asked: Sequence[Mapping[str, Any] | None],
     lse: Tensor | None,
@@ -55,14 +59,9 @@ def fold(
     v = wanted.pop("out", None)
     if lse is None:
         wanted["lse"] = True
-    known = lse if lse is None or form.row is None else lse - form.row
-    found = dot.find(problem, form, wanted, v=v, lse=known)
+    found = read(wanted, v, lse)
     if found is None:
         return None
-    if form.row is not None:
-        for name in ("lse", "max_logit", "mean"):
-            if name in found:
-                found[name] = found[name] + form.row
     if lse is None:
         lse = found["lse"]
     results = [
@@ -97,7 +96,7 @@ def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[
             torch.cat([*edges, torch.tensor([0, size])]).unique()
             for edges, size in zip(zip(*blocks, strict=True), sizes, strict=True)
         )
-        wanted |= {name: dot.Picture(rows, columns) for name in _PICTURES if name in wanted}
+        wanted |= {name: walks.Picture(rows, columns) for name in _PICTURES if name in wanted}
     return wanted
 
 

@@ -10,6 +10,12 @@ struct Additive {
   const void* weight;  // (d,)
 };
 
+// What the walk with the log-sum-exp of each row known finds: sizes, mask and results are those of `found`.
+struct AdditiveWalk {
+  Additive of;
+  Dot found;
+};
+
 struct AdditiveBackward {
   Additive of;
   Slopes slopes;

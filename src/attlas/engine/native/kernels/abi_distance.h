@@ -14,6 +14,12 @@ struct Distance {
   const void* scale;  // (d,): one over the bandwidth of each coordinate
 };
 
+// As AdditiveWalk.
+struct DistanceWalk {
+  Distance of;
+  Dot found;
+};
+
 struct DistanceBackward {
   Distance of;
   Slopes slopes;

@@ -253,6 +253,14 @@ int32_t run_additive(const Additive& x) {
   return DONE;
 }
 
+int32_t run_additive_walk(const AdditiveWalk& x) {
+  const Pairs& p = x.of.pairs;
+  if (!p.m || !p.n) return UNSUPPORTED;
+  if (p.type == FLOAT32) return walk_score<float>(x.found, p, AdditiveScore<float>(x.of));
+  if (p.type == FLOAT64) return walk_score<double>(x.found, p, AdditiveScore<double>(x.of));
+  return UNSUPPORTED;
+}
+
 int32_t run_additive_backward(const AdditiveBackward& x) {
   if (!x.of.pairs.m || !x.of.pairs.n) return UNSUPPORTED;
   try {

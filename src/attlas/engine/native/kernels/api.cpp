@@ -166,10 +166,12 @@ ATTLAS_DOOR_WITH_AMX(dot_backward, DotBackward)
 #endif
 #if defined(ATTLAS_FAMILY_ADDITIVE)
 ATTLAS_DOOR(additive, Additive)
+ATTLAS_DOOR(additive_walk, AdditiveWalk)
 ATTLAS_DOOR(additive_backward, AdditiveBackward)
 #endif
 #if defined(ATTLAS_FAMILY_DISTANCE)
 ATTLAS_DOOR(distance, Distance)
+ATTLAS_DOOR(distance_walk, DistanceWalk)
 ATTLAS_DOOR(distance_backward, DistanceBackward)
 #endif
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward.h"
+#include "logits.h"
 
 namespace ATTLAS_ISA {
 
@@ -18,17 +19,25 @@ class Shares {
   static constexpr int FEW = 32;  // weights that are sorted
 
  public:
-  Shares(const attlas::Dot& problem, int q_parts, int k_parts)
+  // Without `source` logits are products of packed tokens.
+  Shares(const attlas::Dot& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
+        source_(std::move(source)),
         q_parts_(q_parts),
         k_parts_(k_parts),
         stride_(round_up(problem.n, M::COLUMNS) + 16),
-        queries_(M::left_size(M::ROWS, problem.d, q_parts)),
-        weights_(size_t(M::ROWS) * stride_),
+        queries_(source_ ? 0 : M::left_size(M::ROWS, problem.d, q_parts)),
+        weights_(size_t(round_up(M::ROWS, 4)) * stride_),
         levels_(size_t(problem.level_count)) {}
 
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t some, Read read, const Number* right) {
+    M::pack_left(queries_.data, some, p_.d, q_parts_, read);
+    walk(b, h, first, some, right);
+  }
+
+  // The same where the rows are packed, or logits have a source of their own.
+  void walk(int64_t b, int64_t h, int64_t first, int64_t some, const Number* right) {
     const int64_t head = b * p_.heads + h;
     // What is known from other rows must not depend on which thread had them.
     for (Level& level : levels_) level.guess = T(0), level.density = 0;
@@ -37,8 +46,10 @@ class Shares {
     seen.hull(first, first + some, left, end);
     left = left / M::COLUMNS * M::COLUMNS;
     end = round_up(end, M::COLUMNS);
-    if (left < end) {
-      M::pack_left(queries_.data, some, p_.d, q_parts_, read);
+    if (source_ && left < end) {
+      source_->take_rows(b, h, first, some);
+      source_->fill(left, end - left, weights_.data, stride_);
+    } else {
       for (int64_t j = left; j < end; j += M::COLUMNS)
         M::template multiply<false>(queries_.data, q_parts_, p_.d, M::right_at(right, j, 0, p_.d, k_parts_), k_parts_,
                                     M::depth_of(p_.d), weights_.at(j - left), stride_);
@@ -201,6 +212,7 @@ class Shares {
   }
 
   const attlas::Dot& p_;
+  const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const int64_t stride_;
   Aligned<Number> queries_;

@@ -50,7 +50,8 @@ struct Points : Score<T> {
   }
 
   const T* columns(int64_t b, int64_t h, int64_t j0) const {
-    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 * size;
+    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 / COLS<T> * COLS<T> * size +
+           j0 % COLS<T>;
   }
 
   void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
@@ -144,14 +145,15 @@ struct Distances : Points<T> {
     return distance < one ? one - (shape == EPANECHNIKOV ? distance : root(distance)) : zero;
   }
 
-  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const override {
+  using Score<T>::tile;
+  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, int64_t stride, int rows, Scratch<T>& s) const override {
     const T* k = this->columns(b, h, j0);
     const int size = this->size;
-    for (int r = 0; r < ROWS; r += 4) {
+    for (int r = 0; r < rows; r += 4) {
       for (int x = 0; x < vectors; ++x) {
         Vec<T> gap[4];
         measure<T, KERNEL, SCALED, D>(s.rows.get() + r * size, size, k + x * W, scale, gap);
-        for (int i = 0; i < 4; ++i) store(to + (r + i) * COLS<T> + x * W, value(gap[i], factor, shape));
+        for (int i = 0; i < 4; ++i) store(to + (r + i) * stride + x * W, value(gap[i], factor, shape));
       }
     }
   }
@@ -399,6 +401,15 @@ struct Sum {
 };
 
 template <class T>
+struct Walk {
+  const DistanceWalk& x;
+  template <class Kernel>
+  int32_t operator()() const {
+    return walk_score<T>(x.found, x.of.pairs, Kernel(x.of));
+  }
+};
+
+template <class T>
 struct Differentiate {
   const DistanceBackward& x;
   template <class Kernel>
@@ -409,19 +420,25 @@ struct Differentiate {
   }
 };
 
+// The same form for the log-sum-exp and for what is made with it: rounding that they share does no harm.
+template <class T, class Run>
+int32_t with_kernel(const Distance& x, Run run) {
+  if constexpr (std::is_same_v<T, float>)
+    if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
+  if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
+  if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
+  if (x.kernel == BOXCAR || x.kernel == EPANECHNIKOV || x.kernel == TRIANGULAR) return with_size<T, BOUNDED, true>(x, run);
+  return UNSUPPORTED;
+}
+
 template <class T>
 int32_t sums(const Distance& x) {
   const Sum<T> run{x};
-  if constexpr (std::is_same_v<T, float>)
-    if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
   if constexpr (std::is_same_v<T, double>)
     if (x.kernel == GAUSSIAN && x.pairs.d <= Products::LARGEST && simple(x.pairs))
       return run.template operator()<GaussianProducts>();
-  if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
-  if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
-  if (x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
-  if (x.kernel == BOXCAR || x.kernel == EPANECHNIKOV || x.kernel == TRIANGULAR) return with_size<T, BOUNDED, true>(x, run);
-  return UNSUPPORTED;
+  if (x.kernel >= BOXCAR && x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
+  return with_kernel<T>(x, run);
 }
 
 template <class T>
@@ -440,6 +457,14 @@ int32_t run_distance(const Distance& x) {
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }
+  return UNSUPPORTED;
+}
+
+int32_t run_distance_walk(const DistanceWalk& x) {
+  const Pairs& p = x.of.pairs;
+  if (!p.m || !p.n || !p.d) return UNSUPPORTED;
+  if (p.type == FLOAT32) return with_kernel<float>(x.of, Walk<float>{x});
+  if (p.type == FLOAT64) return with_kernel<double>(x.of, Walk<double>{x});
   return UNSUPPORTED;
 }
 

@@ -5,6 +5,7 @@
 #include "few.h"
 #include "forward.h"
 #include "given.h"
+#include "logits.h"
 #include "parallel.h"
 #include "tokens.h"
 
@@ -114,36 +115,48 @@ void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& 
   });
 }
 
-template <class M, class Source>
-void along_given(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
-  using T = typename M::T;
-  using Walk = Given<M>;
-  const int64_t block = Walk::block_for(p, parts.q), tasks = (p.m + block - 1) / block;
+// The walk of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
+// and work(worker, which, row, count, found) walks some rows of it.
+template <class Walk, class Make, class Head, class Work>
+void share_given(const Dot& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
+  using T = typename Walk::Real;
+  const int64_t tasks = (p.m + block - 1) / block;
   // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
   const int64_t bytes = tasks * ((p.column_mass ? p.n * int64_t(sizeof(T)) : 0) + (p.column_max ? p.n * int64_t(sizeof(T)) : 0) +
                                  (p.offsets ? (block + p.n) * 8 : 0)) + 1;
-  const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, wave.heads());
+  const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, heads);
   std::vector<std::unique_ptr<Walk>> workers(size_t(p.threads));
-  for (int64_t from = 0; from < wave.heads(); from += together) {
-    const int64_t here = std::min(together, wave.heads() - from);
+  for (int64_t from = 0; from < heads; from += together) {
+    const int64_t here = std::min(together, heads - from);
     std::vector<typename Walk::Found> found(size_t(here * tasks));
     attlas::share(found.size(), p.threads, [&](size_t index, int thread) {
       // Last rows first, as above.
       const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
-      if (!workers[thread]) workers[thread] = std::make_unique<Walk>(p, block, parts.q, parts.k);
-      auto read = rows_of<T, Source>(p.q, wave.batch(from + which), wave.head(from + which));
-      read.data += row * read.stride;
-      M::begin();
-      workers[thread]->run(wave.batch(from + which), wave.head(from + which), row, std::min(block, p.m - row), read,
-                           packed.keys(wave.slot(from + which)), found[size_t(which * tasks + task)]);
-      M::end();
+      if (!workers[thread]) workers[thread] = make();
+      work(*workers[thread], from + which, row, std::min(block, p.m - row), found[size_t(which * tasks + task)]);
     });
     if (!wants_columns(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
-      const int64_t head = wave.batch(from + which) * p.heads + wave.head(from + which);
-      Walk::join(p, head, block, found.data() + which * tasks, tasks);
+      Walk::join(p, head(from + int64_t(which)), block, found.data() + which * tasks, tasks);
     });
   }
+}
+
+template <class M, class Source>
+void along_given(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  using Walk = Given<M>;
+  const int64_t block = Walk::block_for(p, parts.q);
+  share_given<Walk>(
+      p, block, wave.heads(), [&] { return std::make_unique<Walk>(p, block, parts.q, parts.k); },
+      [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
+      [&](Walk& walk, int64_t which, int64_t row, int64_t count, typename Walk::Found& found) {
+        auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
+        read.data += row * read.stride;
+        M::begin();
+        walk.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), found);
+        M::end();
+      });
 }
 
 template <class M, class Source>
@@ -186,7 +199,41 @@ int32_t run(const Dot& p, Parts parts) {
   return attlas::DONE;
 }
 
+// What wants the log-sum-exp, where logits have a source of their own.
+template <class M>
+int32_t walk_all(const Dot& p, const MakeLogits<typename M::T>& make) {
+  using Walk = Given<M>;
+  static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
+  const int64_t heads = p.batch * p.heads, block = Walk::block_for(p, 1);
+  if (wants_columns(p) || wants_rows(p))
+    share_given<Walk>(
+        p, block, heads, [&] { return std::make_unique<Walk>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
+        [&](Walk& walk, int64_t which, int64_t row, int64_t count, typename Walk::Found& found) {
+          walk.walk(which / p.heads, which % p.heads, row, count, nullptr, found);
+        });
+  if (!p.coverage) return attlas::DONE;
+  std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
+  const int64_t strips = (p.m + M::ROWS - 1) / M::ROWS;
+  attlas::share(size_t(heads * strips), p.threads, [&](size_t task, int thread) {
+    if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, 1, 1, make());
+    const int64_t row = (strips - 1 - int64_t(task) / heads) * M::ROWS, which = int64_t(task) % heads;
+    workers[thread]->walk(which / p.heads, which % p.heads, row, std::min<int64_t>(M::ROWS, p.m - row), nullptr);
+  });
+  return attlas::DONE;
+}
+
 }  // namespace
+
+#if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
+template <>
+int32_t walk_logits<float>(const Dot& p, const MakeLogits<float>& make) {
+  return walk_all<Whole<float>>(p, make);
+}
+template <>
+int32_t walk_logits<double>(const Dot& p, const MakeLogits<double>& make) {
+  return walk_all<Whole<double>>(p, make);
+}
+#endif
 
 int32_t run_dot(const Dot& p) {
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;

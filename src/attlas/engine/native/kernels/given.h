@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward.h"
+#include "logits.h"
 
 namespace ATTLAS_ISA {
 
@@ -43,10 +44,13 @@ class Given {
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
   static_assert(CHUNK / M::COLUMNS <= M::Product::MOST);
   static constexpr int64_t DIAGONAL = SPAN + M::ROWS + 2 * W;
+  static constexpr int64_t HEIGHT = round_up(M::ROWS, 4);  // rows that a rectangle has room for: Logits come in fours
   // Vectors of sums for each row of a strip.
   enum Sum { BENT, SQUARES, AWAY, SPREAD, TOTAL, SUM_COUNT };
 
  public:
+  using Real = T;
+
   // Rows of one task; its packed queries stay in the cache while the keys pass by.
   static int64_t block_for(const attlas::Dot& p, int q_parts) {
     const int64_t bytes = M::depth_of(p.d) * q_parts * int64_t(sizeof(Number));
@@ -54,8 +58,10 @@ class Given {
     return round_up(std::clamp<int64_t>(p.m / 16, M::ROWS, most), M::ROWS);
   }
 
-  Given(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts)
+  // Without `source` logits are products of packed tokens.
+  Given(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
+        source_(std::move(source)),
         q_parts_(q_parts),
         k_parts_(k_parts),
         scale_(factor_of<T>(problem)),
@@ -64,9 +70,9 @@ class Given {
         picture_(problem.picture_sum || problem.picture_max),
         span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
                                   CHUNK, SPAN)),
-        queries_(M::left_size(block, problem.d, q_parts)),
+        queries_(source_ ? 0 : M::left_size(block, problem.d, q_parts)),
         rectangles_(problem.top_keys ? CHUNKS : 2),
-        logits_(size_t(rectangles_) * M::ROWS * STRIDE),
+        logits_(size_t(rectangles_) * HEIGHT * STRIDE),
         peaks_(size_t(M::ROWS) * CHUNKS * W),
         sums_(size_t(M::ROWS) * SUM_COUNT * W),
         diagonal_(2 * DIAGONAL),
@@ -76,7 +82,7 @@ class Given {
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
         top_keys_(size_t(block) * problem.k_largest) {
-    std::fill(logits_.data, logits_.data + rectangles_ * M::ROWS * STRIDE, T(0));
+    std::fill(logits_.data, logits_.data + rectangles_ * HEIGHT * STRIDE, T(0));
     choose();
   }
 
@@ -92,13 +98,19 @@ class Given {
   // Queries [first, first + count) of one head; `right` is its packed keys.
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, Found& found) {
+    M::pack_left(queries_.data, count, p_.d, q_parts_, read);
+    walk(b, h, first, count, right, found);
+  }
+
+  // The same where the rows are packed, or logits have a source of their own.
+  void walk(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, Found& found) {
     const Flush flush;
+    batch_ = b;
     head_ = b * p_.heads + h;
     first_ = first;
     count_ = count;
     found_ = &found;
     lse_ = static_cast<const T*>(p_.lse) + head_ * p_.m + first;
-    M::pack_left(queries_.data, count, p_.d, q_parts_, read);
     std::fill(rows_.begin(), rows_.end(), Numbers());
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
@@ -237,6 +249,7 @@ class Given {
     left = std::max(left / M::COLUMNS * M::COLUMNS, start_);
     end = std::min(round_up(end, M::COLUMNS), stop_);
     if (left >= end) return;
+    if (source_) source_->take_rows(batch_, head_ % p_.heads, first_ + r, some);
     divide(r, some);
     std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
@@ -254,11 +267,12 @@ class Given {
     end_ = end;
     for (int64_t place = 0; left < end; left += chunk_, ++place) {
       Rectangle next;
-      next.logits = logits_.at(size_t(place % rectangles_) * M::ROWS * STRIDE);
+      next.logits = logits_.at(size_t(place % rectangles_) * HEIGHT * STRIDE);
       next.place = place;
       next.left = left;
       next.end = std::min(left + chunk_, end);
-      next.gaps = seen.allowed || left < inner_left || next.end > inner_end;
+      // A source may have logits of -infinity anywhere.
+      next.gaps = source_ || seen.allowed || left < inner_left || next.end > inner_end;
       if (!plan(next, right)) {
         for (int64_t i = 0; (wanted_ & PEAKS) && i < some; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
         continue;
@@ -274,8 +288,14 @@ class Given {
     if (p_.offsets) give_diagonals();
   }
 
-  // The product that makes a rectangle; false where the mask hides it wholly.
+  // The product that makes a rectangle, or the rectangle itself where it has a source; false where the mask hides it wholly.
   bool plan(const Rectangle& next, const Number* right) {
+    if (source_) {
+      const int64_t size = next.end - next.left;
+      if (seen_->hides(first_ + strip_, some_, next.left, size)) return false;
+      source_->fill(next.left, size, next.logits, STRIDE);
+      return true;
+    }
     product_ = typename M::Product(M::left_at(queries_.data, strip_, p_.d, q_parts_), q_parts_, p_.d, k_parts_, STRIDE);
     bool any = false;
     for (int64_t j = next.left; j < next.end; j += M::COLUMNS) {
@@ -413,7 +433,7 @@ class Given {
     const size_t r = size_t(strip_ + i) * size_t(k);
     const Largest<T> best{&top_values_[r], &top_keys_[r], k};
     best.take(reinterpret_cast<const V*>(peaks_of(i)), int(places), W, [&](int place, const T*& row, int64_t& key, int64_t& size) {
-      row = logits_.at(size_t((place % rectangles_) * M::ROWS + i) * STRIDE);
+      row = logits_.at(size_t((place % rectangles_) * HEIGHT + i) * STRIDE);
       key = left_ + place * chunk_;
       size = std::min(chunk_, end_ - key);
     });
@@ -541,6 +561,7 @@ class Given {
   }
 
   const attlas::Dot& p_;
+  const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // of a product, to a logit and to the unit of Weight
   const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
@@ -549,7 +570,7 @@ class Given {
   int wanted_ = 0;
   Core core_[2][2] = {};
   int64_t together_ = 1, chunk_ = CHUNK;  // rows and columns that are taken together
-  int64_t head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_ = 0, some_ = 0, left_ = 0, end_ = 0;
+  int64_t batch_ = 0, head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_ = 0, some_ = 0, left_ = 0, end_ = 0;
   const T* lse_ = nullptr;
   const Seen* seen_ = nullptr;
   Found* found_ = nullptr;

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "abi_pairs.h"
+#include "logits.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -95,13 +96,6 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   const V out = (V)((Ints<double>)p + (k << 52));
   return x < low ? V{} : out;
 #endif
-}
-
-template <class T>
-ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
-  Vec<T> out;
-  for (int i = 0; i < WIDTH<T>; ++i) out[i] = std::log2(x[i]);
-  return out;
 }
 
 template <class T>
@@ -317,7 +311,11 @@ struct Score {
   virtual ~Score() = default;
   // Prepare a block of rows in s.rows; those beyond the last row repeat it.
   virtual void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const = 0;
-  virtual void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const = 0;
+  // Vectors of columns from j0 on, a multiple of their width, within one chunk. Fours of rows, as many as hold `rows`.
+  virtual void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, int64_t stride, int rows, Scratch<T>& s) const = 0;
+  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const {
+    tile(b, h, j0, vectors, to, COLS<T>, ROWS, s);
+  }
   // Add a whole tile of allowed cells to the sums at once; false where that cannot be done. The values are the head's.
   virtual bool fused(int64_t, int64_t, int64_t, const T*, const Values<T>&, Running<T>&, Scratch<T>&) const {
     return false;
@@ -499,6 +497,44 @@ void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, cons
       }
     }
   }
+}
+
+// The tiles of a score as the other walks take them.
+template <class T>
+class FromScore final : public Logits<T> {
+  static constexpr int W = WIDTH<T>;
+  static_assert(Logits<T>::ROWS == ROWS);
+  const Pairs& p_;
+  const Score<T>& score_;
+  Scratch<T> scratch_;
+  int64_t b_ = 0, h_ = 0;
+  int rows_ = 0;
+
+ public:
+  FromScore(const Pairs& p, const Score<T>& score) : p_(p), score_(score), scratch_(0, score.row_numbers) {}
+
+  void take_rows(int64_t b, int64_t h, int64_t first, int64_t some) override {
+    b_ = b;
+    h_ = h;
+    rows_ = int(some);
+    score_.take_rows(b, h, first, rows_, scratch_);
+  }
+
+  void fill(int64_t left, int64_t columns, T* to, int64_t stride) override {
+    const int64_t end = std::min(left + columns, (p_.n + W - 1) / W * W);
+    for (int64_t j = left, next; j < end; j = next) {
+      next = std::min(end, (j / COLS<T> + 1) * COLS<T>);
+      T* part = to + (j - left);
+      score_.tile(b_, h_, j, int((next - j) / W), part, stride, rows_, scratch_);
+      for (int r = 0; score_.linear && r < rows_; ++r)
+        for (int64_t x = 0; x < next - j; x += W) store(part + r * stride + x, log2_<T>(load(part + r * stride + x)));
+    }
+  }
+};
+
+template <class T>
+int32_t walk_score(const attlas::Dot& found, const Pairs& p, const Score<T>& score) {
+  return walk_logits<T>(found, [&] { return std::make_unique<FromScore<T>>(p, score); });
 }
 
 }  // namespace ATTLAS_ISA

@@ -325,6 +325,25 @@ ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
 }
 #endif
 
+// log2(x), a few units in the last place; -infinity for 0 and what is below the normal numbers. x is finite and not below 0.
+template <class T>
+ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
+  using V = Vec<T>;
+  constexpr int DIGITS = sizeof(T) == 4 ? 23 : 52;
+  // The bits of sqrt(1/2), so that what is left of x after its power of 2 lies between that and sqrt(2).
+  const Ints<T> bits = (Ints<T>)x, half = (Ints<T>)all(T(0.70710678118654752440));
+  const Ints<T> power = (bits - half) >> DIGITS;
+  const V m = (V)(bits - (power << DIGITS)), one = all(T(1));
+  // log(m) = 2 artanh(s), |s| < 0.172.
+  const V s = (m - one) / (m + one), z = s * s;
+  V p{};
+#pragma GCC unroll 11
+  for (int term = sizeof(T) == 4 ? 4 : 10; term > 0; --term) p = p * z + all(T(2.0 * 1.44269504088896340736 / (2 * term + 1)));
+  const V whole = __builtin_convertvector(power, V);
+  const V log = whole + (s * all(T(2.0 * 1.44269504088896340736)) + s * (p * z));
+  return x < all(std::numeric_limits<T>::min()) ? all(-INF<T>) : log;
+}
+
 // The weight exp(scale x - lse), and its logarithm in UNIT; factor is scale / UNIT, shift is what shift_of makes of the
 // log-sum-exp. The weight of -infinity is exactly 0.
 template <class T>

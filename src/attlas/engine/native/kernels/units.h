@@ -220,21 +220,22 @@ struct AdditiveScore final : Score<T> {
     return fits;
   }
 
-  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, Scratch<T>& s) const override {
+  using Score<T>::tile;
+  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, int64_t stride, int rows, Scratch<T>& s) const override {
     const RowParts<T> part(s.rows.get(), slots);
     // The logit in powers of 2 is start + slope * sum of w / (1 + AB).
     const Vec<T> start = all(T(LOG2E * (units.total + 2 * units.largest * units.fillers)));
     const Vec<T> slope = all(T(-2 * LOG2E * units.largest)), unit = all(T(LOG2E * units.largest));
     for (int x = 0; x < vectors; ++x) {
       if (!in_range(part, b, h, j0 / W + x)) {
-        exact(part, b, h, j0 + x * W, unit, to + x * W);
+        exact(part, b, h, j0 + x * W, unit, to + x * W, stride, rows);
         continue;
       }
       const T* column = columns(b, h, j0 / W + x);
-      for (int r = 0; r < ROWS; r += 4) {
+      for (int r = 0; r < rows; r += 4) {
         Vec<T> sums[4] = {};
         four_rows(part.shared + r * slots, column, sums);
-        for (int i = 0; i < 4; ++i) store(to + (r + i) * COLS<T> + x * W, start + slope * sums[i]);
+        for (int i = 0; i < 4; ++i) store(to + (r + i) * stride + x * W, start + slope * sums[i]);
       }
     }
   }
@@ -259,15 +260,15 @@ struct AdditiveScore final : Score<T> {
   }
 
   // The logits of one vector of columns from tanh itself.
-  __attribute__((noinline)) void exact(const RowParts<T>& part, int64_t b, int64_t h, int64_t j0, Vec<T> unit,
-                                       T* to) const {
+  __attribute__((noinline)) void exact(const RowParts<T>& part, int64_t b, int64_t h, int64_t j0, Vec<T> unit, T* to,
+                                       int64_t stride, int rows) const {
     raw_columns(b, h / (p.heads / p.token_heads), j0, part.block);
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       Vec<T> total{};
       for (int64_t slot = 0; slot < slots; ++slot)
         if (units.unit[size_t(slot)] >= 0)
           total += all(units.weight[size_t(slot)]) * tanh_(all(part.raw[r * slots + slot]) + load(part.block + slot * W));
-      store(to + r * COLS<T>, total * unit);
+      store(to + r * stride, total * unit);
     }
   }
 };

@@ -5,7 +5,7 @@
 
 namespace ATTLAS_ISA {
 
-ATTLAS_INLINE int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+ATTLAS_INLINE constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A lies as [row][depth], B as [block of columns][depth][columns of the block].
 template <class T_>
