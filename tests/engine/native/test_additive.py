@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import additive, library
+from attlas.engine.native import additive, family, library
 
 pytestmark = pytest.mark.skipif(not library.has("additive"), reason="the kernels are not compiled here")
 
@@ -88,10 +88,13 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
         found, lse = run(A, v, plan)
         close(found, B @ v)
         close(lse, B.lse)
-        rows = additive.KERNELS.rows(A.problem, A.problem.tokens, plan)
-        close(rows.lse, B.lse)
-        close(rows.entropy, attlas.stats.entropy(B))
-        close(rows.max_logit, attlas.stats.max_logit(B))
+        asked = {"entropy": True, "max_logit": True}
+        for more, known in (({}, None), ({"column_max": True, "squares": True}, B.lse)):  # a walk for each
+            rows = family.read(A.problem, additive.KERNELS, plan, asked | more, None, known)
+            close(rows["lse"], B.lse)
+            close(rows["entropy"], attlas.stats.entropy(B))
+            close(rows["max_logit"], attlas.stats.max_logit(B))
+        close(rows["column_max"], attlas.stats.column_max(B))
         close(additive.KERNELS.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine import tiled
-from attlas.engine.native import distance, library
+from attlas.engine.native import distance, family, library
 
 pytestmark = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
 
@@ -95,10 +95,13 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     found, lse = run(A, v, plan)
     close(found, B @ v)
     close(lse, B.lse)
-    rows = distance.KERNELS.rows(A.problem, given_tokens(A), plan)
-    close(rows.lse, B.lse)
-    close(rows.entropy, attlas.stats.entropy(B))
-    close(rows.max_logit, attlas.stats.max_logit(B))
+    asked = {"entropy": True, "max_logit": True}
+    for more, known in (({}, None), ({"column_max": True, "squares": True}, B.lse)):  # a walk for each
+        rows = family.read(A.problem, distance.KERNELS, plan, asked | more, None, known)
+        close(rows["lse"], B.lse)
+        close(rows["entropy"], attlas.stats.entropy(B))
+        close(rows["max_logit"], attlas.stats.max_logit(B))
+    close(rows["column_max"], attlas.stats.column_max(B))
     close(distance.KERNELS.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
 
 

@@ -35,7 +35,7 @@ def use(monkeypatch: pytest.MonkeyPatch):
 
 
 def elementary(function: str, x: np.ndarray) -> np.ndarray:
-    """Map exp or tanh over an array with the kernels."""
+    """Map exp, tanh or log2 over an array with the kernels."""
     out = np.full_like(x, 7)
     kind = {"float32": "FLOAT32", "float64": "FLOAT64"}[str(x.dtype)]
     fields = {"in": x.ctypes.data, "out": out.ctypes.data, "count": x.size}
@@ -88,6 +88,25 @@ def test_exp_float64_over_all_numbers(name: str, use) -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
     assert np.all(found[x < -708.39] == 0)
     assert np.all(found[x > 709.79] == np.inf)
+
+
+@needs_kernels
+@each_set
+def test_log2_over_all_numbers(name: str, use) -> None:
+    use(name)
+    numbers = all_floats(4801)
+    for dtype, units in ((np.float32, 2.5), (np.float64, 4.0)):
+        x = numbers[np.isfinite(numbers) & (numbers >= 0)].astype(dtype)
+        x = np.concatenate([x, np.linspace(0, 2, 200_001, dtype=dtype), 2.0 ** np.arange(-126, 127, dtype=dtype)])
+        found = elementary("LOG2", x)
+        normal = x >= np.finfo(dtype).tiny
+        exact = np.log2(x[normal].astype(np.longdouble))
+        # Units of the result, or near 1, where it is as small as what x is rounded to, of x itself.
+        scale = np.maximum(np.abs(exact), np.abs(x[normal].astype(np.longdouble) - 1) * 1.4)
+        away = scale > 0
+        assert np.max(np.abs(found[normal][away] - exact[away]) / scale[away]) <= units * np.finfo(dtype).eps
+        assert np.all(found[x == 1] == 0)
+        assert np.all(found[~normal] == -np.inf)
 
 
 @needs_kernels

@@ -1,6 +1,7 @@
 // What the tests of additive scores and of distances share: a small problem, its mask, and softmax written out.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 
 #include "abi_pairs.h"
@@ -102,5 +103,118 @@ void compare(const Problem<T>& given, const std::function<double(const T*, const
           CHECK(close(out[row * given.e + c], total == 0 ? 0 : sums[size_t(c)] / total, tolerance));
       }
 }
+
+// Everything that the walk with a known log-sum-exp finds, and its comparison with what `logit` says.
+template <class T>
+struct Found {
+  static constexpr int K = 3;
+  const Problem<T>& given;
+  std::vector<T> entropy, squares, mass, max_logit, mean, variance, top, column_mass, column_max, offsets, blocks, tall;
+  std::vector<int64_t> top_keys, coverage, row_edges, column_edges;
+  std::vector<double> levels{0.9};
+
+  explicit Found(const Problem<T>& p)
+      : given(p),
+        entropy(blank<T>(8 * p.m)),
+        squares(entropy),
+        mass(entropy),
+        max_logit(entropy),
+        mean(entropy),
+        variance(entropy),
+        top(blank<T>(8 * p.m * K)),
+        column_mass(blank<T>(8 * p.n)),
+        column_max(column_mass),
+        offsets(blank<T>(8 * (p.m + p.n - 1))),
+        blocks(blank<T>(8 * 4)),
+        tall(blocks),
+        top_keys(size_t(8 * p.m * K)),
+        coverage(size_t(8 * p.m)),
+        row_edges{0, 5, p.m},
+        column_edges{0, 9, p.n} {}
+
+  attlas::Dot wanted(T* lse, int32_t threads) {
+    const Pairs pairs = given.pairs(threads);
+    attlas::Dot p{};
+    p.batch = 2, p.heads = 4, p.m = given.m, p.n = given.n, p.d = given.d, p.type = pairs.type, p.threads = threads;
+    p.scale = std::log(2.0), p.lse = lse, p.lse_known = 1;
+    p.low = pairs.low, p.high = pairs.high, p.allowed = pairs.allowed, p.allowed_row = pairs.allowed_row;
+    p.entropy = entropy.data(), p.squares = squares.data(), p.mass = mass.data(), p.max_logit = max_logit.data();
+    p.mean = mean.data(), p.variance = variance.data();
+    p.top_values = top.data(), p.top_keys = top_keys.data(), p.k_largest = K;
+    p.column_mass = column_mass.data(), p.column_max = column_max.data(), p.offsets = offsets.data();
+    p.picture_sum = blocks.data(), p.picture_max = tall.data(), p.picture_rows = p.picture_columns = 2;
+    p.row_edges = row_edges.data(), p.column_edges = column_edges.data();
+    p.coverage = coverage.data(), p.levels = levels.data(), p.level_count = 1;
+    return p;
+  }
+
+  void check(const std::function<double(const T*, const T*)>& logit, double tolerance) const {
+    for (int64_t head = 0; head < 8; ++head) {
+      std::vector<double> columns(size_t(given.n), 0.0), highest = columns, diagonals(size_t(given.m + given.n - 1), 0.0);
+      std::vector<double> sums(4, 0.0), peaks(4, 0.0);
+      for (int64_t i = 0; i < given.m; ++i) {
+        std::vector<double> logits(size_t(given.n), -INFINITY);
+        double total = 0, count = 0, mean_of = 0, largest = -INFINITY;
+        for (int64_t j = 0; j < given.n; ++j) {
+          if (!given.may(i, j)) continue;
+          const double x = logits[size_t(j)] = logit(given.q.at(head / 4, head % 4, i), given.k.at(head / 4, head % 4 / 2, j));
+          if (x == -INFINITY) continue;
+          total += std::exp(x);
+          count += 1;
+          mean_of += x;
+          largest = std::max(largest, x);
+        }
+        mean_of /= std::max(count, 1.0);
+        double bent = 0, two = 0, spread = 0, seen = 0;
+        std::vector<double> weights;
+        for (int64_t j = 0; j < given.n; ++j) {
+          const double x = logits[size_t(j)];
+          if (x == -INFINITY) continue;
+          const double w = std::exp(x) / total;
+          weights.push_back(w);
+          bent -= w * std::log(w);
+          two += w * w;
+          spread += (x - mean_of) * (x - mean_of) / count;
+          columns[size_t(j)] += w;
+          highest[size_t(j)] = std::max(highest[size_t(j)], w);
+          diagonals[size_t(j - i + given.m - 1)] += w;
+          const size_t block = size_t((i >= row_edges[1]) * 2 + (j >= column_edges[1]));
+          sums[block] += w;
+          peaks[block] = std::max(peaks[block], w);
+        }
+        std::sort(weights.begin(), weights.end(), std::greater<double>());
+        const size_t row = size_t(head * given.m + i);
+        CHECK(close(entropy[row], bent, tolerance) && close(squares[row], two, tolerance));
+        CHECK(close(mass[row], count > 0 ? 1 : 0, tolerance));
+        CHECK(count == 0 ? max_logit[row] == -INFINITY : close(max_logit[row], largest, tolerance));
+        CHECK(close(mean[row], mean_of, tolerance) && close(variance[row], spread, 10 * tolerance));
+        for (size_t x = 0; x < K; ++x) {
+          const size_t at = row * K + x;
+          CHECK(close(top[at], x < weights.size() ? weights[x] : 0, tolerance));
+          if (x < weights.size()) {
+            const double w = std::exp(logits[size_t(top_keys[at])]) / total;
+            CHECK(close(top[at], w, tolerance));
+          } else {
+            CHECK(top_keys[at] == -1);
+          }
+        }
+        // As many as hold nine tenths, give or take rounding.
+        for (int64_t x = 0; x < coverage[row]; ++x) seen += weights[size_t(x)];
+        CHECK(count == 0 ? coverage[row] == 0 : seen >= 0.9 - 1e-3);
+        CHECK(count == 0 || seen - weights[size_t(coverage[row] - 1)] < 0.9 + 1e-3);
+      }
+      for (int64_t j = 0; j < given.n; ++j) {
+        CHECK(close(column_mass[size_t(head * given.n + j)], columns[size_t(j)], 10 * tolerance));
+        CHECK(close(column_max[size_t(head * given.n + j)], highest[size_t(j)], tolerance));
+      }
+      for (size_t x = 0; x < diagonals.size(); ++x)
+        CHECK(close(offsets[size_t(head) * diagonals.size() + x], diagonals[x], 10 * tolerance));
+      for (size_t x = 0; x < 4; ++x) {
+        CHECK(close(blocks[size_t(head) * 4 + x], sums[x], 10 * tolerance));
+        CHECK(close(tall[size_t(head) * 4 + x], peaks[x], tolerance));
+      }
+    }
+  }
+};
 
 }  // namespace attlas_test

@@ -2,6 +2,7 @@
 #include "problem.h"
 
 extern "C" int32_t attlas_additive(const attlas::Additive*, int32_t set);
+extern "C" int32_t attlas_additive_walk(const attlas::AdditiveWalk*, int32_t set);
 extern "C" int32_t attlas_additive_backward(const attlas::AdditiveBackward*, int32_t set);
 
 using namespace attlas_test;
@@ -20,11 +21,17 @@ void sums(int32_t set, double tolerance) {
         work.pairs.out = out.data();
         work.pairs.lse = lse.data();
         CHECK(attlas_additive(&work, set) == attlas::DONE);
-        compare<T>(given, [&](const T* q, const T* k) {
+        const auto logit = [&](const T* q, const T* k) {
           double sum = 0;
           for (int64_t u = 0; u < d; ++u) sum += double(weight[size_t(u)]) * std::tanh(double(q[u]) + double(k[u]));
           return sum;
-        }, out.data(), lse.data(), tolerance);
+        };
+        compare<T>(given, logit, out.data(), lse.data(), tolerance);
+        if (e == 1 && d != 3) continue;
+        Found<T> found(given);
+        attlas::AdditiveWalk walk{work, found.wanted(lse.data(), e == 1 ? 2 : 1)};
+        CHECK(attlas_additive_walk(&walk, set) == attlas::DONE);
+        found.check(logit, tolerance);
       }
 }
 

@@ -73,7 +73,7 @@ struct DotBackward {
 };
 
 // A function of simd.h over an array.
-enum Function : int32_t { EXP = 0, TANH = 1 };
+enum Function : int32_t { EXP = 0, TANH = 1, LOG2 = 2 };
 
 struct Elementary {
   const void* in;

@@ -26,6 +26,10 @@ int32_t run_elementary(const attlas::Elementary& work) {
     map<double>(work, [](Vec<double> x) { return exp_(x); });
   } else if (work.function == attlas::TANH && work.type == attlas::FLOAT32) {
     map<float>(work, [](Vec<float> x) { return tanh_(x); });
+  } else if (work.function == attlas::LOG2 && work.type == attlas::FLOAT32) {
+    map<float>(work, [](Vec<float> x) { return log2_<float>(x); });
+  } else if (work.function == attlas::LOG2 && work.type == attlas::FLOAT64) {
+    map<double>(work, [](Vec<double> x) { return log2_<double>(x); });
   } else {
     return attlas::UNSUPPORTED;
   }
