@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas import Plan
+from attlas import Plan, stats
+from cpu import everything
 from harness import machine, save
 
 TILED = Plan("tiled")
@@ -135,10 +136,38 @@ def gaussian(n: int = 100_000) -> dict[str, Any]:
     return found
 
 
+def read() -> dict[str, Any]:
+    """All statistics together, from the tokens on: cells a second, in thousand millions."""
+    found = {}
+    scores: dict[str, tuple[attlas.Score, int, int]] = {
+        "Gaussian, d 1": (attlas.Gaussian(0.5), 1, 16384),
+        "Gaussian, d 5": (attlas.Gaussian(1.0), 5, 16384),
+        "Laplace, d 3": (attlas.Laplace(1.0), 3, 16384),
+        "Epanechnikov, d 2": (attlas.Epanechnikov(2.0), 2, 16384),
+        "Additive, hidden 128": (attlas.Additive(64, 64, 128), 64, 4096),
+    }
+    for name, (score, d, n) in scores.items():
+        q, k = torch.randn(1, 1, n, d), torch.randn(1, 1, n, d)
+
+        def run(plan: Plan | None, *more: stats.Statistic, q: Tensor = q, k: Tensor = k, s: Any = score) -> object:
+            return attlas.attend(q, k, score=s, plan=plan).collect(*everything(), *more)
+
+        cases: dict[str, Callable[[], Any]] = {
+            "tiled": torch.no_grad()(lambda run=run: run(TILED)),
+            "native": torch.no_grad()(lambda run=run: run(None)),
+            "native, coverage too": torch.no_grad()(lambda run=run: run(None, stats.Coverage())),
+            "native, entropy alone": torch.no_grad()(
+                lambda q=q, k=k, s=score: attlas.attend(q, k, score=s).collect(stats.Entropy())
+            ),
+        }
+        found[name] = compare(f"All statistics, {name}, {n} x {n}", n * n, "G cells", cases, rounds=3)
+    return found
+
+
 def main() -> None:
     torch.manual_seed(0)
     print(machine())
-    save("cpu_kernels", {"additive": additive(), "gaussian": gaussian()})
+    save("cpu_kernels", {"additive": additive(), "gaussian": gaussian(), "all statistics": read()})
 
 
 if __name__ == "__main__":
