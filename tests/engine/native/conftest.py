@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+import attlas
 from attlas.engine.native import library
 
 
@@ -50,3 +51,33 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
     if kind == "offset":
         return torch.randn(math.prod(shape) + 3)[3:].view(shape)
     return torch.randn(shape)
+
+
+def walked(k: int) -> dict[str, Any]:
+    """Return what to want of a walk: numbers of rows, columns and diagonals, and the k largest weights."""
+    numbers = ("entropy", "squares", "max_logit", "mean", "variance", "column_mass", "column_max", "offsets")
+    return dict.fromkeys(numbers, True) | {"largest": k}
+
+
+def check_walk(found: dict[str, Tensor], exact: attlas.AttentionMatrix, slack: float) -> None:
+    """Compare what a walk found with the matrix written out."""
+    weights, k = exact.to_dense(), found["top_values"].shape[-1]
+    batch, heads, m, n = weights.shape
+    flipped = torch.zeros(batch, heads, m, m + n - 1, dtype=weights.dtype)
+    for i in range(m):
+        flipped[:, :, i, m - 1 - i : m - 1 - i + n] = weights[:, :, i]
+    wanted = {
+        "entropy": -torch.xlogy(weights, weights).sum(-1),
+        "squares": weights.square().sum(-1),
+        "max_logit": attlas.stats.max_logit(exact),
+        "mean": attlas.stats.logit_moments(exact).mean,
+        "variance": attlas.stats.logit_moments(exact).variance,
+        "column_mass": weights.sum(-2),
+        "column_max": weights.amax(-2),
+        "offsets": flipped.sum(-2),
+        "top_values": weights.topk(k).values,
+    }
+    for name, numbers in wanted.items():
+        torch.testing.assert_close(
+            found[name].double(), numbers, rtol=slack, atol=slack, msg=lambda m, name=name: f"{name}: {m}"
+        )

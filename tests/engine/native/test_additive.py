@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.native.conftest import check_walk, walked
 from torch import Tensor
 
 import attlas
@@ -233,27 +234,36 @@ def test_any_shape_and_stride(
     projected = [t.double() for t in A.problem.tokens]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setenv("ATTLAS_NATIVE", name)
-        found = additive.KERNELS.forward(A.problem, tuple(map(lay, A.problem.tokens)), v, Plan(cells=500))
+        given_, plan = tuple(map(lay, A.problem.tokens)), Plan(cells=500)
+        found = additive.KERNELS.forward(A.problem, given_, v, plan)
+        numbers = additive.KERNELS.work(A.problem, given_, plan).found(walked(min(3, n)), found[1])
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
         slack = 1e-5 if single else 1e-11
         torch.testing.assert_close(found[0].double(), exact @ v.double(), rtol=slack, atol=slack)
         torch.testing.assert_close(found[1].double(), exact.lse, rtol=slack, atol=slack)
+        check_walk(numbers, exact, 10 * slack)
 
 
 def test_threads_change_nothing_forward() -> None:
     q, k, v = (t.float() for t in tokens(50, 700, 2))
     A = attlas.attend(q, k, score=make(12, dtype=torch.float32))
-    wanted = run(A, v)
+
+    def everything() -> dict[str, Tensor]:
+        with torch.no_grad():
+            return family.read(A.problem, additive.KERNELS, Plan(), walked(5) | {"coverage": (0.9,)}, v, None)
+
+    wanted = everything()
     torch.set_num_threads(3)
     try:
         with ThreadPoolExecutor(4) as callers:
-            found = list(callers.map(lambda _: run(A, v), range(4)))
+            found = list(callers.map(lambda _: everything(), range(4)))
     finally:
         torch.set_num_threads(1)
-    for out, lse in found:
-        assert torch.equal(out, wanted[0])
-        assert torch.equal(lse, wanted[1])
+    for numbers in found:
+        assert numbers.keys() == wanted.keys()
+        for name in wanted:
+            assert torch.equal(numbers[name], wanted[name]), name
 
 
 def test_reasons() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.native.conftest import check_walk, walked
 from torch import Tensor
 
 import attlas
@@ -243,28 +244,36 @@ def test_any_shape_and_stride(
     given_ = {"score": KERNELS[kernel](2.0 * math.sqrt(d)), "mask": MASKS[mask](m, n)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", name)
-        found, lse = run(attlas.attend(q, k, **given_), v, Plan(cells=500))
+        A, plan = attlas.attend(q, k, **given_), Plan(cells=500)
+        found, lse = run(A, v, plan)
+        numbers = family.read(A.problem, distance.KERNELS, plan, walked(min(3, n)), None, lse)
     exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
     # In float32 a key at the edge of a bounded kernel has few right digits, and may be all that a query sees.
     slack = 2e-3 if single else 1e-9
     torch.testing.assert_close(lse.double(), exact.lse, rtol=slack, atol=slack)
     torch.testing.assert_close(found.double(), exact @ v.double(), rtol=slack, atol=slack)
+    check_walk(numbers, exact, 10 * slack)
 
 
 @each_kernel
 def test_threads_change_nothing(kernel: str) -> None:
     q, k, v = (t.float() for t in tokens(50, 700, 3, 2))
     A = attlas.attend(q, k, score=KERNELS[kernel](1.5))
-    wanted = run(A, v)
+
+    def everything() -> dict[str, Tensor]:
+        return family.read(A.problem, distance.KERNELS, Plan(), walked(5) | {"coverage": (0.9,)}, v, None)
+
+    wanted = everything()
     torch.set_num_threads(3)
     try:
         with ThreadPoolExecutor(4) as callers:
-            found = list(callers.map(lambda _: run(A, v), range(4)))
+            found = list(callers.map(lambda _: everything(), range(4)))
     finally:
         torch.set_num_threads(1)
-    for out, lse in found:
-        assert torch.equal(out, wanted[0])
-        assert torch.equal(lse, wanted[1])
+    for numbers in found:
+        assert numbers.keys() == wanted.keys()
+        for name in wanted:
+            assert torch.equal(numbers[name], wanted[name]), name
 
 
 def test_reasons() -> None:
