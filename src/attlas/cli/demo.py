@@ -159,7 +159,7 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
     """Write report and pictures; without matplotlib, the report alone."""
-    written = [(save_text(page(reading), out / "report.html"), "opens in any browser, also offline")]
+    written = [(save_text(page(reading), out / "report.html", "demo"), "opens in any browser, also offline")]
     drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
         ("atlas.png", "every head on the text", atlas_figure),
         ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from attlas.cli.terminal import UsageError
 from attlas.errors import explain
+from attlas.files import whole_file
 
 __all__ = ["check_target", "read_text", "save_text"]
 
@@ -77,17 +77,16 @@ def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str)
         raise _error(where, f"{option} must be a file.", f"a folder: {path}", f"{option} {path / wanted}")
 
 
-def save_text(text: str, path: Path) -> Path:
-    """Write a text to a file, whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def save_text(text: str, path: Path, where: str) -> Path:
+    """Write a text to a file, whole or not at all.
+
+    Raises
+    ------
+    FileError
+        If the file cannot be written.
+    """
+    with whole_file(path, where) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 

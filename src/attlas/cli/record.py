@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 import tempfile
 import time
 import warnings
@@ -31,6 +30,7 @@ from attlas.cli.running import Ticks, forward, read_and_write
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, RecordingError, explain
+from attlas.files import replace_folder
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
 from attlas.recording.facts import token_bytes
@@ -271,15 +271,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
         folder = Path(beside) / out.name
         yield folder
-        old = Path(beside) / "replaced"
-        out.rename(old)
-        try:
-            folder.rename(out)
-        except BaseException:
-            if not out.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        replace_folder(folder, out)
 
 
 @contextmanager

@@ -325,7 +325,7 @@ def _write(
     if arguments.json is not None:
         rows = [{name: _finite(value) for name, value in row.items()} for row in table]
         text = json.dumps({**head, "rows": rows}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        written.append((save_text(text, arguments.json), "the numbers"))
+        written.append((save_text(text, arguments.json, "scaling"), "the numbers"))
     width = max((len(str(path)) for path, _ in written), default=0)
     if written:
         terminal.say()
