@@ -25,7 +25,6 @@ from attlas.cli import numbers
 from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
 from attlas.cli.memory import Peak
-from attlas.cli.report.payload import pack
 from attlas.cli.running import Ticks, forward, read_and_write
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
@@ -338,13 +337,7 @@ def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
             return None
         found.append(on_block(A, period))
         maps.append(pictures.blocks(A[0], side))
-    return {
-        "period": period,
-        "side": maps[0].shape[-1],
-        "maps": [pack(t) for t in maps],
-        "induction": [x["induction"].tolist() for x in found],
-        "duplicate": [x["duplicate"].tolist() for x in found],
-    }
+    return numbers.block_details(found, maps, period)
 
 
 def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -357,7 +350,10 @@ def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> Non
         written = "".join((atlas.tokens or [])[start:stop])
         terminal.say(f"  it wrote: {written!r}")
     shown = shlex.quote(str(out))
-    for line in (f"attlas stats {shown}", f"attlas report {shown} -o report.html"):
+    lines = [f"attlas stats {shown}"]
+    if arguments.statistics is None and atlas.kinds == ("self",):  # what the page is made of
+        lines.append(f"attlas report {shown} -o report.html")
+    for line in lines:
         terminal.say(terminal.style(f"  {line}", "dim"))
 
 

@@ -44,7 +44,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the folder, and write the page."""
     check_target(arguments.out, "-o", (".html", ".htm"), "report")
-    atlas = open_atlas(arguments.atlas, terminal)
+    atlas = open_atlas(arguments.atlas, terminal, "report")
     with terminal.step("writing the report"):
         folder, file = (shlex.quote(str(path)) for path in (arguments.atlas, arguments.out))
         text = page(reading_of(atlas, f"attlas report {folder} -o {file}"))

@@ -19,7 +19,7 @@ from attlas.cli.loading import load, tokenize
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, percent
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError, ShapeError, explain
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -147,7 +147,11 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: 
     """Return the factor of the logits of each head that meets the target."""
     if target == "variance":
         return [head.factor * math.sqrt(wanted) for head in heads]
-    return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
+    try:
+        return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
+    except ShapeError as error:
+        text = str(error).replace("temperature():", "scaling:", 1).replace("fix: entropy=", "fix: --target entropy=")
+        raise UsageError(text) from error
 
 
 # ------------------------------------------------------------------------------------------------------------ words
