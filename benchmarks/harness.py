@@ -8,13 +8,14 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from attlas.files import whole_file
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -73,11 +74,8 @@ def save(name: str, results: Any) -> None:
     """Write results beside the machine, versions and commit they were measured with."""
     RESULTS.mkdir(exist_ok=True)
     record = {"machine": machine(), "results": results}
-    with tempfile.NamedTemporaryFile("w", dir=RESULTS, suffix=".tmp", delete=False) as file:
-        json.dump(record, file, indent=2)
-        file.write("\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(RESULTS / f"{name}.json")
+    with whole_file(RESULTS / f"{name}.json") as unfinished:
+        unfinished.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written: benchmarks/results/{name}.json")
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "ContractError",
     "DeviceError",
     "DtypeError",
+    "FileError",
     "MissingExtraError",
     "PortError",
     "RecordingError",
@@ -66,6 +67,10 @@ class ContractError(AttlasError, AssertionError):
 
 class MissingExtraError(AttlasError, ImportError):
     """An optional package that is needed here and not installed."""
+
+
+class FileError(AttlasError, OSError):
+    """A file that cannot be written; one that was there is as it was."""
 
 
 class PortError(AttlasError, OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import MissingExtraError, ShapeError, explain
+from attlas.files import whole_file
 from attlas.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
@@ -346,12 +346,13 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
 
     Raises
     ------
-    OSError
-        If the folder does not exist or cannot be written; the file is then as it was before.
+    FileError
+        If the folder does not exist, nothing can be written there or the disk is full; the file is then as it was.
 
     Notes
     -----
     The figure is written beside the file under a temporary name and renamed, so that nobody reads half of it.
+    A file that is replaced keeps its mode.
 
     Examples
     --------
@@ -363,15 +364,8 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     'head.png'
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        figure.savefig(name, dpi=dpi)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=dpi)
     return path
 
 

@@ -51,8 +51,13 @@ def test_writes_report_and_pictures(demo_folder: Path) -> None:
 
 
 def test_prints_a_table_and_the_line_about_memory(
-    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     status = main(
         ["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path), "--tokens", "100"]
     )
@@ -67,6 +72,25 @@ def test_prints_a_table_and_the_line_about_memory(
     assert "\x1b" not in out + err  # piped: no colours, no moving line
     assert "reading 6 heads" in err
     assert max(map(len, lines[: lines.index("")] + rows[0])) < 200
+
+
+def test_a_narrow_terminal_has_no_longer_lines(
+    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    """Columns give way from the right and are named, sentences are broken; `attlas stats` needs nothing computed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "-o", "d", "--tokens", "100"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    header = next(line for line in out.splitlines() if "entropy" in line)
+    assert header.endswith("  what it is")
+    assert "distance" not in header
+    assert re.search(r"not shown for want of room: [a-z, ]*distance; the report has everything", out)
+    assert main(["stats", "d/run.atlas", "--sort", "induction", "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "induction" in out
+    assert err == "", "the demo keeps what it has computed"
 
 
 def test_numbers_equal_those_of_full_matrices(reading: Reading, weights: torch.Tensor) -> None:

@@ -356,7 +356,51 @@ def test_columns_and_layers_that_are_not_there(numbers_only: Path, capsys: pytes
     assert complaint(capsys, "stats", numbers_only, "--top", 0) == (
         "stats: --top must be at least 1.\n  found: --top 0\n  fix: --top 5\n"
     )
-    assert complaint(capsys, "stats", numbers_only, "--layer", 9).startswith("atlas[...]: there must be such an atten")
+    for command in (("stats",), ("picture", "-o", numbers_only.parent / "a.png")):
+        assert complaint(capsys, command[0], numbers_only, *command[1:], "--layer", 9) == (
+            f"{command[0]}: --layer must be one of the recording.\n"
+            "  there are: self: layers 0 to 1; modules transformer.h.0.attn, transformer.h.1.attn\n"
+            "  found: --layer 9\n"
+            "  fix: --layer 1\n"
+        )
+    assert complaint(capsys, "stats", numbers_only, "--sort", "entropi").endswith("  fix: --sort entropy\n")
+
+
+def test_what_a_recording_of_one_statistic_is_good_for(
+    model_folder: Path, text_file: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "64", "--keep", "statistics"]
+    assert main(["record", *given, "--statistics", "entropy", "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"  attlas stats {out}\n" in said
+    assert "attlas report" not in said, "it could not be written"
+    assert complaint(capsys, "picture", out, "-o", tmp_path / "a.png") == (
+        "picture: a picture is made from queries and keys, or was recorded.\n"
+        "  found: neither of transformer.h.0.attn\n"
+        "  fix: attlas record --keep disk, or --statistics with picture among them\n"
+    )
+
+
+def test_folders_that_are_no_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for command in (("stats",), ("picture", "-o", tmp_path / "a.png"), ("report", "-o", tmp_path / "a.html")):
+        name = command[0]
+        for target, found, new in (("none", "nothing there", tmp_path / "none"), ("file", "no folder", "run.atlas")):
+            assert complaint(capsys, name, tmp_path / target, *command[1:]) == (
+                f"{name}: FOLDER must be what attlas record has written.\n"
+                f"  found: {found}: {tmp_path / target}\n"
+                f"  fix: attlas record -o {new}\n"
+            )
+        assert complaint(capsys, name, tmp_path / "empty", *command[1:]).startswith(f"{name}: atlas.json must be as")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no mkfifo")
+def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    assert complaint(capsys, "picture", numbers_only, "-o", tmp_path / "a.png") == (
+        f"picture: -o must be a file.\n  found: a device or a pipe: {tmp_path / 'a.png'}\n  fix: give another name\n"
+    )
 
 
 @pytest.mark.parametrize(

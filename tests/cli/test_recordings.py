@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import attlas
-from attlas import stats
+from attlas import pictures, stats
 from attlas.cli import main, record
 from attlas.cli.loading import load, tokenize
 from attlas.cli.numbers import chosen
@@ -405,3 +405,26 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         main([command, "--help"])
     assert left.value.code == 0
     assert f"  attlas {command} " in capsys.readouterr().out.split("example", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ((), "tiny: 120 queries × 120 keys"),
+        (("--rows", "0:4"), "tiny: 4 queries (0:4) × 120 keys"),
+        (("--columns", "100:"), "tiny: 120 queries × 20 keys (100:120)"),
+    ],
+)
+def test_the_title_of_a_picture_says_which_part_it_shows(
+    recorded: Path, tmp_path: Path, options: tuple[str, ...], title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    grid = pictures.grid
+
+    def drawn(*given: object, **options: object) -> object:
+        titles.append(options["title"])
+        return grid(*given, **options)
+
+    monkeypatch.setattr(pictures, "grid", drawn)
+    assert main(["picture", str(recorded), *options, "-o", str(tmp_path / "a.png")]) == 0
+    assert titles == [title]

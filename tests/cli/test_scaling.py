@@ -79,6 +79,16 @@ def test_measures_a_model(
             assert row["factor"] > 1.0
 
 
+def test_an_entropy_that_no_head_can_have(
+    model_folder: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "100", "--target", "entropy=99"]
+    assert main(["scaling", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert "attlas: scaling: the entropy must lie between 0 and the mean of ln(allowed keys)." in err
+    assert "  fix: --target entropy=" in err
+
+
 ERRORS = [
     (
         ["--sizes", "8,x"],

@@ -23,7 +23,6 @@ from attlas.estimators.chunks import Chunks
 from attlas.estimators.parquet import ParquetFile
 from attlas.estimators.stream import predict_chunks, predict_file, sum_chunks
 from attlas.estimators.sums import kernel_sums
-from attlas.estimators.writing import whole_file
 
 generator = np.random.default_rng(5)
 X = generator.normal(size=(1000, 3))
@@ -234,11 +233,6 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         predict_file(MODEL, chunks(), out)
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
-    with whole_file(out) as temporary:
-        temporary.write_text("after")
-        assert out.read_text() == "before"
-    assert out.read_text() == "after"
-    assert out.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")

@@ -21,6 +21,7 @@ from attlas.atlas.reading import Reader, entry_from
 from attlas.atlas.spec import Spec, mask_spec, result_spec, score_spec
 from attlas.atlas.tensors import Written, fingerprint, own_part, write_tensors
 from attlas.errors import DtypeError, RecordingError, explain
+from attlas.files import discard_folder, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.scores import Score
 
@@ -179,9 +180,9 @@ class Writer:
         _check_plain(content)
         with self._writing():
             write_manifest(self.partial, content, self.files)
-            _sync(self.partial)
+            sync_folder(self.partial)
             self._check_target()
-            _rename(self.partial, self.folder)
+            replace_folder(self.partial, self.folder)
             self._done = True
             os.close(self._lock)
 
@@ -377,7 +378,7 @@ def _clear_leftovers(folder: Path) -> None:
     """Remove what killed writers of this folder left, and put back what one of them was about to replace."""
     for old in folder.parent.glob(f".{escape(folder.name)}.old-????????"):
         if folder.exists():
-            _discard(old, folder)
+            discard_folder(old, folder)
         else:
             old.rename(folder)
     if fcntl is None:
@@ -387,36 +388,3 @@ def _clear_leftovers(folder: Path) -> None:
         if lock is not None:
             shutil.rmtree(partial, ignore_errors=True)
             os.close(lock)
-
-
-def _rename(partial: Path, folder: Path) -> None:
-    """Give a complete folder its name; what had it is kept aside until then."""
-    old = folder.with_name(f".{folder.name}.old-{os.urandom(4).hex()}")
-    replaced = folder.is_dir() and any(folder.iterdir())
-    if replaced:
-        folder.rename(old)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if replaced:
-            old.rename(folder)
-        raise
-    _sync(folder.parent)
-    if replaced:
-        _discard(old, folder)
-
-
-def _discard(old: Path, folder: Path) -> None:
-    """Remove an atlas that was replaced; under a name first that is never put back, since half of it may stay."""
-    shutil.rmtree(old.rename(folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, where the system can do so."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

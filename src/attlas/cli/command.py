@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
     demo.add(commands)
     record.add(commands)
     view.add(commands)
@@ -49,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, 2 for what the user can mend, 130 after Ctrl-C.
     """
-    arguments = parser().parse_args(argv)
-    terminal = Terminal()
+    top, terminal = parser(), Terminal()
+    arguments = top.parse_args(argv)
+    if not hasattr(arguments, "run"):
+        top.print_help(sys.stderr)
+        top.exit(2)
     try:
         arguments.run(arguments, terminal)
     except AttlasError as error:

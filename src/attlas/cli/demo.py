@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import shlex
 import tempfile
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +56,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
     )
     command.add_argument(
+        "-o",
         "--out",
         type=Path,
         metavar="DIR",
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.say()
     _kinds(reading, terminal)
     terminal.say()
-    terminal.say(f"  {memory(reading.cost)}")
+    terminal.prose(memory(reading.cost))
     terminal.say()
     _write(reading, arguments.out, terminal)
     offer(run_folder, terminal, browser=not arguments.no_browser)
@@ -127,10 +127,15 @@ def _table(reading: Reading, terminal: Terminal) -> None:
         f"{reading.model}, {reading.layers} layers × {reading.per_layer} heads, "
         f"reads {count(len(reading.tokens))} tokens of {reading.source}{unseen} ({reading.loss:.2f} nats a token)"
     )
-    terminal.say(terminal.style(title, "bold"))
+    terminal.prose(title, "bold", indent="")
     terminal.say()
     columns = [column for column in COLUMNS if column.short]
     widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in columns]
+    room = terminal.width - 2 - max(len(", ".join((head.kinds[0].name, *others(head)))) for head in reading.heads)
+    keep = len(columns)
+    while keep > 4 and sum(widths[:keep]) + 2 * keep > room:  # those further right give way
+        keep -= 1
+    left, columns, widths = columns[keep:], columns[:keep], widths[:keep]
     header = "  ".join(column.short.rjust(width) for column, width in zip(columns, widths, strict=True))
     terminal.say(terminal.style(f"  {header}  what it is", "dim"))
     for head in reading.heads:
@@ -143,6 +148,10 @@ def _table(reading: Reading, terminal: Terminal) -> None:
         also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
         named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
         terminal.say(f"  {'  '.join(cells)}  {named}{also}")
+    if left:
+        terminal.say()
+        names = ", ".join(column.short for column in left)
+        terminal.prose(f"not shown for want of room: {names}; the report has everything", "dim")
 
 
 def _kinds(reading: Reading, terminal: Terminal) -> None:
@@ -153,13 +162,12 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
         terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
         terminal.say(f"    {kind.does}")
-        for line in textwrap.wrap(rule, min(terminal.width, 110) - 4):
-            terminal.say(terminal.style(f"    {line}", "dim"))
+        terminal.prose(rule, "dim", indent="    ")
 
 
 def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
     """Write report and pictures; without matplotlib, the report alone."""
-    written = [(save_text(page(reading), out / "report.html"), "opens in any browser, also offline")]
+    written = [(save_text(page(reading), out / "report.html", "demo"), "opens in any browser, also offline")]
     drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
         ("atlas.png", "every head on the text", atlas_figure),
         ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),

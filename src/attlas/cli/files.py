@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
 
+import attlas
+from attlas.atlas import Atlas
 from attlas.cli.terminal import UsageError
-from attlas.errors import explain
+from attlas.errors import RecordingError, explain
+from attlas.files import whole_file
 
-__all__ = ["check_target", "read_text", "save_text"]
+__all__ = ["check_target", "open_folder", "read_text", "save_text"]
 
 STDIN = "standard input"
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
@@ -53,6 +55,26 @@ def read_text(given: Path | None, where: str) -> tuple[Path, str]:
     return given, text
 
 
+def open_folder(folder: Path, where: str) -> Atlas:
+    """Return a saved atlas.
+
+    Raises
+    ------
+    UsageError
+        If there is no such folder.
+    RecordingError
+        If the folder is no atlas, or a broken one.
+    """
+    if not folder.is_dir():
+        found, new = ("no folder", "run.atlas") if folder.exists() else ("nothing there", shlex.quote(str(folder)))
+        rule = "FOLDER must be what attlas record has written."
+        raise _error(where, rule, f"{found}: {folder}", f"attlas record -o {new}")
+    try:
+        return attlas.load(folder)
+    except RecordingError as error:
+        raise RecordingError(str(error).replace("load():", f"{where}:", 1)) from error
+
+
 def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str) -> None:
     """Raise a UsageError unless a file can be written: nobody wants to hear that after the work.
 
@@ -75,19 +97,20 @@ def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str)
         ) from None
     if path.is_dir():
         raise _error(where, f"{option} must be a file.", f"a folder: {path}", f"{option} {path / wanted}")
+    if path.exists() and not path.is_file():
+        raise _error(where, f"{option} must be a file.", f"a device or a pipe: {path}", "give another name")
 
 
-def save_text(text: str, path: Path) -> Path:
-    """Write a text to a file, whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def save_text(text: str, path: Path, where: str) -> Path:
+    """Write a text to a file, whole or not at all.
+
+    Raises
+    ------
+    FileError
+        If the file cannot be written.
+    """
+    with whole_file(path, where) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
+from attlas.cli.report.payload import pack
 from attlas.cli.terminal import UsageError
 from attlas.errors import explain
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import NEEDED, heads_of
 
-__all__ = ["KINDS_OF_HEADS", "NAMES", "chosen", "heads_of", "missing", "side_of", "weights_of"]
+__all__ = ["KINDS_OF_HEADS", "NAMES", "block_details", "chosen", "heads_of", "missing", "side_of", "weights_of"]
 
 KINDS_OF_HEADS = "kinds"
 _SIDE = 128  # blocks along a picture,
@@ -87,6 +89,27 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
         wanted += [name for name in NEEDED if name in _MAKE]
     found_all = [make(len(ids), heads) for name, make in _MAKE.items() if name in wanted]
     return [*found_all, *text_statistics(ids)[5:]] if KINDS_OF_HEADS in wanted else found_all
+
+
+def block_details(found: Sequence[Mapping[str, Tensor]], maps: Sequence[Tensor], period: int) -> dict[str, Any]:
+    """Return what an atlas keeps of the layers' behaviour on a random block that occurs twice, as plain data.
+
+    Parameters
+    ----------
+    found : sequence of mapping
+        What `on_block` gave for each layer.
+    maps : sequence of Tensor, each (heads, side, side)
+        A picture of each head on the block.
+    period : int
+        Length of the block.
+    """
+    return {
+        "period": period,
+        "side": maps[0].shape[-1],
+        "maps": [pack(t) for t in maps],
+        "induction": [x["induction"].tolist() for x in found],
+        "duplicate": [x["duplicate"].tolist() for x in found],
+    }
 
 
 def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import attlas
 from attlas import pictures, stats
 from attlas.atlas import Atlas, Entry
-from attlas.cli.files import check_target
+from attlas.cli.files import check_target, open_folder
+from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import explain
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     pictures.sheet(1, 1)  # without matplotlib, say so now
     if arguments.size is not None and not 1 <= arguments.size <= 8192:
         raise _error("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {_SIDE}")
-    atlas = attlas.load(arguments.atlas)
+    atlas = open_folder(arguments.atlas, "picture")
     if not atlas.entries:
         raise _error(
             "the recording must have an attention.", f"none in {arguments.atlas}", "attlas record -o run.atlas"
@@ -88,7 +88,7 @@ def _entries(atlas: Atlas, layer: str | None) -> list[Entry]:
     if layer is None:
         return [atlas.entry(number) for number in atlas.layers()]
     named = layer.removeprefix("-").isdecimal()
-    return [atlas.entry(int(layer) if named else layer)]
+    return [entry_of(atlas, int(layer) if named else layer, "picture")]
 
 
 def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Terminal) -> Figure:
@@ -135,10 +135,15 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace,
         for head, picture in zip(entry.heads, part, strict=True):
             maps[layer, heads.index(head)] = picture
     names = [[f"{entry.layer}·{head}" for head in heads] for entry in entries]
-    m, n = entries[0].shape[2:]
     title = f"{atlas.model}: " if atlas.model else ""
-    title += f"{count(m)} queries × {count(n)} keys"
+    title += f"{_said('queries', rows, entries[0].shape[2])} × {_said('keys', columns, entries[0].shape[3])}"
     return pictures.grid(maps, names, title=title, row_names=[f"layer {entry.layer}  " for entry in entries])
+
+
+def _said(what: str, window: range, size: int) -> str:
+    """Return how many queries or keys are drawn, and which, where it is a part of them."""
+    which = "" if len(window) == size else f" ({window.start}:{window.stop})"
+    return f"{count(len(window))} {what}{which}"
 
 
 def _blocks(
@@ -157,7 +162,13 @@ def _blocks(
             "a recording of statistics only, with a picture of the whole matrix, --pool max",
             "leave --rows, --columns and --pool out, or attlas record --keep disk",
         )
-    A = entry.need_matrix("picture")
+    if entry.matrix is None:
+        raise _error(
+            "a picture is made from queries and keys, or was recorded.",
+            f"neither of {entry.name}",
+            "attlas record --keep disk, or --statistics with picture among them",
+        )
+    A = entry.matrix
     wanted = stats.Picture(height, width, arguments.pool, rows=rows, columns=columns)
     return torch.cat([A[0, [head]].collect(wanted)[0].float().cpu() for head in heads])
 

@@ -13,13 +13,16 @@ from torch.nn import functional
 
 from attlas import pictures, stats
 from attlas.atlas import Atlas, Entry
+from attlas.atlas.entry import statistic_names
 from attlas.cli.loading import Loaded, texts
 from attlas.cli.memory import Peak
-from attlas.cli.numbers import side_of, weights_of
+from attlas.cli.numbers import block_details, chosen, side_of
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError, explain
-from attlas.heads import Head, by_token, measure, repeated_block
+from attlas.heads import Head, by_token, repeated_block
+from attlas.heads.kinds import from_statistics, on_block
+from attlas.heads.recorded import NEEDED
 from attlas.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ class _Layer:
     """What one layer gives to a `Reading`, on the CPU; first axis the heads."""
 
     heads: tuple[Head, ...]
+    statistics: dict[str, Any]
+    block: dict[str, Tensor]
     favourites: list[list[tuple[int, float]]]
     map: Tensor
     repeat: Tensor
@@ -88,10 +93,10 @@ def read(
     peak = Peak()
     layers: list[_Layer] = []
     count = len(attentions) * attentions[0].shape[1]
-    top, side = weights_of(n, count), side_of(count)
+    statistics, side = chosen(None, ids, count, "demo"), side_of(count)
     with terminal.step(f"reading {count} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
-            layers.append(_layer(len(layers), A, R, ids, period, top, side))
+            layers.append(_layer(len(layers), A, R, ids, period, statistics, side))
             tick()
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
@@ -103,8 +108,9 @@ def read(
     tokens = texts(loaded.tokenizer, ids)
     if keep is not None:
         details = {"source": source, "command": command, "seconds": took, "peak": grown}
+        details["block"] = block_details([x.block for x in layers], [x.repeat for x in layers], period)
         with terminal.step("saving the run"):
-            _atlas(loaded, attentions, ids, tokens, details).save(keep, overwrite=True)
+            _atlas(loaded, attentions, [x.statistics for x in layers], ids, tokens, details).save(keep, overwrite=True)
     allowed = torch.stack([A.logits[0, :, span, span].float().cpu() for A in attentions]) > -torch.inf
     return Reading(
         model=loaded.name,
@@ -150,6 +156,7 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
 def _atlas(
     loaded: Loaded,
     attentions: tuple[AttentionMatrix, ...],
+    statistics: list[dict[str, Any]],
     ids: Tensor,
     tokens: tuple[str, ...],
     details: dict[str, Any],
@@ -158,29 +165,40 @@ def _atlas(
     n = len(ids)
     heads = tuple(range(attentions[0].shape[1]))
     entries = [
-        Entry(f"layers.{layer}", layer, "self", 0, heads, (0, n), 0, (1, len(heads), n, n), A)
-        for layer, A in enumerate(attentions)
+        Entry(f"layers.{layer}", layer, "self", 0, heads, (0, n), 0, (1, len(heads), n, n), A, found)
+        for layer, (A, found) in enumerate(zip(attentions, statistics, strict=True))
     ]
     return Atlas(entries, model=loaded.name, ids=ids[None].cpu(), tokens=list(tokens), details=details)
 
 
-def _layer(layer: int, A: AttentionMatrix, R: AttentionMatrix, ids: Tensor, period: int, top: int, side: int) -> _Layer:
+def _layer(
+    layer: int,
+    A: AttentionMatrix,
+    R: AttentionMatrix,
+    ids: Tensor,
+    period: int,
+    statistics: list[stats.Statistic],
+    side: int,
+) -> _Layer:
     n = len(ids)
-    mass, largest = A[0].collect(stats.ColumnMass(), stats.TopK(top))
-    mass = mass.double().cpu()
+    found = dict(zip(statistic_names(statistics), A.collect(*statistics), strict=True))
+    block = on_block(R, period)
+    mass, largest = found["column_mass"][0].double().cpu(), found["top_k"]
     totals, tokens = by_token(mass, ids)
     shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
     return _Layer(
-        heads=measure(A, ids, R, period, layer),
+        heads=from_statistics([found[name][0] for name in NEEDED], ids, block, layer),
+        statistics=found,
+        block=block,
         favourites=[
             list(zip(tokens[place].tolist(), share.tolist(), strict=True))
             for share, place in zip(shares, places, strict=True)
         ],
-        map=pictures.blocks(A[0], side),
+        map=found["picture"][0].float().cpu(),
         repeat=pictures.blocks(R[0], side),
         received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
-        values=largest.values.float().cpu(),
-        indices=largest.indices.cpu(),
+        values=largest.values[0].float().cpu(),
+        indices=largest.indices[0].cpu(),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 import tempfile
 import time
 import warnings
@@ -26,11 +25,11 @@ from attlas.cli import numbers
 from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
 from attlas.cli.memory import Peak
-from attlas.cli.report.payload import pack
 from attlas.cli.running import Ticks, forward, read_and_write
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, RecordingError, explain
+from attlas.files import replace_folder
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
 from attlas.recording.facts import token_bytes
@@ -271,15 +270,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
         folder = Path(beside) / out.name
         yield folder
-        old = Path(beside) / "replaced"
-        out.rename(old)
-        try:
-            folder.rename(out)
-        except BaseException:
-            if not out.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        replace_folder(folder, out)
 
 
 @contextmanager
@@ -346,13 +337,7 @@ def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
             return None
         found.append(on_block(A, period))
         maps.append(pictures.blocks(A[0], side))
-    return {
-        "period": period,
-        "side": maps[0].shape[-1],
-        "maps": [pack(t) for t in maps],
-        "induction": [x["induction"].tolist() for x in found],
-        "duplicate": [x["duplicate"].tolist() for x in found],
-    }
+    return numbers.block_details(found, maps, period)
 
 
 def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -365,7 +350,10 @@ def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> Non
         written = "".join((atlas.tokens or [])[start:stop])
         terminal.say(f"  it wrote: {written!r}")
     shown = shlex.quote(str(out))
-    for line in (f"attlas stats {shown}", f"attlas report {shown} -o report.html"):
+    lines = [f"attlas stats {shown}"]
+    if arguments.statistics is None and atlas.kinds == ("self",):  # what the page is made of
+        lines.append(f"attlas report {shown} -o report.html")
+    for line in lines:
         terminal.say(terminal.style(f"  {line}", "dim"))
 
 

@@ -16,16 +16,37 @@ from attlas.cli import numbers
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.report.payload import FLOOR
 from attlas.cli.terminal import UsageError
-from attlas.errors import explain
+from attlas.errors import ShapeError, explain
 from attlas.heads import by_token
 
-__all__ = ["reading_of"]
+__all__ = ["entry_of", "reading_of"]
 
 _FAVOURITES = 3  # tokens named for each head
 _KEPT = 900_000  # weights in the page, about
 _WHOLE, _LEAST = 4096, 512  # tokens up to which all of a text is shown, and the least that is shown of one
 _EXCERPT = 128  # tokens of one excerpt
 _BETWEEN = 8  # parts at whose ends there are excerpts too
+
+
+def entry_of(atlas: Atlas, layer: int | str, where: str) -> Entry:
+    """Return the attention of a layer, by its number or its name.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    try:
+        return atlas.entry(layer)
+    except ShapeError as error:
+        found = next(line for line in str(error).splitlines() if line.startswith("  found: ")).removeprefix("  found: ")
+        known = atlas.layers()
+        fix = f"--layer {known[-1]}" if known else "a recording with an attention"
+        raise UsageError(
+            explain(
+                where, "--layer must be one of the recording.", {"there are": found}, found=f"--layer {layer}", fix=fix
+            )
+        ) from error
 
 
 def reading_of(atlas: Atlas, command: str) -> Reading:

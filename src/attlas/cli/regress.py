@@ -102,7 +102,9 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     form.add_argument("--drop-missing", action="store_true", help="leave rows with a missing value out")
     out = command.add_argument_group("result")
     out.add_argument("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
-    out.add_argument("-o", "--out", type=Path, metavar="FILE", help="those rows with a prediction: .csv or .parquet")
+    out.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="those rows with a prediction: .csv, .tsv or .parquet"
+    )
     out.add_argument("--std", action="store_true", help="add the standard deviation of the target around it")
     out.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the fit, or what each feature does: .png .svg .pdf"

@@ -19,6 +19,7 @@ from attlas.cli.regress_words import many
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import explain
+from attlas.files import whole_file
 
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
@@ -62,13 +63,13 @@ def predict(
     UsageError
         If a feature is not in the table, or a cell is no number.
     """
-    from attlas.estimators.writing import whole_file, write_chunks
+    from attlas.estimators.writing import write_chunks
 
     out: Path = arguments.out
     told = _Told()
     before = "" if arguments.target is None else f"{arguments.target}_"
     names = [f"{before}predicted", *([f"{before}std"] if arguments.std else [])]
-    with open_table(arguments.predict, form) as table, whole_file(out) as temporary:
+    with open_table(arguments.predict, form) as table, whole_file(out, "regress") as unfinished:
         absent = [name for name in features if name not in table.names]
         if absent:
             raise UsageError(
@@ -83,9 +84,9 @@ def predict(
             rows = _predicted(model, table, features, arguments, told, tick)
             if out.suffix.lower() == ".parquet":
                 whole = (np.column_stack([batch.numbers, found]) for batch, found in rows)
-                write_chunks(temporary, [*features, *names], whole, "regress")
+                write_chunks(unfinished, [*features, *names], whole, "regress")
             else:
-                _write_text(temporary, table, features, names, rows)
+                _write_text(unfinished, table, features, names, rows)
     lost = f"; {count(told.without)} {'has' if told.without == 1 else 'have'} no prediction" if told.without else ""
     return f"{many(told.rows, 'row')} with {' and '.join(names)}{lost}"
 

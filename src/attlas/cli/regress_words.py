@@ -140,14 +140,16 @@ def say(fit: Fit, terminal: Terminal) -> None:
 def _features(fit: Fit, terminal: Terminal) -> None:
     ordered = sorted(fit.features, key=lambda feature: feature.reach)
     shown = ordered[:_SHOWN]
-    width = min(max(len("feature"), *(len(feature.name) for feature in shown)), max(12, terminal.width - 60))
-    terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
+    width = min(max(len("feature"), *(len(feature.name) for feature in shown)), max(12, terminal.width - 62))
+    terminal.say(
+        terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread  tells rows apart", "dim")
+    )
     for feature in shown:
         name = feature.name if len(feature.name) <= width else feature.name[: width - 1] + "…"
         reach = "–" if math.isinf(feature.reach) else number(feature.reach, 3)
         line = f"  {name.ljust(width)}  {number(feature.bandwidth).rjust(9)}  {number(feature.spread).rjust(9)}"
         told = terminal.style(_told(feature), *(("dim",) if feature.flat else ("cyan",)))
-        terminal.say(f"{line}  {reach.rjust(8)}  {told}".rstrip())
+        terminal.say(f"{line}  {reach.rjust(18)}  {told}".rstrip())
     if len(ordered) > len(shown):
         more = len(ordered) - len(shown)
         terminal.say(terminal.style(f"  and {count(more)} of wider bandwidth; --json has all", "dim"))

@@ -44,10 +44,10 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the folder, and write the page."""
     check_target(arguments.out, "-o", (".html", ".htm"), "report")
-    atlas = open_atlas(arguments.atlas, terminal)
+    atlas = open_atlas(arguments.atlas, terminal, "report")
     with terminal.step("writing the report"):
         folder, file = (shlex.quote(str(path)) for path in (arguments.atlas, arguments.out))
         text = page(reading_of(atlas, f"attlas report {folder} -o {file}"))
-        written = save_text(text, arguments.out)
+        written = save_text(text, arguments.out, "report")
     size = in_bytes(written.stat().st_size)
     terminal.say(f"{terminal.style(str(written), 'bold')}  {size}, opens in any browser, also offline")

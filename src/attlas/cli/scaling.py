@@ -19,7 +19,7 @@ from attlas.cli.loading import load, tokenize
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, percent
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError, ShapeError, explain
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -147,7 +147,11 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: 
     """Return the factor of the logits of each head that meets the target."""
     if target == "variance":
         return [head.factor * math.sqrt(wanted) for head in heads]
-    return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
+    try:
+        return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
+    except ShapeError as error:
+        text = str(error).replace("temperature():", "scaling:", 1).replace("fix: entropy=", "fix: --target entropy=")
+        raise UsageError(text) from error
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -325,7 +329,7 @@ def _write(
     if arguments.json is not None:
         rows = [{name: _finite(value) for name, value in row.items()} for row in table]
         text = json.dumps({**head, "rows": rows}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        written.append((save_text(text, arguments.json), "the numbers"))
+        written.append((save_text(text, arguments.json, "scaling"), "the numbers"))
     width = max((len(str(path)) for path, _ in written), default=0)
     if written:
         terminal.say()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import difflib
 import io
 import json
 import math
@@ -11,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attlas
 from attlas.atlas import Atlas
 from attlas.cli import numbers
+from attlas.cli.files import open_folder
+from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, others
 from attlas.errors import explain
@@ -73,7 +75,9 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the folder and print its heads."""
-    atlas = open_atlas(arguments.atlas, terminal)
+    if arguments.top is not None and arguments.top < 1:
+        raise UsageError(explain("stats", "--top must be at least 1.", found=f"--top {arguments.top}", fix="--top 5"))
+    atlas = open_atlas(arguments.atlas, terminal, "stats")
     found = _rows(atlas)
     rows = _chosen(atlas, found, arguments)
     if arguments.json:
@@ -90,7 +94,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         _table(atlas, rows, terminal)
 
 
-def open_atlas(folder: Path, terminal: Terminal) -> Atlas:
+def open_atlas(folder: Path, terminal: Terminal, where: str) -> Atlas:
     """Return a saved atlas; what its q and k can still tell is computed, and not kept.
 
     Raises
@@ -98,7 +102,7 @@ def open_atlas(folder: Path, terminal: Terminal) -> Atlas:
     RecordingError
         If the folder is no atlas.
     """
-    atlas = attlas.load(folder)
+    atlas = open_folder(folder, where)
     statistics = numbers.missing(atlas, None if atlas.ids is None else atlas.ids[0])
     if statistics:
         with terminal.step("computing what was not recorded", len(atlas.entries)) as tick:
@@ -136,19 +140,17 @@ def _measures(head: Head | None, *, block: bool) -> dict[str, Any]:
 def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows that were asked for, in the order that was asked for."""
     if arguments.layer is not None:
-        entry = atlas.entry(arguments.layer)
+        entry = entry_of(atlas, arguments.layer, "stats")
         rows = [row for row in rows if row["kind"] == entry.kind and row["layer"] == entry.layer]
     if arguments.sort is not None:
         name, up = arguments.sort.removeprefix("+"), arguments.sort.startswith("+")
         if not rows or name not in rows[0]:
-            known = ", ".join(rows[0]) if rows else "none"
-            raise UsageError(
-                explain("stats", f"--sort must be one of {known}.", found=f"--sort {arguments.sort}", fix="--sort head")
-            )
+            known = list(rows[0]) if rows else []
+            near = (difflib.get_close_matches(name, known, 1) or ["head"])[0]
+            found, rule = f"--sort {arguments.sort}", f"--sort must be one of {', '.join(known) or 'none'}."
+            raise UsageError(explain("stats", rule, found=found, fix=f"--sort {near}"))
         full = [row for row in rows if row[name] is not None]
         rows = sorted(full, key=lambda row: row[name], reverse=not up) + [row for row in rows if row[name] is None]
-    if arguments.top is not None and arguments.top < 1:
-        raise UsageError(explain("stats", "--top must be at least 1.", found=f"--top {arguments.top}", fix="--top 5"))
     return rows[: arguments.top]
 
 
@@ -161,7 +163,7 @@ def _finite(value: Any) -> Any:
 
 
 def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None:
-    terminal.say(terminal.style(_title(atlas), "bold"))
+    terminal.prose(_title(atlas), "bold", indent="")
     terminal.say()
     if not rows:
         terminal.say("  no heads")
@@ -191,7 +193,7 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
     if keep < len(columns):
         left = ", ".join(heading for _, heading, _ in columns[keep:])
         terminal.say()
-        terminal.say(terminal.style(f"  not shown for want of room: {left}; --csv and --json have everything", "dim"))
+        terminal.prose(f"not shown for want of room: {left}; --csv and --json have everything", "dim")
 
 
 def _sorted(rows: list[dict[str, Any]]) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ _CODES = {
     "cyan": "36",
 }
 _BAR = 24
+_LINE = 110  # columns of running text, at most
 _QUIET = 20.0  # seconds after which a log hears that something long goes on
 
 
@@ -65,6 +67,11 @@ class Terminal:
     def say(self, text: str = "") -> None:
         """Write one line of the result."""
         print(text, file=self.out, flush=True)
+
+    def prose(self, text: str, *names: str, indent: str = "  ") -> None:
+        """Write sentences, broken into lines where the terminal ends."""
+        for line in textwrap.wrap(text, min(self.width, _LINE), initial_indent=indent, subsequent_indent=indent):
+            self.say(self.style(line, *names))
 
     def complain(self, text: str) -> None:
         """Write an error."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attlas
 from attlas.cli import record
+from attlas.cli.files import open_folder
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import AttlasError, explain
@@ -107,11 +107,8 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
     from attlas.view.server import stay, store_beside
     from attlas.view.service import Service
 
-    if not folder.is_dir():
-        found = f"{'no folder' if folder.exists() else 'nothing there'}: {folder}"
-        raise _error("FOLDER must be what attlas record has written.", found, f"attlas record -o {folder}")
     with terminal.step(f"opening {folder.name}"):
-        atlas = attlas.load(folder)
+        atlas = open_folder(folder, "view")
     if not atlas.entries:
         raise _error("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
     source = atlas.details.get("source")

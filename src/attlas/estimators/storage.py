@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
-from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from attlas.errors import AttlasError, CheckpointError, DtypeError, explain
+from attlas.files import whole_file
 from attlas.scores import Score
 
 if TYPE_CHECKING:
@@ -43,32 +42,12 @@ def write_fit(estimator: AttentionEstimator, path: str | os.PathLike[str]) -> No
     CheckpointError, DtypeError
         As `AttentionEstimator.save` says.
     """
-    target = Path(path)
     arrays, facts = _taken(estimator)
     facts["sha256"] = {name: _digest(array) for name, array in arrays.items()}
     text = json.dumps(facts, sort_keys=True)
     metadata = {_KEY: text, "format": _FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    partial = None
-    try:
-        handle, name = mkstemp(prefix=f".{target.name}.partial-", dir=target.absolute().parent)
-        os.close(handle)
-        partial = Path(name)
-        save_file(arrays, partial, metadata)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        # mkstemp's file is for its owner alone; the mode is that of any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
-        partial.replace(target)
-    except (OSError, SafetensorError) as error:
-        if partial is not None:
-            with suppress(OSError):
-                partial.unlink()
-        raise CheckpointError(
-            explain("save()", "the file must be one that can be written.", {"path": str(target)},
-                    found=str(error), fix="give a path in a folder that is there and may be written to.")
-        ) from error  # fmt: skip
+    with whole_file(path, kind=CheckpointError) as unfinished:
+        save_file(arrays, unfinished, metadata)
 
 
 def read_fit(kind: type[Kind], path: str | os.PathLike[str], kernel: Score | None) -> Kind:

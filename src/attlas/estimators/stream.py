@@ -14,7 +14,8 @@ from torch import Tensor
 from attlas.errors import ShapeError, explain
 from attlas.estimators.chunks import ROWS, Chunks, Source
 from attlas.estimators.parquet import ParquetFile
-from attlas.estimators.writing import SUFFIXES, whole_file, write_chunks
+from attlas.estimators.writing import SUFFIXES, write_chunks
+from attlas.files import whole_file
 
 if TYPE_CHECKING:
     from attlas.estimators.sums import Sums
@@ -126,6 +127,8 @@ def predict_file(
         If the file has another suffix, or there are more or fewer outputs than names.
     MissingExtraError
         If Parquet is asked for and neither polars nor pyarrow is installed.
+    FileError
+        If `out` cannot be written.
 
     Notes
     -----
@@ -148,9 +151,9 @@ def predict_file(
             "predict_file()", "out must end in .npy, .csv or .parquet.", f"out = {str(path)!r}", 'out="out.npy"'
         )
     labels = [*names, *(f"{name}_std" for name in names)] if return_std else list(names)
-    with whole_file(path) as temporary:
+    with whole_file(path, "predict_file()") as unfinished:
         chunks = predict_chunks(model, source, return_std=return_std, rows=rows, progress=progress)
-        write_chunks(temporary, labels, chunks, "predict_file()")
+        write_chunks(unfinished, labels, chunks, "predict_file()")
     return path
 
 

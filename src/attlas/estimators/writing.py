@@ -1,12 +1,9 @@
-"""Files that are written chunk by chunk, and are whole or not there."""
+"""Tables that are written chunk by chunk."""
 
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +13,9 @@ from numpy.typing import NDArray
 from attlas.errors import ShapeError, explain
 from attlas.estimators.parquet import write_parquet
 
-__all__ = ["SUFFIXES", "whole_file", "write_chunks"]
+__all__ = ["SUFFIXES", "write_chunks"]
 
 SUFFIXES = (".npy", ".csv", ".parquet", ".pq")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Write a file that is whole or not there: a hidden one beside it takes its name in the end.
-
-    Parameters
-    ----------
-    path : Path
-        Name of the file.
-
-    Yields
-    ------
-    Path
-        Where to write.
-
-    Examples
-    --------
-    >>> folder = getfixture("tmp_path")
-    >>> with whole_file(folder / "a.txt") as temporary:
-    ...     _ = temporary.write_text("all of it")
-    >>> [file.name for file in folder.iterdir()]
-    ['a.txt']
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    temporary = Path(name)
-    try:
-        os.close(handle)
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:

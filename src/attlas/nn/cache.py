@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attlas.errors import RecordingError, ShapeError, explain
+from attlas.files import whole_file
 
 __all__ = ["KVCache"]
 
@@ -148,7 +148,13 @@ class KVCache:
             layer.crop(keep)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the cache to a safetensors file; under a temporary name first, so that no half of one is left."""
+        """Write the cache to a safetensors file; under a temporary name first, so that no half of one is left.
+
+        Raises
+        ------
+        FileError
+            If the file cannot be written.
+        """
         tensors: dict[str, Tensor] = {}
         for i, layer in self._layers.items():
             keys, values = layer.held()
@@ -156,13 +162,8 @@ class KVCache:
         for i, (keys, values) in self._fixed.items():
             tensors[f"fixed.{i}.keys"], tensors[f"fixed.{i}.values"] = keys.contiguous(), values.contiguous()
         about = {"format": _FORMAT, "window": str(self.window or 0), "seen": str(self.seen)}
-        target = Path(path)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with whole_file(path, "KVCache.save()") as unfinished:
             save_file(tensors, unfinished, about)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> KVCache:

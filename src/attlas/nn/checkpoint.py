@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attlas.errors import CheckpointError, explain
+from attlas.files import whole_file
 
 __all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
 
@@ -133,17 +133,10 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     """Write configuration and weights, each under a temporary name first."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous() for name, t in state.items()}
-    _replace(folder / _SINGLE, lambda path: save_file(tensors, path, {"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(settings, encoding="utf-8"))
-
-
-def _replace(target: Path, writer: Callable[[Path], object]) -> None:
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        writer(unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(folder / _SINGLE, "save_pretrained()", CheckpointError) as unfinished:
+        save_file(tensors, unfinished, {"format": "pt"})
+    with whole_file(folder / "config.json", "save_pretrained()", CheckpointError) as unfinished:
+        unfinished.write_text(settings, encoding="utf-8")
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from attlas.files import replace_folder
 from attlas.view.codes import Array
 
 __all__ = ["Draft", "Layout", "Store"]
@@ -116,7 +117,8 @@ class Draft:
         self._store, self._name, self._facts = store, name, dict(facts)
         self._folder: Path | None = None
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name}-", dir=store.folder))
+            self._folder = store.folder / f"{_PARTIAL}{name}-{os.urandom(8).hex()}"
+            self._folder.mkdir()
             self.arrays = {key: _mapped(_file(self._folder, key), *kind) for key, kind in layout.items()}
         except OSError:
             self.discard()
@@ -141,12 +143,8 @@ class Draft:
         target = self._store.folder / self._name
         if target.is_symlink() or (target.exists() and not target.is_dir()):
             raise FileExistsError(target)  # not ours: it is left as it is
-        if target.is_dir():  # one that could not be used, or that another process has finished meanwhile
-            aside = folder.with_name(f"{folder.name}.old")
-            target.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-        folder.chmod(0o755)
-        folder.rename(target)
+        # What is there could not be used, or another process has finished it meanwhile.
+        replace_folder(folder, target)
         self._store.known(self._name)
 
     def discard(self) -> None:

@@ -104,7 +104,10 @@ function drawTicks(ctx, axis) {
       ctx.lineTo(across ? 0 : -4, across ? -4 : 0);
       ctx.stroke();
       ctx.textAlign = across ? "center" : "right";
-      ctx.fillText(whole(position), across ? 0 : -7, across ? -11 : 0.5);
+      const label = whole(position);
+      // The last one stays inside the pane, whose map may end at its edge.
+      const over = across ? Math.max(0, line + ctx.measureText(label).width / 2 - high - 6) : 0;
+      ctx.fillText(label, across ? -over : -7, across ? -11 : 0.5);
     });
   }
 }

@@ -1,0 +1,212 @@
+"""Files and folders that are whole or as they were: written under a hidden name beside the target, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from attlas.errors import AttlasError, FileError, explain
+
+__all__ = ["discard_folder", "replace_folder", "sync_folder", "whole_file"]
+
+_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+_NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
+_RULE = "the file must be one that can be written."
+_ELSEWHERE = "give a path in a folder that is there and may be written to."
+
+
+@contextmanager
+def whole_file(
+    path: str | os.PathLike[str], where: str = "save()", kind: type[AttlasError] = FileError
+) -> Iterator[Path]:
+    """Write a file that is whole, or as it was before.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Name of the file. Where it is a symbolic link, the file that it leads to is written.
+    where : str
+        What errors name as their place.
+    kind : type of AttlasError
+        Class of these errors.
+
+    Yields
+    ------
+    Path
+        An empty file to be written, with the suffix of `path`: hidden, beside the target, of its file system.
+
+    Raises
+    ------
+    FileError
+        Or `kind`: if there is no such folder, nothing may be written in it, the target is a folder, a device or a
+        file that may not be written, or the disk is full. What the block raises for other reasons passes.
+
+    Notes
+    -----
+    When the block ends, what it wrote is on disk before it takes the name. After any failure, an interrupt
+    included, the hidden file is gone and the target untouched; a process that was killed leaves the hidden one.
+    A new file has the mode that the umask gives, one that replaces another has the mode of that.
+
+    Examples
+    --------
+    >>> folder = getfixture("tmp_path")
+    >>> with whole_file(folder / "a.txt") as unfinished:
+    ...     _ = unfinished.write_text("all of it")
+    >>> [file.name for file in folder.iterdir()]
+    ['a.txt']
+    """
+    target = Path(path)
+    with _told(target, where, kind):
+        real = Path(os.path.realpath(target))
+        mode = _replaced_mode(real)
+    # Short enough for every name that the target can have.
+    suffix = real.suffix if len(real.suffix) <= 16 else ""
+    unfinished = real.with_name(f".{real.stem[:40]}-{os.urandom(8).hex()}{suffix}")
+    try:
+        with _told(target, where, kind):
+            created = _create(unfinished, mode)
+        with _told(target, where, kind, unfinished):
+            yield unfinished
+        with _told(target, where, kind):
+            with unfinished.open("rb+") as file:
+                _sync(file.fileno())
+            if stat.S_IMODE(unfinished.stat().st_mode) != created:
+                unfinished.chmod(created)
+            unfinished.replace(real)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+    with suppress(OSError):  # the file is there, whole: there is no failure left to tell of
+        sync_folder(real.parent)
+
+
+def replace_folder(folder: Path, target: Path) -> None:
+    """Give a complete folder its name, beside it; what had the name is kept as ``.NAME.old-...`` until then.
+
+    Parameters
+    ----------
+    folder : Path
+        What was written, on the file system of the target.
+    target : Path
+        The name it gets.
+
+    Raises
+    ------
+    OSError
+        If it cannot be renamed; what was there is then there again.
+
+    Examples
+    --------
+    >>> folder = getfixture("tmp_path")
+    >>> (folder / "new").mkdir(), (folder / "run").mkdir(), (folder / "run" / "old").touch()
+    (None, None, None)
+    >>> replace_folder(folder / "new", folder / "run")
+    >>> [path.name for path in folder.rglob("*")]
+    ['run']
+    """
+    old = target.with_name(f".{target.name}.old-{os.urandom(4).hex()}")
+    replaced = target.is_dir() and any(target.iterdir())
+    try:
+        if replaced:
+            target.rename(old)
+        folder.rename(target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    with suppress(OSError):
+        sync_folder(target.parent)
+    if replaced:
+        discard_folder(old, target)
+
+
+def discard_folder(old: Path, target: Path) -> None:
+    """Remove what `target` was; under a name first that is never put back, since half of it may stay."""
+    shutil.rmtree(old.rename(target.with_name(f".{target.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, where the system can do so."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:  # some network file systems have no such call
+            raise
+
+
+def _create(unfinished: Path, replaced: int | None) -> int:
+    """Make an empty file, and return the mode that it has to have in the end."""
+    # The system applies the umask. One that replaces another may have fewer readers: while it is written it has none.
+    handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if replaced is None else 0o600)
+    try:
+        return stat.S_IMODE(os.fstat(handle).st_mode) if replaced is None else replaced
+    finally:
+        os.close(handle)
+
+
+def _replaced_mode(target: Path) -> int | None:
+    """Return the mode of the file that is replaced, None for a new one; raise where none may be."""
+    try:
+        found = target.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "a device or a pipe, and no file", str(target))
+    if not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+    return stat.S_IMODE(found.st_mode) & 0o777
+
+
+@contextmanager
+def _told(target: Path, where: str, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
+    """Word errors of the file system; with `unfinished`, only those that are about that file."""
+    try:
+        yield
+    except AttlasError:
+        raise
+    except SafetensorError as error:  # its writer puts the system's error into words of its own
+        found, fix = (str(error).splitlines() or ["an error of safetensors"])[0], _ELSEWHERE
+        raise kind(explain(where, _RULE, {"path": str(target)}, found=found, fix=fix)) from error
+    except OSError as error:
+        # A block may read other files, whose errors are not ours; a full disk is always the one that is written to.
+        if unfinished is not None and error.errno not in _FULL and error.filename != str(unfinished):
+            raise
+        found, fix = _reason(error, target)
+        raise kind(explain(where, _RULE, {"path": str(target)}, found=found, fix=fix)) from error
+
+
+def _reason(error: OSError, target: Path) -> tuple[str, str]:
+    """Return what an error of the system says of a file, and what to do."""
+    real = Path(os.path.realpath(target))
+    said = error.strerror or str(error)
+    if error.errno in _FULL:
+        return said, "make room, or give a path on another disk."
+    if error.errno == errno.ENAMETOOLONG:
+        return said, "give a shorter name."
+    if real.is_dir():
+        return "a folder", f"give a file in it: {target / f'result{target.suffix}'}"
+    if error.errno == errno.ENOENT and not real.parent.exists():
+        return f"no such folder: {real.parent}", f"mkdir -p {shlex.quote(str(real.parent))}"
+    blamed = real if error.filename == str(real) and error.errno != errno.ENOTDIR else real.parent
+    return f"{said}: {blamed}", _ELSEWHERE
