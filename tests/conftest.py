@@ -1,5 +1,6 @@
 """What every test stands on: one thread, fixed seeds, no network, and fresh memory that is full of NaN."""
 
+import gc
 import importlib.util
 import os
 import random
@@ -58,6 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of every later search for garbage: it lives until the end."""
+    gc.freeze()
 
 
 @pytest.fixture
