@@ -5,6 +5,7 @@ import importlib.util
 import os
 import random
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ def has_browser() -> bool:
 def pytest_configure() -> None:
     """Set what holds for the whole process, doctests of src included."""
     torch.set_num_threads(1)
+    # A shell starts what runs in its background deaf to Ctrl-C; a program that a test stops by it would never end.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
