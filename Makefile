@@ -154,12 +154,12 @@ $(BIN)/python:
 	"$$python" -m venv $(VENV)
 
 # `pip install -e .` compiles the kernels too, after all downloads; compiling while the downloads run takes half the
-# wait. Where there is no CMake or it fails here, pip tries in its own way: with a CMake that it fetches, or without
-# kernels.
+# wait. Where there is no CMake, or the compiler fails and says why, pip tries in its own way: with a CMake that it
+# fetches, or without kernels.
 define INSTALL_ALL
 if command -v cmake >/dev/null && command -v $${CXX:-c++} >/dev/null; then \
-  $(MAKE) --no-print-directory native >/dev/null & kernels=$$!; \
-  ATTLAS_PURE=1 $(INSTALL) -e '.[$(EXTRAS)]' || { kill $$kernels; exit 1; }; \
+  (said=$$($(MAKE) --no-print-directory native 2>&1) || { echo "$$said" >&2; exit 1; }) & kernels=$$!; \
+  ATTLAS_PURE=1 $(INSTALL) -e '.[$(EXTRAS)]' || { wait $$kernels; exit 1; }; \
   wait $$kernels || $(INSTALL) --no-deps -e .; \
 else \
   $(INSTALL) -e '.[$(EXTRAS)]'; \
