@@ -21,6 +21,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 # Only where it is there: make itself builds as well.
 NINJA = $(if $(shell command -v ninja),-G Ninja)
+CORES = $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -57,9 +58,9 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 .PHONY: native
 native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
 	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(NINJA) >/dev/null
-	@cmake --build build/native --parallel $(WORKERS)
+	@cmake --build build/native --parallel $(CORES)
 
-# An install in place compiles the kernels; after that, sources that are newer than the library are compiled again.
+# An install compiles the kernels; after that, sources that are newer than the library are compiled again.
 .PHONY: current
 current: $(VENV)/.dev-ready
 	@if [ -e $(LIBRARY) ] && [ -n "$$(find CMakeLists.txt $(KERNELS) -newer $(LIBRARY))" ] && command -v cmake >/dev/null; \
@@ -152,15 +153,30 @@ $(BIN)/python:
 	if [ -z "$$python" ]; then echo "$(NO_PYTHON)" >&2; exit 1; fi; \
 	"$$python" -m venv $(VENV)
 
+# `pip install -e .` compiles the kernels too, after all downloads; compiling while the downloads run takes half the
+# wait. Where there is no CMake, or the compiler fails and says why, pip tries in its own way: with a CMake that it
+# fetches, or without kernels.
+define INSTALL_ALL
+if command -v cmake >/dev/null && command -v $${CXX:-c++} >/dev/null; then \
+  (said=$$($(MAKE) --no-print-directory native 2>&1) || { echo "$$said" >&2; exit 1; }) & kernels=$$!; \
+  ATTLAS_PURE=1 $(INSTALL) -e '.[$(EXTRAS)]' || { wait $$kernels; exit 1; }; \
+  wait $$kernels || $(INSTALL) --no-deps -e .; \
+else \
+  $(INSTALL) -e '.[$(EXTRAS)]'; \
+fi
+endef
+
 # A full development setup can run the demo too: then the small one has nothing to add.
+$(VENV)/.demo-ready: EXTRAS := hf,plot,view
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@if [ -z "$$(find $(VENV)/.dev-ready -newer pyproject.toml -newer constraints.txt 2>/dev/null)" ]; then \
 	  echo "Installing attlas, PyTorch and transformers into $(VENV); once, a minute or two."; \
-	  $(INSTALL) -e '.[hf,plot,view]'; \
+	  $(INSTALL_ALL); \
 	fi
 	@touch $@
 
+$(VENV)/.dev-ready: EXTRAS := all,dev
 $(VENV)/.dev-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing attlas and the development tools into $(VENV); once, a minute or two."
-	@$(INSTALL) -e '.[all,dev]'
+	@$(INSTALL_ALL)
 	@touch $@

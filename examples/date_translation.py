@@ -11,6 +11,7 @@ from.
 
 import argparse
 import datetime as dt
+import math
 import random
 import time
 from pathlib import Path
@@ -133,15 +134,15 @@ def accuracy(model: Translator, dates: list[dt.date], styles: list[int]) -> floa
     return float((logits.argmax(-1) == encode_answers(dates)).all(-1).double().mean())
 
 
-def train(model: Translator, dates: list[dt.date], seconds: float, held: list[dt.date]) -> None:
-    """Train until the time is over, or what was held out is all right."""
+def train(model: Translator, dates: list[dt.date], seconds: float, steps: float, held: list[dt.date]) -> None:
+    """Train until the time or the steps are over, or what was held out is all right."""
     chance = random.Random(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
     styles = [chance.randrange(8) for _ in held]
     begin, step = time.process_time(), 0  # the time that this process computes, whatever else the machine does
-    while (spent := time.process_time() - begin) < seconds:
-        for group in optimizer.param_groups:  # warm up, then down towards nothing at the end of the time
-            group["lr"] = 8e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * spent / seconds)
+    while (gone := max((spent := time.process_time() - begin) / seconds, step / steps)) < 1.0:
+        for group in optimizer.param_groups:  # warm up, then down towards nothing at the end
+            group["lr"] = 8e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * gone)
         batch = chance.choices(dates, k=64)
         codes, lengths = encode([written(date, chance.randrange(8)) for date in batch])
         answers = encode_answers(batch)
@@ -194,6 +195,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser.add_argument(
         "--seconds", type=float, default=45.0, help="longest processor time to train (default: %(default)s)"
     )
+    parser.add_argument("--steps", type=float, default=math.inf, help="most steps to train (default: no limit)")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
 
@@ -203,7 +205,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model = Translator()
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(seen):,} dates to learn from, {len(held):,} held out, eight ways to write each; {count:,} parameters")
-    train(model, seen, options.seconds, held)
+    train(model, seen, options.seconds, options.steps, held)
 
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)

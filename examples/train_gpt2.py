@@ -9,6 +9,7 @@ can do who looks back one letter only.
 """
 
 import argparse
+import math
 import sysconfig
 import time
 from pathlib import Path
@@ -50,14 +51,14 @@ def loss_on(model: GPT2, held: Tensor) -> float:
     return float(loss)
 
 
-def train(model: GPT2, seen: Tensor, held: Tensor, seconds: float) -> int:
-    """Train for so many seconds of processor time; returns the number of steps."""
+def train(model: GPT2, seen: Tensor, held: Tensor, seconds: float, most: float) -> int:
+    """Train for so many seconds of processor time and steps at most; returns the number of steps."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     begin, step, said = time.process_time(), 0, 0.0  # the time that this process computes, whatever else runs
-    while (spent := time.process_time() - begin) < seconds:
+    while (gone := max((spent := time.process_time() - begin) / seconds, step / most)) < 1.0:
         for group in optimizer.param_groups:  # warm up, then down towards nothing
-            group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.95 * spent / seconds)
+            group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.95 * gone)
         places = torch.randint(len(seen) - CONTEXT, (BATCH, 1), generator=generator)
         batch = seen[places + torch.arange(CONTEXT)]
         loss = model(batch, labels=batch).loss
@@ -66,11 +67,11 @@ def train(model: GPT2, seen: Tensor, held: Tensor, seconds: float) -> int:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if spent >= said:
+        if gone >= said:
             print(
                 f"  {spent:4.0f} s  step {step:4}  loss {float(loss.detach()):.3f}  held-out {loss_on(model, held):.3f}"
             )
-            said += seconds / 6
+            said += 1 / 6
     return step
 
 
@@ -96,6 +97,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpt2-heads.png"), help="picture (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="processor time to train (default: %(default)s)")
+    parser.add_argument("--steps", type=float, default=math.inf, help="most steps to train (default: no limit)")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
 
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     )  # fmt: skip
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(seen):,} letters of the standard library, {len(held):,} held out; a GPT-2 of {count:,} parameters")
-    steps = train(model, seen, held, options.seconds)
+    steps = train(model, seen, held, options.seconds, options.steps)
     loss = loss_on(model, held)
     print(f"  {steps} steps; held-out loss {loss:.3f} nats a letter, bigram model {baseline:.3f}")
     text = write_on(model, "def __init__(self", letters)

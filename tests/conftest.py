@@ -1,9 +1,11 @@
 """What every test stands on: one thread, fixed seeds, no network, and fresh memory that is full of NaN."""
 
+import gc
 import importlib.util
 import os
 import random
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +45,9 @@ def has_browser() -> bool:
 def pytest_configure() -> None:
     """Set what holds for the whole process, doctests of src included."""
     torch.set_num_threads(1)
+    # A shell starts what runs in its background deaf to Ctrl-C; a program that a test stops by it would never end.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of every later search for garbage: it lives until the end."""
+    gc.freeze()
 
 
 @pytest.fixture

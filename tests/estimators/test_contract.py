@@ -19,26 +19,25 @@ from sklearn.preprocessing import StandardScaler
 from attlas.estimators import AttentionClassifier, AttentionRegressor
 
 CHECK = """
-import json, sys, warnings
+import json
 from sklearn.utils.estimator_checks import check_estimator
 import attlas.estimators as room
-results = check_estimator(eval("room." + sys.argv[1]), on_fail=None)
-print(json.dumps([[r["check_name"], r["status"], repr(r["exception"])[:300]] for r in results]))
+for name in ("AttentionRegressor", "AttentionClassifier"):
+    results = check_estimator(getattr(room, name)(), on_fail=None)
+    print(json.dumps([[r["check_name"], r["status"], repr(r["exception"])[:300]] for r in results]))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["AttentionRegressor()", "AttentionClassifier()"])
-def test_every_check_of_scikit_learn_passes(estimator):
+def test_every_check_of_scikit_learn_passes():
     """In a process of its own: one check is skipped unless SciPy is told of the array API before it is imported."""
     environment = os.environ | {"SCIPY_ARRAY_API": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, estimator], env=environment, text=True, capture_output=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) >= 50
-    assert not [result for result in results if result[1] != "passed"]
+    for line in done.stdout.splitlines()[-2:]:
+        results = json.loads(line)
+        assert len(results) >= 50
+        assert not [result for result in results if result[1] != "passed"]
 
 
 @pytest.fixture

@@ -285,8 +285,7 @@ def usage() -> tuple[int, int, int]:
     return threading.active_count(), files, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_two_thousand_requests_that_no_browser_sends(viewer: Server, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_two_thousand_requests_that_no_browser_sends(viewer: Server, logged: list[logging.LogRecord]) -> None:
     dice, token = random.Random(20_000), token_of(viewer)
     cases = [(maker.__name__, *maker(dice, token)) for maker, count in MAKERS for _ in range(count)]
     dice.shuffle(cases)
@@ -310,8 +309,7 @@ def test_two_thousand_requests_that_no_browser_sends(viewer: Server, caplog: pyt
         settle(viewer)
         assert usage()[:2] == (threads, files)
     assert usage()[2] - memory < 64 << 20
-    said = [record.getMessage() for record in caplog.records]
-    assert not said, said[:3]
+    assert not logged, [record.getMessage() for record in logged[:3]]
 
 
 def settle(viewer: Server) -> None:
@@ -353,7 +351,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_slow_clients_are_told_so_and_left(viewer: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_clients_are_told_so_and_left(viewer: Server, logged: list[logging.LogRecord]) -> None:
     waiting = [connect(viewer) for _ in range(20)]
     for number, connection in enumerate(waiting):
         connection.sendall(request(f"/{token_of(viewer)}/")[: number * 2])
@@ -364,7 +362,7 @@ def test_slow_clients_are_told_so_and_left(viewer: Server, caplog: pytest.LogCap
         connection.close()
     settle(viewer)
     good(viewer)
-    assert not caplog.records
+    assert not logged
 
 
 @pytest.mark.usefixtures("hurried")

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import os
 import random
 import signal
@@ -279,7 +280,7 @@ def test_the_key_in_an_address_is_not_part_of_the_question(slow: Slow, slow_view
     client.connection.close()
 
 
-def test_a_fault_of_the_service_is_answered_and_logged(slow_viewer: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_the_service_is_answered_and_logged(slow_viewer: Server, logged: list[logging.LogRecord]) -> None:
     client = Client(slow_viewer)
     found = client.get("api/broken")
     assert (found.status, json.loads(found.content)) == (500, {"error": "the viewer failed: ZeroDivisionError"})
@@ -287,7 +288,7 @@ def test_a_fault_of_the_service_is_answered_and_logged(slow_viewer: Server, capl
     assert found.headers["x-content-type-options"] == "nosniff"
     assert client.get("api/row").status == 200
     client.connection.close()
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    assert [record.exc_info[0] for record in logged if record.exc_info] == [ZeroDivisionError]
 
 
 def test_a_request_that_is_given_up_stops(slow: Slow, slow_viewer: Server) -> None:

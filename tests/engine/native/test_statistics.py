@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Case:
     logits: np.ndarray
     tolerance: float
 
-    @property
+    @functools.cached_property
     def allowed(self) -> np.ndarray:
         return self.logits > -math.inf
 
