@@ -201,8 +201,9 @@ def fold(
         return tiled.fold(problem, statistics, plan, lse)
     results, lse = found
     rest = [i for i, wants in enumerate(asked) if wants is None]
-    for i, result in zip(rest, tiled.fold(problem, [statistics[i] for i in rest], plan, lse)[0], strict=True):
-        results[i] = result
+    if rest:  # a walk over the tiles costs something even where no statistic looks at them
+        for i, result in zip(rest, tiled.fold(problem, [statistics[i] for i in rest], plan, lse)[0], strict=True):
+            results[i] = result
     return results, lse
 
 
