@@ -56,6 +56,7 @@ class Forward {
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
+        bent_(problem.cap > 0 || !usual(T(problem.scale))),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
         logits_(2 * M::ROWS * STRIDE),
@@ -100,7 +101,10 @@ class Forward {
     while (left < end && seen.hides(first + r, some, left, M::COLUMNS)) left += M::COLUMNS;
     while (left < end && seen.hides(first + r, some, end - M::COLUMNS, M::COLUMNS)) end -= M::COLUMNS;
     if (left >= end) return;
-    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE), r, some, left, end, 0};
+    int64_t inner_left, inner_end;
+    seen.core(first + r, first + r + some, inner_left, inner_end);
+    const bool gaps = seen.allowed || left < inner_left || end > inner_end;
+    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE), r, some, left, end, 0, gaps};
     const int64_t pauses = (end - left) / M::COLUMNS * M::pauses(p_.d, q_parts_, k_parts_);
     int64_t pause = 0;
     for (int64_t j = left; j < end; j += M::COLUMNS) {
@@ -123,6 +127,7 @@ class Forward {
   struct Strip {
     T* logits;
     int64_t r, some, left, end, taken;
+    bool gaps;  // whether a row may not see all of it
   };
 
   // The next row of the strip before becomes weights.
@@ -154,7 +159,7 @@ class Forward {
     T* logits = before_.logits + i * STRIDE;
     const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
     const T scale = factor_of<T>(p_);
-    finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
+    if (before_.gaps || bent_) finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
     int64_t j = 0;
     for (; j + 4 * W <= size; j += 4 * W)
@@ -183,11 +188,15 @@ class Forward {
 
   template <bool OUT>
   void weigh_as_wanted(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    if (p_.mean || p_.variance) return weigh<OUT, true, true, true>(logits, i, size, scale, row);
-    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false>(logits, i, size, scale, row);
-    if (p_.entropy) return weigh<OUT, true, false, false>(logits, i, size, scale, row);
-    if (p_.squares) return weigh<OUT, false, true, false>(logits, i, size, scale, row);
-    weigh<OUT, false, false, false>(logits, i, size, scale, row);
+    if (p_.mean || p_.variance) {
+      if (p_.squares) return weigh<OUT, true, true, true, true>(logits, i, size, scale, row);
+      if (before_.gaps) return weigh<OUT, true, false, true, true>(logits, i, size, scale, row);
+      return weigh<OUT, true, false, true, false>(logits, i, size, scale, row);
+    }
+    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false, false>(logits, i, size, scale, row);
+    if (p_.entropy) return weigh<OUT, true, false, false, false>(logits, i, size, scale, row);
+    if (p_.squares) return weigh<OUT, false, true, false, false>(logits, i, size, scale, row);
+    weigh<OUT, false, false, false, false>(logits, i, size, scale, row);
   }
 
   // A larger logit was found: what was summed before shrinks.
@@ -205,24 +214,29 @@ class Forward {
     row.top = top;
   }
 
-  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS>
+  // GAPS: some logits are -infinity, and moments must not count them.
+  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS, bool GAPS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
     V total[2] = {}, bent[2] = {}, squares[2] = {}, count[2] = {}, away[2] = {}, spread[2] = {};
-    const V top = all(row.top), none = all(-INF<T>), one = all(T(1));
+    const V factor = all(T(double(scale) / Weight<T>::UNIT)), shift = all(Weight<T>::shift_of(row.top, scale));
+    const V none = all(-INF<T>), one = all(T(1));
     // Moments are taken about a number near the mean, so that their difference loses nothing.
     const T centre = MOMENTS ? centre_of(logits, size, scale, row) : T(0);
     for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
       V e[2];
       for (int x = 0; x < 2; ++x) {
-        const V logit = load(logits + j + x * W) * scale;
-        const V below = logit - top;
-        e[x] = exp_below(below);
-        total[x] += e[x];
-        if (BENT) bent[x] += e[x] * larger<T>(below, all(T(-1e4)));  // 0 times infinity must be 0
-        if (SQUARES) squares[x] += e[x] * e[x];
+        const V logit = load(logits + j + x * W);
+        const Weight<T> w(logit, factor, shift);
+        e[x] = w.e;
+        total[x] += w.e;
+        if (BENT) bent[x] = w.bend(bent[x]);
+        if (SQUARES) squares[x] += w.e * w.e;
         if (MOMENTS) {
-          const V from = logit > none ? logit - centre : V{};
-          count[x] += logit > none ? one : V{};
+          V from = logit - centre;
+          if (GAPS) {
+            from = logit > none ? from : V{};
+            count[x] += logit > none ? one : V{};
+          }
           away[x] += from;
           spread[x] += from * from;
         }
@@ -230,30 +244,31 @@ class Forward {
       if (OUT) M::put(weights_.data, i, j, CHUNK, p_parts_, e);
     }
     row.total += sum<T>(total[0] + total[1]);
-    if (BENT) row.bent += sum<T>(bent[0] + bent[1]);
+    if (BENT) row.bent += T(double(sum<T>(bent[0] + bent[1])) * Weight<T>::UNIT);
     if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
     if (MOMENTS) {
       // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-      const double here = sum<T>(count[0] + count[1]), shift = double(sum<T>(away[0] + away[1])) / here;
-      const double together = row.count + here, apart = double(centre) + shift - row.mean;
-      const double about = std::max(double(sum<T>(spread[0] + spread[1])) - shift * shift * here, 0.0);
+      const double here = GAPS ? double(sum<T>(count[0] + count[1])) : double(size), to = double(scale);
+      const double shifted = double(sum<T>(away[0] + away[1])) / here * to;
+      const double together = row.count + here, apart = double(centre) * to + shifted - row.mean;
+      const double about = std::max(double(sum<T>(spread[0] + spread[1])) * to * to - shifted * shifted * here, 0.0);
       row.spread += about + apart * apart * row.count * here / together;
       row.mean += apart * here / together;
       row.count = together;
     }
   }
 
-  // A number near the mean of a row's logits: that of what was seen before, or of a few in the middle.
+  // A number near the mean of a row's logits, without the scale: that of what was seen before, or of a few in the middle.
   T centre_of(const T* logits, int64_t size, T scale, const Row<T>& row) const {
-    if (row.count > 0) return T(row.mean);
+    if (row.count > 0) return T(row.mean / double(scale));
     T total = 0;
     int count = 0;
     for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
       if (logits[j] > -INF<T>) {
-        total += logits[j] * scale;
+        total += logits[j];
         ++count;
       }
-    return count ? total / T(count) : row.top;
+    return count ? total / T(count) : T(row.top / double(scale));
   }
 
   void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops) {
@@ -306,6 +321,7 @@ class Forward {
 
   const attlas::Dot& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
+  const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights

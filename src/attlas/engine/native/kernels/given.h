@@ -455,7 +455,6 @@ class Given {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
         row.peak = std::max(row.peak, most<T>(peak));
-        if (p_.top_keys) keep_largest(i, places);
       }
       if ((wanted_ & MOMENTS) && cells_[i] > 0) {
         // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
@@ -468,6 +467,8 @@ class Given {
         row.count = together;
       }
     }
+    // On their own: what they find out cannot be foreseen, and would hold up what is above.
+    for (int64_t i = 0; p_.top_keys && i < some; ++i) keep_largest(i, places);
     if (!picture_) return;
     const int64_t last = int64_t(parts_.size()) - 1;
     for (int64_t x = 0; x < last; ++x) close((open_ + x) % slots_, parts_[size_t(x)].block_row);
