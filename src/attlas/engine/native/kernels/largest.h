@@ -94,7 +94,7 @@ struct Largest {
   }
   static ATTLAS_INLINE void compare(__m512& x, int apart, __mmask16 later) {
     const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(numbered(), _mm512_set1_epi32(apart)), x);
-    x = _mm512_mask_min_ps(_mm512_max_ps(x, other), later, x, other);
+    x = _mm512_mask_mov_ps(_mm512_max_ps(x, other), later, _mm512_min_ps(x, other));
   }
   // A vector whose first half descends and whose second ascends, or the like.
   template <class X>
@@ -160,6 +160,10 @@ struct Largest {
       const __mmask16 there = count - x >= W ? 0xffff : __mmask16((1u << (count - x)) - 1);
       Ranked more = read(there, large + x, large_keys + x);
       sort(more);
+      if (x == 0 && floor == -INF<float>) {
+        best = more;
+        continue;
+      }
       more = more.moved(_mm512_sub_epi32(_mm512_set1_epi32(15), numbered()));
       best.take(Ranked::before(more, best), more);
       merge(best);
