@@ -110,7 +110,8 @@ class TopK(Statistic):
         return {"largest": self.k} if self.k <= _FEW else None
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Largest:
-        return self.finish(Largest(found["top_values"], found["top_keys"]))
+        _name_unseen(found["top_keys"], last=True)
+        return Largest(found["top_values"], found["top_keys"])
 
 
 def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
@@ -163,10 +164,13 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
     return Largest(values, indices.gather(-1, order))
 
 
-def _name_unseen(indices: Tensor) -> None:
-    """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
+def _name_unseen(indices: Tensor, *, last: bool = False) -> None:
+    """Give places that no visited key has taken (-1) the first keys that are still free in their row.
+
+    `last` where such places are the last ones of their row.
+    """
     k = indices.shape[-1]
-    some = (indices < 0).any(dim=-1)
+    some = indices[..., -1] < 0 if last else (indices < 0).any(dim=-1)
     if not bool(some.any()):
         return
     rows = indices[some]

@@ -20,7 +20,6 @@ struct Amx {
   static constexpr int DEPTH = 32;  // of one step of the tile unit
   static constexpr int TILE = 16 * DEPTH;
   static constexpr int MOST_PARTS = 3;
-  static constexpr bool PAUSES = true;  // a product leaves room for other work
 
   static int64_t depth_of(int64_t depth) { return round_up(depth, DEPTH); }
   // A lies as [16 rows][step][part][16][32], B as [32 columns][step][part][2][16 pairs of rows][16 columns][2].
