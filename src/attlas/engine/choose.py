@@ -26,7 +26,10 @@ from attlas.scores.dot import ScaledDot, SoftCap
 
 __all__ = ["Choice", "choose", "fold", "log_sum_exp", "multiply", "multiply_transposed"]
 
-_WORTH = 1 << 14  # cells from which a walk of the kernels is faster than a few tiles
+# Cells from which a walk of the kernels is faster than a few tiles, by measurement. Of a dot product it always is from
+# so many queries on; with fewer, packing the keys takes longer than a tile.
+_WORTH = 1 << 14
+_QUERIES = 4
 
 _STORES = "it stores the whole matrix; ask for it with Plan(backend='reference')"
 
@@ -202,8 +205,9 @@ def fold(
         return tiled.fold(problem, statistics, plan, lse)
     results, lse = found
     rest = [i for i, wants in enumerate(asked) if wants is None]
-    for i, result in zip(rest, tiled.fold(problem, [statistics[i] for i in rest], plan, lse)[0], strict=True):
-        results[i] = result
+    if rest:  # a walk over the tiles costs something even where no statistic looks at them
+        for i, result in zip(rest, tiled.fold(problem, [statistics[i] for i in rest], plan, lse)[0], strict=True):
+            results[i] = result
     return results, lse
 
 
@@ -231,7 +235,7 @@ def _form_of_reads(problem: Problem, plan: Plan) -> native.Form | None:
     """Return the logits for the kernels where those are to be asked for reads."""
     if plan.backend not in ("auto", "native") or problem.device.type != "cpu":
         return None
-    if plan.backend == "auto" and _small(problem):
+    if plan.backend == "auto" and problem.shape[2] < _QUERIES and _small(problem):
         return None
     if _by_differences(problem, plan, None):
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,6 @@ from attlas.engine.fold import Blocks
 from attlas.engine.problem import Problem
 
 __all__ = ["cells_of_blocks", "cells_of_diagonals", "interval_of", "queries_of_keys"]
-
-_EDGES = 1 << 18  # pairs of a row and an edge of blocks that are counted at a time
 
 
 def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -63,11 +59,16 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
         return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
     first, stop = _interval(problem)
     inside = slice(int(rows[0]), int(rows[-1]))
-    first, stop = first[..., inside], stop[..., inside]
-    band = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
-    counts = first.new_zeros(*first.shape[:2], len(rows) - 1, len(columns))  # cells left of each edge
-    some = max(_EDGES // (max(math.prod(first.shape[:2]), 1) * len(columns)), 1)
-    for low, high, place in zip(first.split(some, dim=-1), stop.split(some, dim=-1), band.split(some), strict=True):
-        left = torch.minimum(columns, high.unsqueeze(-1)).sub_(low.unsqueeze(-1)).clamp_(min=0)
-        counts.index_add_(-2, place, left)
-    return counts.diff(dim=-1).to(problem.dtype)
+    bands, edges = len(rows) - 1, len(columns)
+    band = torch.repeat_interleave(torch.arange(bands), rows.diff()) * (edges + 1)
+    # Left of an edge c a run has max(c - first, 0) - max(c - stop, 0) cells: of each band it is enough to know how many
+    # runs begin and end before each edge, and where, which takes far fewer numbers than rows times edges.
+    number, total = (first.new_zeros(*first.shape[:2], bands * (edges + 1)) for _ in range(2))
+    for ends, sign in ((first, 1), (stop, -1)):
+        ends = ends[..., inside].contiguous()
+        places = torch.searchsorted(columns, ends).add_(band)
+        number.scatter_add_(-1, places, torch.full_like(ends, sign))
+        total.scatter_add_(-1, places, ends * sign)
+    number, total = (t.unflatten(-1, (bands, edges + 1))[..., :edges].cumsum(-1) for t in (number, total))
+    left: Tensor = number * columns - total
+    return left.diff(dim=-1).to(problem.dtype)

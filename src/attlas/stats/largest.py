@@ -106,15 +106,24 @@ class TopK(Statistic):
         return carry
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _no_keys_yet("TopK", self.k, problem)
+        _check_fits("TopK", self.k, problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Largest:
-        return self.finish(Largest(found["top_values"], found["top_keys"]))
+        _name_unseen(found["top_keys"], last=True)
+        return Largest(found["top_values"], found["top_keys"])
 
 
 def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
-    """Return the carry of rows of which no key was seen; the door for a `k` that is too large."""
+    """Return the carry of rows of which no key was seen."""
+    _check_fits(name, k, problem)
+    shape = (*problem.shape[:3], k)
+    values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
+
+
+def _check_fits(name: str, k: int, problem: Problem) -> None:
+    """Raise a ShapeError for a `k` that is too large."""
     n = problem.shape[3]
     if k > n:
         raise ShapeError(
@@ -126,9 +135,6 @@ def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
                 fix=f"{name}({n})" if n else "give attend() a key.",
             )
         )
-    shape = (*problem.shape[:3], k)
-    values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
-    return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
@@ -158,10 +164,13 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
     return Largest(values, indices.gather(-1, order))
 
 
-def _name_unseen(indices: Tensor) -> None:
-    """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
+def _name_unseen(indices: Tensor, *, last: bool = False) -> None:
+    """Give places that no visited key has taken (-1) the first keys that are still free in their row.
+
+    `last` where such places are the last ones of their row.
+    """
     k = indices.shape[-1]
-    some = (indices < 0).any(dim=-1)
+    some = indices[..., -1] < 0 if last else (indices < 0).any(dim=-1)
     if not bool(some.any()):
         return
     rows = indices[some]
@@ -213,7 +222,7 @@ class ArgMax(Statistic):
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _no_keys_yet("ArgMax", 1, problem)
+        _check_fits("ArgMax", 1, problem)
         return {"largest": 1}
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
@@ -271,7 +280,7 @@ class TailMass(Statistic):
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _no_keys_yet("TailMass", self._top.k, problem)
+        _check_fits("TailMass", self._top.k, problem)
         return {"largest": self._top.k, "mass": True} if self._top.k <= _FEW else None
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:

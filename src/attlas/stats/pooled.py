@@ -89,9 +89,10 @@ class Picture(Statistic):
         self.columns = columns
 
     def start(self, problem: Problem) -> _Blocks:
-        return _Blocks(*self._bands(problem), problem)
+        rows, columns = self._edges(problem)
+        return _Blocks(Bands(rows.tolist()), Bands(columns.tolist()), problem)
 
-    def _bands(self, problem: Problem) -> tuple[Bands, Bands]:
+    def _windows(self, problem: Problem) -> tuple[range, range]:
         m, n = problem.shape[2:]
         rows = place_span("Picture()", "rows", self.rows, m, "queries")
         columns = place_span("Picture()", "columns", self.columns, n, "keys")
@@ -107,7 +108,7 @@ class Picture(Statistic):
                     else "leave rows and columns out for the whole matrix.",
                 )
             )
-        return _even(rows, self.height), _even(columns, self.width)
+        return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
         carry.absorb(part, at, self.pool)
@@ -125,14 +126,17 @@ class Picture(Statistic):
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         cells = cells_of_blocks(problem, self._edges(problem))
-        table = found["picture_sum"] / cells if self.pool == "mean" else found["picture_max"]
         empty = cells == 0
-        masked: Tensor = table.masked_fill(empty, torch.nan) if bool(empty.any()) else table
-        return masked
+        if self.pool == "mean":
+            # Heads that share a mask share the cells: it costs less to mark these than the table.
+            mean: Tensor = found["picture_sum"] / cells.masked_fill_(empty, torch.nan)
+            return mean
+        table: Tensor = found["picture_max"]
+        return table.masked_fill(empty, torch.nan) if bool(empty.any()) else table
 
     def _edges(self, problem: Problem) -> Blocks:
-        rows, columns = self._bands(problem)
-        return torch.tensor(rows.edges), torch.tensor(columns.edges)
+        rows, columns = self._windows(problem)
+        return _cuts(rows, self.height), _cuts(columns, self.width)
 
 
 class _Blocks:
@@ -177,10 +181,11 @@ class _Blocks:
                 into += pool_tile(some, rows, across, self.bands, torch.sum)
 
 
-def _even(window: range, count: int) -> Bands:
-    """Cut a window into bands that differ by one at most, the larger ones first."""
+def _cuts(window: range, count: int) -> Tensor:
+    """Return where a window is cut into bands that differ by one at most, the larger ones first."""
     size, larger = divmod(len(window), count)
-    return Bands([window.start + i * size + min(i, larger) for i in range(count + 1)])
+    places = torch.arange(count + 1)
+    return (places * size).add_(places.clamp_(max=larger)).add_(window.start)
 
 
 class Offsets(Statistic):

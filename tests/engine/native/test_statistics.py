@@ -249,6 +249,18 @@ def test_one_picture_alone(name: str, picture: str, use: Callable[[str], None]) 
 
 
 @pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16])
+def test_pictures_of_narrow_blocks(name: str, width: int, use: Callable[[str], None]) -> None:
+    # Many blocks are pooled at a time, the last of them alone; and most rows of the picture lie in more than one strip.
+    use(name)
+    for mask in (None, attlas.Causal()):
+        case = make(200, 195, mask=mask)
+        for asked in (stats.Picture(37, 195 // width, "mean"), stats.Picture(5, 195 // width, "max")):
+            (found,) = case.A.collect(asked)
+            case.close(found, pooled(case, asked))
+
+
+@pytest.mark.parametrize("name", library.SETS)
 def test_spans_alone(name: str, use: Callable[[str], None]) -> None:
     use(name)
     case = make(70, 90, mask=attlas.Causal())

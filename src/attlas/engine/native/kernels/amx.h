@@ -20,7 +20,6 @@ struct Amx {
   static constexpr int DEPTH = 32;  // of one step of the tile unit
   static constexpr int TILE = 16 * DEPTH;
   static constexpr int MOST_PARTS = 3;
-  static constexpr bool PAUSES = true;  // a product leaves room for other work
 
   static int64_t depth_of(int64_t depth) { return round_up(depth, DEPTH); }
   // A lies as [16 rows][step][part][16][32], B as [32 columns][step][part][2][16 pairs of rows][16 columns][2].
@@ -182,11 +181,18 @@ struct Amx {
   class Product {
    public:
     static constexpr bool STEPS = true;
-    static constexpr int MOST = 4;  // blocks
+    static constexpr int MOST = 16;  // blocks
 
     Product() = default;
-    Product(const Number* a, int a_parts, int64_t depth, int b_parts, int64_t stride)
-        : left_(a), a_parts_(a_parts), b_parts_(b_parts), depths_(int(depth_of(depth) / DEPTH)), stride_(stride) {
+    // `room` is how deep a row of A may be; `more` where the product is added to what is there.
+    Product(const Number* a, int a_parts, int64_t depth, int b_parts, int64_t stride, int64_t room = 0, bool more = false)
+        : left_(a),
+          a_parts_(a_parts),
+          b_parts_(b_parts),
+          depths_(int(depth_of(depth) / DEPTH)),
+          below_(depth_of(room ? room : depth) * 16 * a_parts),
+          more_(more),
+          stride_(stride) {
       // Small products first; each part is loaded as seldom as eight tiles allow.
       static constexpr Load NINE[] = {{2, 0}, {1, -1}, {-1, 1}, {0, -1}, {-1, 2}, {-1, 0}};
       static constexpr Load FOUR[] = {{1, 1}, {0, -1}, {1, 0}, {0, -1}};
@@ -197,9 +203,10 @@ struct Amx {
     }
 
     void add(const Number* b, float* c) {
-      if (count_ == 0) start(b);
       blocks_[count_++] = {b, c};
+      if (count_ == 1) start(blocks_[0]);
     }
+    bool done() const { return block_ == count_; }
     int64_t steps() const { return int64_t(count_) * depths_ * length_; }
 
     // The next step; nothing where there is none. FAR: the next block of columns is fetched meanwhile, which pays where
@@ -207,8 +214,10 @@ struct Amx {
     template <bool FAR>
     ATTLAS_INLINE void step() {
       if (block_ == count_) return;
+      // Not before: another product may be under way until here.
+      if (depth_ == 0 && at_ == 0) begin_block(blocks_[block_].c);
       const Load load = plan_[at_];
-      if (load.a >= 0) take_a(a_, a_ + depths_ * TILE * a_parts_, load.a);
+      if (load.a >= 0) take_a(a_, a_ + below_, load.a);
       if (load.b >= 0) {
         take_b(b_, load.b);
         const Number* far = b_ + (depths_ * b_parts_ + load.b) * 2 * TILE;
@@ -226,7 +235,7 @@ struct Amx {
       _tile_stored(1, c + 16, line);
       _tile_stored(2, c + 16 * stride_, line);
       _tile_stored(3, c + 16 * stride_ + 16, line);
-      if (++block_ < count_) start(blocks_[block_].b);
+      if (++block_ < count_) start(blocks_[block_]);
     }
     void finish() {
       while (block_ < count_) step<false>();
@@ -241,13 +250,23 @@ struct Amx {
       float* c;
     };
 
-    ATTLAS_INLINE void start(const Number* b) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+    ATTLAS_INLINE void begin_block(const float* c) {
+      if (more_) {
+        const size_t line = size_t(stride_) * 4;
+        _tile_loadd(0, c, line);
+        _tile_loadd(1, c + 16, line);
+        _tile_loadd(2, c + 16 * stride_, line);
+        _tile_loadd(3, c + 16 * stride_ + 16, line);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+    }
+    ATTLAS_INLINE void start(const Block& block) {
       a_ = left_;
-      b_ = b;
+      b_ = block.b;
       depth_ = at_ = 0;
     }
 
@@ -255,6 +274,8 @@ struct Amx {
     const Load* plan_ = nullptr;
     int a_parts_ = 0, b_parts_ = 0, depths_ = 0, length_ = 0;
     int at_ = 0, depth_ = 0, block_ = 0, count_ = 0;
+    int64_t below_ = 0;  // from a row of A to the one 16 further
+    bool more_ = false;
     int64_t stride_ = 0;
     Block blocks_[MOST];
   };

@@ -56,10 +56,12 @@ class Forward {
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
+        bent_(problem.cap > 0 || !usual(T(problem.scale))),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
         logits_(2 * M::ROWS * STRIDE),
-        weights_(M::left_size(M::ROWS, CHUNK, p_parts)),
+        weights_size_(M::left_size(M::ROWS, CHUNK, p_parts)),
+        weights_(M::Product::STEPS ? 2 * weights_size_ : weights_size_),
         pooled_(size_t(block) * width_),
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
@@ -90,7 +92,8 @@ class Forward {
   }
 
  private:
-  // Rows r to r + ROWS against columns [start, stop). While they are multiplied, the rows before become weights.
+  // Rows r to r + ROWS against columns [start, stop). While they are multiplied, and the values with the weights of the rows
+  // before last, the rows before become weights.
   void strip(const Seen& seen, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
              const Number* values) {
     int64_t left, end;
@@ -100,30 +103,80 @@ class Forward {
     while (left < end && seen.hides(first + r, some, left, M::COLUMNS)) left += M::COLUMNS;
     while (left < end && seen.hides(first + r, some, end - M::COLUMNS, M::COLUMNS)) end -= M::COLUMNS;
     if (left >= end) return;
-    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE), r, some, left, end, 0};
-    const int64_t pauses = (end - left) / M::COLUMNS * M::pauses(p_.d, q_parts_, k_parts_);
-    int64_t pause = 0;
-    for (int64_t j = left; j < end; j += M::COLUMNS) {
-      if (seen.hides(first + r, some, j, M::COLUMNS)) continue;
-      M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
-                                  M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
-                                  next.logits + (j - left), STRIDE, [&] {
-                                    ++pause;
-                                    while (before_.logits && before_.taken < M::ROWS && before_.taken * pauses < pause * M::ROWS)
-                                      advance();
-                                  });
+    int64_t inner_left, inner_end;
+    seen.core(first + r, first + r + some, inner_left, inner_end);
+    const bool gaps = seen.allowed || left < inner_left || end > inner_end;
+    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE),
+                     weights_.at(M::Product::STEPS ? size_t(side_) * weights_size_ : 0), r, some, left, end, 0, gaps};
+    if (!M::Product::STEPS) {
+      for (int64_t j = left; j < end; j += M::COLUMNS)
+        if (!seen.hides(first + r, some, j, M::COLUMNS))
+          M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
+                                      M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
+                                      next.logits + (j - left), STRIDE);
+      before_ = next;
+      return settle(values);
     }
-    settle(values);
+    keys_ = typename M::Product(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d, k_parts_, STRIDE);
+    for (int64_t j = left; j < end; j += M::COLUMNS)
+      if (!seen.hides(first + r, some, j, M::COLUMNS))
+        keys_.add(M::right_at(right, j, 0, p_.d, k_parts_), next.logits + (j - left));
+    soften_all(values);
     before_ = next;
     side_ ^= 1;
-    if (!M::PAUSES) settle(values);
   }
 
-  // A strip of logits that was multiplied, and how many of its rows have become weights.
+  // A strip of logits that was multiplied, where its weights go, and how many of its rows have become weights.
   struct Strip {
     T* logits;
+    Number* weights;
     int64_t r, some, left, end, taken;
+    bool gaps;  // whether a row may not see all of it
   };
+
+  // All rows of the strip before, and the products that there are to do, side by side.
+  void soften_all(const Number* values) {
+    if constexpr (M::Product::STEPS) {
+      values_ = typename M::Product();
+      if (last_.logits) {
+        values_ = typename M::Product(last_.weights, p_parts_, last_.end - last_.left, v_parts_, width_, CHUNK, true);
+        for (int64_t j = 0; j < width_; j += M::COLUMNS)
+          values_.add(M::right_at(values, j, last_.left, padded_keys(), v_parts_), pooled_.at(size_t(last_.r) * width_ + j));
+      }
+      now_ = values_.done() ? &keys_ : &values_;
+      due_ = 0;
+      steps_ = values_.steps() + keys_.steps();
+      vectors_ = before_.some * (before_.end - before_.left) / W;
+    }
+    while (before_.logits && before_.taken < M::ROWS) advance();
+    values_.finish();
+    keys_.finish();
+    last_ = before_;
+    if (!p_.out) last_.logits = nullptr;
+    before_.logits = nullptr;
+  }
+
+  // What is left to do of the strips before.
+  void settle(const Number* values) {
+    keys_ = typename M::Product();
+    soften_all(values);
+    if (M::Product::STEPS) return soften_all(values);
+    for (int64_t j = 0; last_.logits && j < width_; j += M::COLUMNS)
+      M::template multiply<true>(last_.weights, p_parts_, CHUNK, M::right_at(values, j, last_.left, padded_keys(), v_parts_),
+                                 v_parts_, last_.end - last_.left, pooled_.at(size_t(last_.r) * width_ + j), width_);
+    last_.logits = nullptr;
+  }
+
+  // Products that are due after so many vectors of a row.
+  ATTLAS_INLINE void step(int vectors) {
+    if constexpr (M::Product::STEPS)
+      for (due_ += vectors * steps_; due_ >= vectors_; due_ -= vectors_) {
+        now_->template step<false>();
+        if (now_->done()) now_ = &keys_;
+      }
+  }
+
+  int64_t padded_keys() const { return round_up(p_.n, M::COLUMNS); }
 
   // The next row of the strip before becomes weights.
   __attribute__((noinline)) void advance() {
@@ -135,26 +188,12 @@ class Forward {
     }
   }
 
-  // What is left to do of the strip before: the rest of its weights, and the values.
-  void settle(const Number* values) {
-    if (!before_.logits) return;
-    while (before_.taken < M::ROWS) advance();
-    const Strip strip = before_;
-    before_.logits = nullptr;
-    if (!p_.out) return;
-    for (int64_t j = 0; j < width_; j += M::COLUMNS)
-      M::template multiply<true>(weights_.data, p_parts_, CHUNK, M::right_at(values, j, strip.left, padded_keys(), v_parts_),
-                                 v_parts_, strip.end - strip.left, pooled_.at(size_t(strip.r) * width_ + j), width_);
-  }
-
-  int64_t padded_keys() const { return round_up(p_.n, M::COLUMNS); }
-
   // Row i of the strip: from products to weights, and what they add to the row's numbers.
   void soften(int64_t i) {
     T* logits = before_.logits + i * STRIDE;
     const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
     const T scale = factor_of<T>(p_);
-    finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
+    if (before_.gaps || bent_) finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
     int64_t j = 0;
     for (; j + 4 * W <= size; j += 4 * W)
@@ -178,16 +217,20 @@ class Forward {
   // Weights of a row that sees nothing here.
   void nothing(int64_t i, int64_t size) {
     const V zeros[2] = {};
-    for (int64_t j = 0; j < size; j += 2 * W) M::put(weights_.data, i, j, CHUNK, p_parts_, zeros);
+    for (int64_t j = 0; j < size; j += 2 * W) M::put(before_.weights, i, j, CHUNK, p_parts_, zeros);
   }
 
   template <bool OUT>
   void weigh_as_wanted(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    if (p_.mean || p_.variance) return weigh<OUT, true, true, true>(logits, i, size, scale, row);
-    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false>(logits, i, size, scale, row);
-    if (p_.entropy) return weigh<OUT, true, false, false>(logits, i, size, scale, row);
-    if (p_.squares) return weigh<OUT, false, true, false>(logits, i, size, scale, row);
-    weigh<OUT, false, false, false>(logits, i, size, scale, row);
+    if (p_.mean || p_.variance) {
+      if (p_.squares) return weigh<OUT, true, true, true, true>(logits, i, size, scale, row);
+      if (before_.gaps) return weigh<OUT, true, false, true, true>(logits, i, size, scale, row);
+      return weigh<OUT, true, false, true, false>(logits, i, size, scale, row);
+    }
+    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false, false>(logits, i, size, scale, row);
+    if (p_.entropy) return weigh<OUT, true, false, false, false>(logits, i, size, scale, row);
+    if (p_.squares) return weigh<OUT, false, true, false, false>(logits, i, size, scale, row);
+    weigh<OUT, false, false, false, false>(logits, i, size, scale, row);
   }
 
   // A larger logit was found: what was summed before shrinks.
@@ -205,55 +248,62 @@ class Forward {
     row.top = top;
   }
 
-  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS>
+  // GAPS: some logits are -infinity, and moments must not count them.
+  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS, bool GAPS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
     V total[2] = {}, bent[2] = {}, squares[2] = {}, count[2] = {}, away[2] = {}, spread[2] = {};
-    const V top = all(row.top), none = all(-INF<T>), one = all(T(1));
+    const V factor = all(T(double(scale) / Weight<T>::UNIT)), shift = all(Weight<T>::shift_of(row.top, scale));
+    const V none = all(-INF<T>), one = all(T(1));
     // Moments are taken about a number near the mean, so that their difference loses nothing.
     const T centre = MOMENTS ? centre_of(logits, size, scale, row) : T(0);
     for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
       V e[2];
       for (int x = 0; x < 2; ++x) {
-        const V logit = load(logits + j + x * W) * scale;
-        const V below = logit - top;
-        e[x] = exp_below(below);
-        total[x] += e[x];
-        if (BENT) bent[x] += e[x] * larger<T>(below, all(T(-1e4)));  // 0 times infinity must be 0
-        if (SQUARES) squares[x] += e[x] * e[x];
+        const V logit = load(logits + j + x * W);
+        const Weight<T> w(logit, factor, shift);
+        e[x] = w.e;
+        total[x] += w.e;
+        if (BENT) bent[x] = w.bend(bent[x]);
+        if (SQUARES) squares[x] += w.e * w.e;
         if (MOMENTS) {
-          const V from = logit > none ? logit - centre : V{};
-          count[x] += logit > none ? one : V{};
+          V from = logit - centre;
+          if (GAPS) {
+            from = logit > none ? from : V{};
+            count[x] += logit > none ? one : V{};
+          }
           away[x] += from;
           spread[x] += from * from;
         }
       }
-      if (OUT) M::put(weights_.data, i, j, CHUNK, p_parts_, e);
+      if (OUT) M::put(before_.weights, i, j, CHUNK, p_parts_, e);
+      step(2);
     }
     row.total += sum<T>(total[0] + total[1]);
-    if (BENT) row.bent += sum<T>(bent[0] + bent[1]);
+    if (BENT) row.bent += T(double(sum<T>(bent[0] + bent[1])) * Weight<T>::UNIT);
     if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
     if (MOMENTS) {
       // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-      const double here = sum<T>(count[0] + count[1]), shift = double(sum<T>(away[0] + away[1])) / here;
-      const double together = row.count + here, apart = double(centre) + shift - row.mean;
-      const double about = std::max(double(sum<T>(spread[0] + spread[1])) - shift * shift * here, 0.0);
+      const double here = GAPS ? double(sum<T>(count[0] + count[1])) : double(size), to = double(scale);
+      const double shifted = double(sum<T>(away[0] + away[1])) / here * to;
+      const double together = row.count + here, apart = double(centre) * to + shifted - row.mean;
+      const double about = std::max(double(sum<T>(spread[0] + spread[1])) * to * to - shifted * shifted * here, 0.0);
       row.spread += about + apart * apart * row.count * here / together;
       row.mean += apart * here / together;
       row.count = together;
     }
   }
 
-  // A number near the mean of a row's logits: that of what was seen before, or of a few in the middle.
+  // A number near the mean of a row's logits, without the scale: that of what was seen before, or of a few in the middle.
   T centre_of(const T* logits, int64_t size, T scale, const Row<T>& row) const {
-    if (row.count > 0) return T(row.mean);
+    if (row.count > 0) return T(row.mean / double(scale));
     T total = 0;
     int count = 0;
     for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
       if (logits[j] > -INF<T>) {
-        total += logits[j] * scale;
+        total += logits[j];
         ++count;
       }
-    return count ? total / T(count) : row.top;
+    return count ? total / T(count) : T(row.top / double(scale));
   }
 
   void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops) {
@@ -306,14 +356,18 @@ class Forward {
 
   const attlas::Dot& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
+  const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights
-  Strip before_{};
+  Strip before_{}, last_{};
   int side_ = 0;
+  typename M::Product keys_, values_, *now_ = &keys_;  // that are under way; so many of their steps for so many vectors
+  int64_t steps_ = 0, vectors_ = 1, due_ = 0;
   int64_t first_ = 0;
   const Seen* seen_ = nullptr;
-  Aligned<Number> weights_;
+  const size_t weights_size_;
+  Aligned<Number> weights_;  // of two strips: one is multiplied with the values while the other becomes weights
   Aligned<T> pooled_;
   std::vector<Row<T>> rows_;
   std::vector<T> top_values_;

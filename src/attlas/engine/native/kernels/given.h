@@ -77,8 +77,8 @@ class Given {
         sums_(size_t(M::ROWS) * SUM_COUNT * W),
         diagonal_(2 * DIAGONAL),
         slots_(picture_ ? M::ROWS + 1 : 1),
-        mass_(size_t(slots_) * span_),
-        tall_(size_t(slots_) * span_),
+        mass_(size_t(slots_) * span_ + 2 * W),
+        tall_(size_t(slots_) * span_ + 2 * W),
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
         top_keys_(size_t(block) * problem.k_largest) {
@@ -86,13 +86,13 @@ class Given {
     choose();
   }
 
-  // What one task leaves behind of columns, to be joined with the other tasks of its head.
+  // What one task leaves behind of columns, to be joined with the other tasks of its head. Of the picture that is its
+  // first row where the task before has some of it, and its last one where the next task has: all others are its own.
   struct Found {
-    std::vector<T> mass, tall;      // of each column
-    std::vector<double> diagonals;  // the last of its rows begins at 0
-    int64_t block = 0, blocks = 0;  // the first row of the picture that it touches, and how many
-    std::vector<double> sums;       // (blocks, picture columns)
-    std::vector<T> tops;
+    std::vector<T> mass, tall;       // of each column
+    std::vector<double> diagonals;   // the last of its rows begins at 0
+    int64_t shared[2] = {-1, -1};    // rows of the picture, -1 for none
+    std::vector<T> sums[2], tops[2];
   };
 
   // Queries [first, first + count) of one head; `right` is its packed keys.
@@ -132,16 +132,13 @@ class Given {
   static void join(const attlas::Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
     std::vector<double> sums;
     std::vector<T> tops;
-    auto add = [&](const std::vector<double>* more, const std::vector<T>* numbers, int64_t at) {
-      for (size_t x = 0; more && x < more->size(); ++x) sums[size_t(at) + x] += (*more)[x];
-      for (size_t x = 0; numbers && x < numbers->size(); ++x) sums[size_t(at) + x] += double((*numbers)[x]);
-    };
     auto give = [&](void* to, int64_t at, const auto& numbers) {
       for (size_t x = 0; x < numbers.size(); ++x) static_cast<T*>(to)[at + int64_t(x)] = T(numbers[x]);
     };
     if (p.column_mass) {
       sums.assign(size_t(p.n), 0.0);
-      for (int64_t task = 0; task < tasks; ++task) add(nullptr, &found[task].mass, 0);
+      for (int64_t task = 0; task < tasks; ++task)
+        for (int64_t j = 0; j < p.n; ++j) sums[j] += double(found[task].mass[j]);
       give(p.column_mass, head * p.n, sums);
     }
     if (p.column_max) {
@@ -152,28 +149,40 @@ class Given {
     }
     if (p.offsets) {
       sums.assign(size_t(p.m + p.n - 1), 0.0);
-      for (int64_t task = 0; task < tasks; ++task)
-        add(&found[task].diagonals, nullptr, p.m - task * block - std::min(block, p.m - task * block));
+      for (int64_t task = 0; task < tasks; ++task) {
+        const std::vector<double>& more = found[task].diagonals;
+        double* at = sums.data() + p.m - task * block - std::min(block, p.m - task * block);
+        for (size_t x = 0; x < more.size(); ++x) at[x] += more[x];
+      }
       give(p.offsets, head * (p.m + p.n - 1), sums);
     }
-    int64_t from = 0;
-    for (int64_t row = 0; (p.picture_sum || p.picture_max) && row < p.picture_rows; ++row) {
-      sums.assign(size_t(p.picture_columns), 0.0);
-      tops.assign(size_t(p.picture_columns), T(0));
-      while (from < tasks && found[from].block + found[from].blocks <= row) ++from;
-      for (int64_t task = from; task < tasks && found[task].block <= row; ++task) {
-        const Found& part = found[task];
-        if (part.block + part.blocks <= row) continue;
-        for (int64_t x = 0; x < p.picture_columns; ++x) {
-          const size_t at = size_t((row - part.block) * p.picture_columns + x);
-          sums[x] += part.sums[at];
-          tops[x] = std::max(tops[x], part.tops[at]);
+    if (!p.picture_sum && !p.picture_max) return;
+    auto line = [&](void* picture, int64_t row) {
+      return static_cast<T*>(picture) + (head * p.picture_rows + row) * p.picture_columns;
+    };
+    // No task has any of these.
+    for (int64_t row = 0; row < p.picture_rows; ++row)
+      if (p.row_edges[row] == p.row_edges[row + 1])
+        for (void* picture : {p.picture_sum, p.picture_max})
+          if (picture) std::fill_n(line(picture, row), p.picture_columns, T(0));
+    sums.assign(size_t(p.picture_columns), 0.0);
+    tops.assign(size_t(p.picture_columns), T(0));
+    for (int64_t task = 0, row = -1; task <= tasks; ++task)
+      for (int part = 0; part < (task < tasks ? 2 : 1); ++part) {
+        const int64_t next = task < tasks ? found[task].shared[part] : -1;
+        if (next < 0 && task < tasks) continue;
+        if (next != row && row >= 0) {
+          if (p.picture_sum) give(line(p.picture_sum, row), 0, sums);
+          if (p.picture_max) give(line(p.picture_max, row), 0, tops);
+          std::fill(sums.begin(), sums.end(), 0.0);
+          std::fill(tops.begin(), tops.end(), T(0));
         }
+        row = next;
+        if (row < 0) continue;
+        const std::vector<T>&more = found[task].sums[part], &higher = found[task].tops[part];
+        for (size_t x = 0; x < more.size(); ++x) sums[x] += double(more[x]);
+        for (size_t x = 0; x < higher.size(); ++x) tops[x] = std::max(tops[x], higher[x]);
       }
-      const int64_t at = (head * p.picture_rows + row) * p.picture_columns;
-      if (p.picture_sum) give(p.picture_sum, at, sums);
-      if (p.picture_max) give(p.picture_max, at, tops);
-    }
   }
 
  private:
@@ -229,15 +238,29 @@ class Given {
   }
 
   void prepare(Found& found) const {
-    if (p_.column_mass) found.mass.assign(size_t(p_.n), T(0));
-    if (p_.column_max) found.tall.assign(size_t(p_.n), T(0));
+    // Whole vectors of them.
+    if (p_.column_mass) found.mass.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
+    if (p_.column_max) found.tall.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
     if (p_.offsets) found.diagonals.assign(size_t(count_ + p_.n - 1), 0.0);
     if (!picture_) return;
-    const int64_t *edges = p_.row_edges, *end = edges + p_.picture_rows + 1;
-    found.block = std::upper_bound(edges, end, first_) - edges - 1;
-    found.blocks = std::lower_bound(edges, end, first_ + count_) - edges - found.block;
-    found.sums.assign(size_t(found.blocks * p_.picture_columns), 0.0);
-    found.tops.assign(size_t(found.blocks * p_.picture_columns), T(0));
+    const int64_t *edges = p_.row_edges, stop = first_ + count_;
+    for (int64_t row = std::upper_bound(edges, edges + p_.picture_rows + 1, first_) - edges - 1;
+         row < p_.picture_rows && edges[row] < stop; ++row) {
+      const bool begun = edges[row] < first_, open = edges[row + 1] > stop;
+      if (begun || open) {
+        const int part = begun ? 0 : 1;
+        found.shared[part] = row;
+        if (p_.picture_sum) found.sums[part].assign(size_t(p_.picture_columns), T(0));
+        if (p_.picture_max) found.tops[part].assign(size_t(p_.picture_columns), T(0));
+      } else if (edges[row] < edges[row + 1]) {
+        if (p_.picture_sum) std::fill_n(line_of(p_.picture_sum, row), p_.picture_columns, T(0));
+        if (p_.picture_max) std::fill_n(line_of(p_.picture_max, row), p_.picture_columns, T(0));
+      }
+    }
+  }
+
+  T* line_of(void* picture, int64_t row) const {
+    return static_cast<T*>(picture) + (head_ * p_.picture_rows + row) * p_.picture_columns;
   }
 
   // Rows r to r + some of the task against the columns of this span. The rows of one rectangle are taken while the
@@ -452,7 +475,6 @@ class Given {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
         row.peak = std::max(row.peak, most<T>(peak));
-        if (p_.top_keys) keep_largest(i, places);
       }
       if ((wanted_ & MOMENTS) && cells_[i] > 0) {
         // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
@@ -465,6 +487,8 @@ class Given {
         row.count = together;
       }
     }
+    // On their own: what they find out cannot be foreseen, and would hold up what is above.
+    for (int64_t i = 0; p_.top_keys && i < some; ++i) keep_largest(i, places);
     if (!picture_) return;
     const int64_t last = int64_t(parts_.size()) - 1;
     for (int64_t x = 0; x < last; ++x) close((open_ + x) % slots_, parts_[size_t(x)].block_row);
@@ -495,40 +519,81 @@ class Given {
 
   void clear(int64_t slot) const {
     const int64_t size = stop_ - start_;
-    std::fill(mass_.at(size_t(slot) * span_), mass_.at(size_t(slot) * span_ + size), T(0));
-    std::fill(tall_.at(size_t(slot) * span_), tall_.at(size_t(slot) * span_ + size), T(0));
+    std::fill_n(mass_.at(size_t(slot) * span_), size, T(0));
+    if (wanted_ & TALLEST) std::fill_n(tall_.at(size_t(slot) * span_), size, T(0));
   }
 
-  // The rows of one slot are all taken: its sums of columns go to the columns and to their row of the picture.
+  // The rows of one slot are all taken: its sums of columns go to the columns and to their row of the picture, and need
+  // not be kept.
   void close(int64_t slot, int64_t block_row) const {
     Found& found = *found_;
-    const T *mass = mass_.at(size_t(slot) * span_), *tall = tall_.at(size_t(slot) * span_);
-    const int64_t stop = std::min(stop_, p_.n), size = stop - start_;
+    T *mass = mass_.at(size_t(slot) * span_), *tall = tall_.at(size_t(slot) * span_);
+    const int64_t size = stop_ - start_;
     if (p_.column_mass)
-      for (int64_t j = 0; j < size; ++j) found.mass[start_ + j] += mass[j];
+      for (int64_t j = 0; j < size; j += W) {
+        T* at = found.mass.data() + start_ + j;
+        store(at, load(at) + load(mass + j));
+      }
     if (p_.column_max)
-      for (int64_t j = 0; j < size; ++j) found.tall[start_ + j] = std::max(found.tall[start_ + j], tall[j]);
+      for (int64_t j = 0; j < size; j += W) {
+        T* at = found.tall.data() + start_ + j;
+        store(at, larger<T>(load(at), load(tall + j)));
+      }
     if (!picture_) return;
-    const int64_t* edges = p_.column_edges;
-    int64_t x = std::upper_bound(edges, edges + p_.picture_columns + 1, start_) - edges - 1;
-    const size_t line = size_t((block_row - found.block) * p_.picture_columns);
-    for (; x < p_.picture_columns && edges[x] < stop; ++x) {
-      int64_t j = std::max(edges[x], start_) - start_;
-      const int64_t end = std::min(edges[x + 1], stop) - start_;
-      V sums{}, tops{};
-      for (; j + W <= end; j += W) {
-        sums += load(mass + j);
-        tops = larger<T>(tops, load(tall + j));
+    const int part = block_row == found.shared[0] ? 0 : 1;
+    const bool own = block_row != found.shared[part];
+    T* sums = !p_.picture_sum ? nullptr : own ? line_of(p_.picture_sum, block_row) : found.sums[part].data();
+    T* tops = !p_.picture_max ? nullptr : own ? line_of(p_.picture_max, block_row) : found.tops[part].data();
+    const int64_t *edges = p_.column_edges, *last = edges + p_.picture_columns, stop = std::min(stop_, p_.n);
+    for (int64_t x = std::upper_bound(edges, last + 1, start_) - edges - 1; x < p_.picture_columns && edges[x] < stop;) {
+      const int64_t from = std::max(edges[x], start_), end = std::min(edges[x + 1], stop), width = end - from;
+      int64_t some = 1;
+      const bool narrow = width < W && !(width & (width - 1));
+      while (narrow && x + some < p_.picture_columns && edges[x + some + 1] == end + some * width && edges[x + some + 1] <= stop)
+        ++some;
+      if (narrow && some * width >= 2 * W) {
+        T *low = mass + (from - start_), *high = tall + (from - start_);
+        if (sums) pool(low, width, some, sums + x, sum_of_pairs<T>, [](T a, T b) { return a + b; });
+        if (tops) pool(high, width, some, tops + x, most_of_pairs<T>, [](T a, T b) { return std::max(a, b); });
+      } else {
+        some = 1;
+        if (sums) sums[x] += T(total_of(mass + (from - start_), width));
+        if (tops) tops[x] = std::max(tops[x], top_of(tall + (from - start_), width));
       }
-      double total = double(sum<T>(sums));
-      T top = most<T>(tops);
-      for (; j < end; ++j) {
-        total += double(mass[j]);
-        top = std::max(top, tall[j]);
-      }
-      found.sums[line + size_t(x)] += total;
-      found.tops[line + size_t(x)] = std::max(found.tops[line + size_t(x)], top);
+      x += some;
     }
+  }
+
+  // `some` blocks of `width` numbers each, a power of two: neighbours are joined until one number is left of each.
+  template <class Pairs, class Join>
+  static ATTLAS_INLINE void pool(T* from, int64_t width, int64_t some, T* to, Pairs pairs, Join join) {
+    for (; width > 1; width /= 2)
+      for (int64_t j = 0; j < some * width / 2; j += W) store(from + j, pairs(load(from + 2 * j), load(from + 2 * j + W)));
+    for (int64_t x = 0; x < some; ++x) to[x] = join(to[x], from[x]);
+  }
+
+  static double total_of(const T* from, int64_t size) {
+    double total = 0;
+    int64_t j = 0;
+    if (size >= W) {
+      V sums{};
+      for (; j + W <= size; j += W) sums += load(from + j);
+      total = double(sum<T>(sums));
+    }
+    for (; j < size; ++j) total += double(from[j]);
+    return total;
+  }
+
+  static T top_of(const T* from, int64_t size) {
+    T top = 0;
+    int64_t j = 0;
+    if (size >= W) {
+      V tops{};
+      for (; j + W <= size; j += W) tops = larger<T>(tops, load(from + j));
+      top = most<T>(tops);
+    }
+    for (; j < size; ++j) top = std::max(top, from[j]);
+    return top;
   }
 
   // A strip is done with this span: diagonal_[x] holds its cells with j - i = left_ - (ROWS - 1) + x.

@@ -28,6 +28,10 @@ struct Largest {
     V peak = peaks[0];
     for (int x = 1; x < places; ++x) peak = larger<T>(peak, peaks[x]);
     if (!above<T>(peak, all(floor))) return;
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>)
+      if (k <= W) return take_few(peaks, places, step, floor, peak, where);
+#endif
     T bound = floor;
     if (floor == -INF<T> && k <= W) {
       // At least k logits reach the k-th largest of these maxima: nothing below it is among the k largest.
@@ -36,10 +40,6 @@ struct Largest {
       std::nth_element(sorted, sorted + k - 1, sorted + W, std::greater<T>());
       bound = sorted[k - 1];
     }
-#if defined(__AVX512F__)
-    if constexpr (std::is_same_v<T, float>)
-      if (k <= W) return take_few(peaks, places, step, floor, bound, where);
-#endif
     for (int place = 0; place < places; ++place) {
       const T* row;
       int64_t key, size;
@@ -67,46 +67,109 @@ struct Largest {
   }
 
 #if defined(__AVX512F__)
-  // No more than a vector of them stay in order in one register.
+  // A vector of logits and one of their keys.
+  struct Ranked {
+    __m512 values;
+    __m512i keys;
+
+    // Whether each lane stands before that of another: it is larger, or as large and its key comes first.
+    static ATTLAS_INLINE __mmask16 before(const Ranked& a, const Ranked& b) {
+      const __mmask16 same = _mm512_cmp_ps_mask(a.values, b.values, _CMP_EQ_OQ);
+      return _mm512_cmp_ps_mask(a.values, b.values, _CMP_GT_OQ) | _mm512_mask_cmplt_epi32_mask(same, a.keys, b.keys);
+    }
+    ATTLAS_INLINE Ranked moved(__m512i lanes) const {
+      return {_mm512_permutexvar_ps(lanes, values), _mm512_permutexvar_epi32(lanes, keys)};
+    }
+    ATTLAS_INLINE void take(__mmask16 where, const Ranked& other) {
+      values = _mm512_mask_mov_ps(values, where, other.values);
+      keys = _mm512_mask_mov_epi32(keys, where, other.keys);
+    }
+  };
+  static ATTLAS_INLINE __m512i numbered() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+
+  // One step of a bitonic sort: each lane and the one `apart` from it, of which those in `later` keep what stands behind.
+  static ATTLAS_INLINE void compare(Ranked& x, int apart, __mmask16 later) {
+    const Ranked other = x.moved(_mm512_xor_si512(numbered(), _mm512_set1_epi32(apart)));
+    x.take(Ranked::before(other, x) ^ later, other);
+  }
+  static ATTLAS_INLINE void compare(__m512& x, int apart, __mmask16 later) {
+    const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(numbered(), _mm512_set1_epi32(apart)), x);
+    x = _mm512_mask_mov_ps(_mm512_max_ps(x, other), later, _mm512_min_ps(x, other));
+  }
+  // A vector whose first half descends and whose second ascends, or the like.
+  template <class X>
+  static ATTLAS_INLINE void merge(X& x) {
+    compare(x, 8, 0xff00), compare(x, 4, 0xf0f0), compare(x, 2, 0xcccc), compare(x, 1, 0xaaaa);
+  }
+  template <class X>
+  static ATTLAS_INLINE void sort(X& x) {
+    compare(x, 1, 0x6666);
+    compare(x, 2, 0x3c3c), compare(x, 1, 0x5a5a);
+    compare(x, 4, 0x0ff0), compare(x, 2, 0x33cc), compare(x, 1, 0x55aa);
+    merge(x);
+  }
+
+  // No more than a vector of them stay in order in one register. There is no branch for a logit: which one is large cannot
+  // be foreseen.
   template <class Where>
-  void take_few(const V* peaks, int places, int step, float floor, float bound, Where where) const {
-    constexpr int MOST = 16;  // places
-    const __mmask16 used = __mmask16((1u << k) - 1);
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i steps = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step));
-    __m512 best = _mm512_mask_loadu_ps(_mm512_set1_ps(-INF<float>), used, values);
-    __m512i best_keys = _mm512_mask_loadu_epi32(_mm512_set1_epi32(-1), used, keys);
-    // Lanes that reach the bound, found without a branch for each.
+  void take_few(const V* peaks, int places, int step, float floor, V peak, Where where) const {
+    constexpr int MOST = 16, DEPTH = 8;  // places, and logits that a lane has in each
+    float bound = floor;
+    if (floor == -INF<float>) {
+      __m512 sorted = (__m512)peak;
+      sort(sorted);
+      alignas(64) float lanes[W];
+      _mm512_store_ps(lanes, sorted);
+      bound = lanes[k - 1];
+    }
+    // Lanes that reach the bound.
     alignas(64) int32_t reached[MOST * W + W];
-    int count = 0;
+    int lanes = 0;
     for (int place = 0; place < places; ++place) {
       const __mmask16 found = __mmask16(reach(peaks[place], floor, bound));
-      const __m512i names = _mm512_add_epi32(lanes, _mm512_set1_epi32(place * W));
-      _mm512_storeu_si512(reached + count, _mm512_maskz_compress_epi32(found, names));
-      count += __builtin_popcount(found);
+      const __m512i names = _mm512_add_epi32(numbered(), _mm512_set1_epi32(place * W));
+      _mm512_storeu_si512(reached + lanes, _mm512_maskz_compress_epi32(found, names));
+      lanes += __builtin_popcount(found);
     }
-    for (int x = 0; x < count; ++x) {
+    // Their logits that reach it.
+    alignas(64) float large[MOST * W * DEPTH + W];
+    alignas(64) int32_t large_keys[MOST * W * DEPTH + W];
+    int count = 0;
+    const __m256i steps = _mm256_mullo_epi32(_mm512_castsi512_si256(numbered()), _mm256_set1_epi32(step));
+    for (int x = 0; x < lanes; ++x) {
       const float* row;
       int64_t first, size;
       where(reached[x] / W, row, first, size);
       const int lane = reached[x] % W;
-      const __mmask16 there = _mm512_cmplt_epi32_mask(steps, _mm512_set1_epi32(int(size) - lane));
-      const __m512 own = _mm512_mask_i32gather_ps(_mm512_set1_ps(-INF<float>), there, steps, row + lane, 4);
-      for (uint32_t found = reach((V)own, floor, bound); found; found &= found - 1) {
-        const int j = lane + __builtin_ctz(found) * step;
-        const __m512 value = _mm512_set1_ps(row[j]);
-        const __m512i key = _mm512_set1_epi32(int(first) + j);
-        // Before it stand larger ones, and of equal ones those of earlier keys.
-        const __mmask16 same = _mm512_cmp_ps_mask(best, value, _CMP_EQ_OQ);
-        const __mmask16 before =
-            _mm512_cmp_ps_mask(best, value, _CMP_GT_OQ) | _mm512_mask_cmplt_epi32_mask(same, best_keys, key);
-        const __mmask16 rest = __mmask16(~(1u << __builtin_popcount(before)));
-        best = _mm512_mask_expand_ps(value, rest, best);
-        best_keys = _mm512_mask_expand_epi32(key, rest, best_keys);
-      }
+      const __mmask8 there = _mm256_cmplt_epi32_mask(steps, _mm256_set1_epi32(int(size) - lane));
+      const __m256 own = _mm256_mmask_i32gather_ps(_mm256_set1_ps(-INF<float>), there, steps, row + lane, 4);
+      const __mmask8 found = _mm256_cmp_ps_mask(own, _mm256_set1_ps(bound), _CMP_GE_OQ) &
+                             _mm256_cmp_ps_mask(own, _mm256_set1_ps(floor), _CMP_GT_OQ);
+      _mm256_storeu_ps(large + count, _mm256_maskz_compress_ps(found, own));
+      _mm256_storeu_si256((__m256i*)(large_keys + count),
+                          _mm256_maskz_compress_epi32(found, _mm256_add_epi32(steps, _mm256_set1_epi32(int(first) + lane))));
+      count += __builtin_popcount(found);
     }
-    _mm512_mask_storeu_ps(values, used, best);
-    _mm512_mask_storeu_epi32(keys, used, best_keys);
+    const __mmask16 used = __mmask16((1u << k) - 1);
+    auto read = [](__mmask16 there, const float* from, const int32_t* from_keys) {
+      return Ranked{_mm512_mask_loadu_ps(_mm512_set1_ps(-INF<float>), there, from),
+                    _mm512_mask_loadu_epi32(_mm512_set1_epi32(-1), there, from_keys)};
+    };
+    Ranked best = read(used, values, keys);
+    for (int x = 0; x < count; x += W) {
+      const __mmask16 there = count - x >= W ? 0xffff : __mmask16((1u << (count - x)) - 1);
+      Ranked more = read(there, large + x, large_keys + x);
+      sort(more);
+      if (x == 0 && floor == -INF<float>) {
+        best = more;
+        continue;
+      }
+      more = more.moved(_mm512_sub_epi32(_mm512_set1_epi32(15), numbered()));
+      best.take(Ranked::before(more, best), more);
+      merge(best);
+    }
+    _mm512_mask_storeu_ps(values, used, best.values);
+    _mm512_mask_storeu_epi32(keys, used, best.keys);
   }
 #endif
 };

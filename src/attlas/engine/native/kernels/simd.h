@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -125,6 +126,27 @@ ATTLAS_INLINE Vec<float> smaller<float>(Vec<float> a, Vec<float> b) {
   return (Vec<float>)_mm_min_ps((__m128)a, (__m128)b);
 }
 #endif
+
+// Every other number of two vectors side by side, from the first or from the second on.
+template <class T, int FROM, std::size_t... I>
+ATTLAS_INLINE Vec<T> every_other(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (2 * int(I) + FROM)...);
+#else
+  return __builtin_shuffle(a, b, Ints<T>{typename Kind<T>::whole(2 * I + FROM)...});
+#endif
+}
+// The sums and the maxima of neighbours in two vectors side by side.
+template <class T>
+ATTLAS_INLINE Vec<T> sum_of_pairs(Vec<T> a, Vec<T> b) {
+  using All = std::make_index_sequence<WIDTH<T>>;
+  return every_other<T, 0>(a, b, All()) + every_other<T, 1>(a, b, All());
+}
+template <class T>
+ATTLAS_INLINE Vec<T> most_of_pairs(Vec<T> a, Vec<T> b) {
+  using All = std::make_index_sequence<WIDTH<T>>;
+  return larger<T>(every_other<T, 0>(a, b, All()), every_other<T, 1>(a, b, All()));
+}
 
 // One bit for each lane of x that is above y.
 template <class T>
