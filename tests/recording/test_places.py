@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas import attend
+from attlas import attend, stats
 from attlas.indexing import Axes
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -237,3 +237,22 @@ def test_a_moved_mask_knows_its_runs_of_keys() -> None:
     assert torch.allclose(part.to_dense()[0, 0], bias[5:22, 7:33])
     assert not torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), bias[:, 7:33].sum(-1))
     assert torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), torch.ones(1, 1, 30))
+
+
+@pytest.mark.parametrize(
+    "score", [attlas.ScaledDot(), attlas.Laplace(1.0), attlas.Bilinear(4, 4)], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize("sink", [False, True])
+def test_statistics_of_a_window_know_that_its_rows_sum_to_less(score: attlas.Score, sink: bool) -> None:
+    q, k = torch.randn(1, 2, 200, 4), torch.randn(1, 1, 220, 4)
+    A = attlas.attend(q, k, score=score, mask=attlas.Causal(), sink=torch.randn(2) if sink else None)
+    rows, columns = range(20, 190), range(10, 150)
+    weights = A.to_dense()[:, :, rows.start : rows.stop, columns.start : columns.stop]
+    part = window_of(A, rows, columns, A.lse[:, :, rows.start : rows.stop])
+    mass, effective, tail = part.collect(stats.RowMass(), stats.EffectiveKeys(), stats.TailMass(3))
+    total, squares = weights.sum(-1), weights.square().sum(-1)
+    torch.testing.assert_close(mass, total)
+    torch.testing.assert_close(
+        effective, torch.where(squares == 0, squares, total.square() / squares), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(tail, total - weights.topk(3).values.sum(-1), rtol=1e-4, atol=1e-5)

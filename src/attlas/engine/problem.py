@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -57,6 +57,9 @@ class Problem:
         One more logit a head in the denominator, without a value.
     batch_ids, head_ids : Tensor, shape (batch,) and (heads,)
         Batch and head as the user counts them, on the CPU.
+    partial : bool
+        Whether a log-sum-exp that comes with it counts keys, or a sink, that it does not have: then rows sum to less
+        than 1.
     """
 
     q: Tensor
@@ -66,6 +69,7 @@ class Problem:
     sink: Tensor | None
     batch_ids: Tensor
     head_ids: Tensor
+    partial: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

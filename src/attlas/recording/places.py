@@ -210,6 +210,7 @@ def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | Non
         mask=None if problem.mask is None else Moved(problem.mask, *place),
         score=problem.score if is_placeless(problem.score) else MovedScore(problem.score, *place),
         sink=problem.sink if lse is None else None,  # it is part of the log-sum-exp
+        partial=lse is not None,
     )
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
 

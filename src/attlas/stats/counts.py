@@ -21,13 +21,14 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """
     m, n = problem.shape[2:]
     if problem.mask is None:
-        return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n)
+        first = torch.zeros(1, 1, m, dtype=torch.int64, device=problem.device)
+        return first, torch.full_like(first, n)
     return problem.interval
 
 
 def _interval(problem: Problem) -> tuple[Tensor, Tensor]:
     found = interval_of(problem)
-    return found if found is not None else (torch.zeros(1, 1, 0), torch.zeros(1, 1, 0))
+    return found if found is not None else (problem.q.new_zeros(1, 1, 0), problem.q.new_zeros(1, 1, 0))
 
 
 def _counted(first: Tensor, stop: Tensor, size: int) -> Tensor:
@@ -60,7 +61,7 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     first, stop = _interval(problem)
     inside = slice(int(rows[0]), int(rows[-1]))
     bands, edges = len(rows) - 1, len(columns)
-    band = torch.repeat_interleave(torch.arange(bands), rows.diff()) * (edges + 1)
+    band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)
     # Left of an edge c a run has max(c - first, 0) - max(c - stop, 0) cells: of each band it is enough to know how many
     # runs begin and end before each edge, and where, which takes far fewer numbers than rows times edges.
     number, total = (first.new_zeros(*first.shape[:2], bands * (edges + 1)) for _ in range(2))

@@ -184,7 +184,7 @@ class _Blocks:
 def _cuts(window: range, count: int) -> Tensor:
     """Return where a window is cut into bands that differ by one at most, the larger ones first."""
     size, larger = divmod(len(window), count)
-    places = torch.arange(count + 1)
+    places = torch.arange(count + 1, device="cpu")
     return (places * size).add_(places.clamp_(max=larger)).add_(window.start)
 
 

@@ -206,7 +206,7 @@ class Spans(Statistic):
         rows, columns = self.start(problem).bands
         if rows is None or columns is None:
             return None
-        return {"picture_sum": (torch.tensor(rows.edges), torch.tensor(columns.edges))}
+        return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         pieces = self.start(problem)

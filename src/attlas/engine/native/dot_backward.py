@@ -59,7 +59,7 @@ def backward(
         return None
     q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
     grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
-    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype) for t in (q, k, values))
+    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
     for panel in walks.panels(problem):
         rows = slice(panel.rows.start, panel.rows.stop)
         part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])

@@ -58,7 +58,9 @@ def read(
         return None
     found: dict[str, Tensor] = {}
     rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
-    whole = "mass" in wanted and problem.sink is None  # then no walk is needed to know that weights sum to 1
+    whole = (
+        "mass" in wanted and problem.sink is None and not problem.partial
+    )  # then no walk is needed to know that weights sum to 1
     if whole:
         del rest["mass"]
     if lse is None and v is None and rest and rest.keys() <= {"entropy", "max_logit"}:

@@ -60,7 +60,8 @@ def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
     if not strides[0][3] == strides[1][3] == strides[2][3] == 1:
         return None
     dtype = problem.dtype
-    out, lse = torch.empty(batch, heads, m, e, dtype=dtype), torch.empty(batch, heads, m, dtype=dtype)
+    out = torch.empty(batch, heads, m, e, dtype=dtype, device="cpu")
+    lse = torch.empty(batch, heads, m, dtype=dtype, device="cpu")
     tensor4 = library.structure("Tensor4")
     fields: dict[str, Any] = {
         name: tensor4(t.data_ptr(), *stride[:3]) for name, t, stride in zip("qkv", (q, k, v), strides, strict=True)

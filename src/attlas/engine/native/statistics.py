@@ -93,7 +93,7 @@ def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[
     blocks = [wants[name] for wants in asked for name in _PICTURES if name in wants]
     if blocks:
         rows, columns = (
-            torch.cat([*edges, torch.tensor([0, size])]).unique()
+            torch.cat([*edges, torch.tensor([0, size], device="cpu")]).unique()
             for edges, size in zip(zip(*blocks, strict=True), sizes, strict=True)
         )
         wanted |= {name: walks.Picture(rows, columns) for name in _PICTURES if name in wanted}

@@ -109,7 +109,7 @@ def _cells(mask: Mask, at: Tile) -> Tensor:
     segments = strips(at, mask, len(at.columns), whole_rows=True)[0].segments
     asked = {columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is Coverage.SOME}
     shape = torch.broadcast_shapes((1, 1), *(cells.shape[:-2] for cells in asked.values()))
-    cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool)
+    cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool, device="cpu")
     for columns, coverage in segments:
         if coverage is not Coverage.NONE:
             cells[..., columns.start : columns.stop] = asked.get(columns, True)
@@ -134,7 +134,11 @@ def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
         shapes["out"] = (m, size)
     return {
         name: torch.zeros(
-            batch, heads, *shape, dtype=torch.int64 if name in ("top_keys", "coverage") else problem.dtype
+            batch,
+            heads,
+            *shape,
+            dtype=torch.int64 if name in ("top_keys", "coverage") else problem.dtype,
+            device="cpu",  # whatever torch makes by default
         )
         for name, shape in shapes.items()
     }
@@ -164,7 +168,7 @@ def _fields(
     fields |= {name: t.data_ptr() for name, t in results.items() if t.numel()}
     if lse is not None:
         held.append(lse)
-        fields |= {"lse": lse.data_ptr(), "lse_known": 1}
+        fields |= {"lse": lse.data_ptr(), "lse_known": 1, "partial": int(problem.partial)}
     if problem.sink is not None:
         held.append(problem.sink.detach().to(problem.dtype).contiguous())
         fields["sink"] = held[-1].data_ptr()
@@ -177,7 +181,7 @@ def _fields(
         fields |= {"row_edges": held[-2].data_ptr(), "column_edges": held[-1].data_ptr()}
         fields |= {"picture_rows": len(picture.rows) - 1, "picture_columns": len(picture.columns) - 1}
     if "coverage" in wanted:
-        held.append(torch.tensor(wanted["coverage"], dtype=torch.float64))
+        held.append(torch.tensor(wanted["coverage"], dtype=torch.float64, device="cpu"))
         fields |= {"levels": held[-1].data_ptr(), "level_count": len(wanted["coverage"])}
     return fields, held
 

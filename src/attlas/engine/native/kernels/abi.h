@@ -36,9 +36,10 @@ struct Dot {
   int32_t lse_known;
   int32_t k_largest;
   int32_t rounded;   // whether the caller rounds the output to the type of the tokens
+  int32_t partial;   // whether a known lse counts keys or a sink that are not here
   void* entropy;     // (batch, heads, m)
   void* squares;     // sum of p^2
-  void* mass;        // sum of p: less than 1 with a sink
+  void* mass;        // sum of p: less than 1 with a sink, or where lse is partial
   void* max_logit;
   void* mean;        // of the allowed logits
   void* variance;

@@ -29,7 +29,7 @@ enum Wanted : int {
   DIAGONALS = 32,
   GAPS = 64,        // some logits are -infinity, and moments must not count them
   EVERYTHING = 63,
-  TOTALS = 128,     // sums of rows, which are 1 unless a sink takes some of it
+  TOTALS = 128,     // sums of rows, which are 1 unless a sink or keys elsewhere take some of it
 };
 
 template <class M>
@@ -212,7 +212,7 @@ class Given {
     const bool columns = p_.column_mass || p_.column_max || picture_;
     const int wanted = (sums ? SUMS : 0) | (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) |
                        (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? TALLEST : 0) |
-                       (p_.offsets ? DIAGONALS : 0) | (p_.mass && p_.sink ? TOTALS : 0);
+                       (p_.offsets ? DIAGONALS : 0) | (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
     // Loops for what is often asked for; what is asked for seldom takes the first that has it.
     if (take<SUMS>(wanted) || take<SUMS | PEAKS>(wanted) || take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) ||
         take<COLUMNS | TALLEST>(wanted) || take<COLUMNS | TALLEST | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
