@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attlas
-from attlas.engine.native import library
+from attlas import Plan
+from attlas.engine.native import family, library
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,24 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
     if kind == "offset":
         return torch.randn(math.prod(shape) + 3)[3:].view(shape)
     return torch.randn(shape)
+
+
+def check_both_walks(
+    A: attlas.AttentionMatrix, kernels: family.Kernels, plan: Plan, exact: attlas.AttentionMatrix
+) -> None:
+    """Compare numbers of rows, from the walk that finds the log-sum-exp too and from the one that is given it."""
+    asked = {"entropy": True, "max_logit": True}
+    for more, known in (({}, None), ({"column_max": True, "squares": True}, exact.lse)):
+        found = family.read(A.problem, kernels, plan, asked | more, None, known)
+        assert found is not None
+        for name, numbers in (
+            ("lse", exact.lse),
+            ("entropy", attlas.stats.entropy(exact)),
+            ("max_logit", attlas.stats.max_logit(exact)),
+            ("column_max", attlas.stats.column_max(exact)),
+        ):
+            if name in {"lse"} | asked.keys() | more.keys():
+                torch.testing.assert_close(found[name], numbers, rtol=1e-10, atol=1e-10)
 
 
 def walked(k: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import check_walk, walked
+from tests.engine.native.conftest import check_both_walks, check_walk, walked
 from torch import Tensor
 
 import attlas
@@ -89,13 +89,7 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
         found, lse = run(A, v, plan)
         close(found, B @ v)
         close(lse, B.lse)
-        asked = {"entropy": True, "max_logit": True}
-        for more, known in (({}, None), ({"column_max": True, "squares": True}, B.lse)):  # a walk for each
-            rows = family.read(A.problem, additive.KERNELS, plan, asked | more, None, known)
-            close(rows["lse"], B.lse)
-            close(rows["entropy"], attlas.stats.entropy(B))
-            close(rows["max_logit"], attlas.stats.max_logit(B))
-        close(rows["column_max"], attlas.stats.column_max(B))
+        check_both_walks(A, additive.KERNELS, plan, B)
         close(additive.KERNELS.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
 
 

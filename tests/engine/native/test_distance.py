@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import check_walk, walked
+from tests.engine.native.conftest import check_both_walks, check_walk, walked
 from torch import Tensor
 
 import attlas
@@ -96,13 +96,7 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     found, lse = run(A, v, plan)
     close(found, B @ v)
     close(lse, B.lse)
-    asked = {"entropy": True, "max_logit": True}
-    for more, known in (({}, None), ({"column_max": True, "squares": True}, B.lse)):  # a walk for each
-        rows = family.read(A.problem, distance.KERNELS, plan, asked | more, None, known)
-        close(rows["lse"], B.lse)
-        close(rows["entropy"], attlas.stats.entropy(B))
-        close(rows["max_logit"], attlas.stats.max_logit(B))
-    close(rows["column_max"], attlas.stats.column_max(B))
+    check_both_walks(A, distance.KERNELS, plan, B)
     close(distance.KERNELS.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
 
 
