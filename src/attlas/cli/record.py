@@ -116,6 +116,7 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
         If what was asked for cannot be done.
     """
     check_folder(arguments.out, overwrite=arguments.overwrite)
+    _check_sizes(arguments)
     device = _device(arguments.device)
     file, text = read_text(arguments.text, "record")
     numbers.chosen(arguments.statistics, torch.arange(3), 1, "record")  # nobody wants to hear it after the work
@@ -292,6 +293,14 @@ def _told(terminal: Terminal) -> Iterator[None]:
             terminal.complain(str(warning.message).replace("record():", "record:", 1))
 
 
+def _check_sizes(arguments: argparse.Namespace) -> None:
+    """Refuse sizes that no model can take, before one is loaded."""
+    for name, least in (("tokens", 3), ("generate", 0), ("chunk", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {max(least, 64)}")
+
+
 def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tensor:
     """Return the tokens of a text, with the model's token for the beginning where it has one.
 
@@ -301,9 +310,6 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
         If there are none, or more than the model can read.
     """
     limit, more, wanted = loaded.context, arguments.generate, arguments.tokens
-    for name, value, least in (("tokens", wanted, 3), ("generate", more, 0), ("chunk", arguments.chunk, 1)):
-        if value is not None and value < least:
-            raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {max(least, 64)}")
     if wanted is None and arguments.text is None:
         wanted = min(limit or _MOST, _MOST) - more
     cut = text if wanted is None else text[: 64 * wanted]
