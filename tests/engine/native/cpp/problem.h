@@ -129,8 +129,8 @@ struct Found {
         tall(blocks),
         top_keys(size_t(8 * p.m * K)),
         coverage(size_t(8 * p.m)),
-        row_edges{0, 5, p.m},
-        column_edges{0, 9, p.n} {}
+        row_edges{0, std::min<int64_t>(5, p.m), p.m},
+        column_edges{0, std::min<int64_t>(9, p.n), p.n} {}
 
   attlas::Dot wanted(T* lse, int32_t threads) {
     const Pairs pairs = given.pairs(threads);

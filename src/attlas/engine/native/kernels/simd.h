@@ -347,13 +347,14 @@ ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
 }
 #endif
 
-// log2(x), a few units in the last place; -infinity for 0 and what is below the normal numbers. x is finite and not below 0.
+// log2(x), a few units in the last place; -infinity for what is below the normal numbers. x is finite.
 template <class T>
 ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
   using V = Vec<T>;
   constexpr int DIGITS = sizeof(T) == 4 ? 23 : 52;
+  const V normal = larger<T>(x, all(std::numeric_limits<T>::min()));
   // The bits of sqrt(1/2), so that what is left of x after its power of 2 lies between that and sqrt(2).
-  const Ints<T> bits = (Ints<T>)x, half = (Ints<T>)all(T(0.70710678118654752440));
+  const Ints<T> bits = (Ints<T>)normal, half = (Ints<T>)all(T(0.70710678118654752440));
   const Ints<T> power = (bits - half) >> DIGITS;
   const V m = (V)(bits - (power << DIGITS)), one = all(T(1));
   // log(m) = 2 artanh(s), |s| < 0.172.
