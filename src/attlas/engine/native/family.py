@@ -58,9 +58,8 @@ def read(
         return None
     found: dict[str, Tensor] = {}
     rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
-    whole = (
-        "mass" in wanted and problem.sink is None and not problem.partial
-    )  # then no walk is needed to know that weights sum to 1
+    # Then weights sum to 1, and no walk is needed to know it.
+    whole = "mass" in wanted and problem.sink is None and not problem.partial
     if whole:
         del rest["mass"]
     if lse is None and v is None and rest and rest.keys() <= {"entropy", "max_logit"}:

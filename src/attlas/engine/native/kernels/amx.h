@@ -119,13 +119,10 @@ struct Amx {
     return round_up(steps, DEPTH) / DEPTH * (b_parts == 3 ? 6 : a_parts * b_parts);
   }
 
-  // `between` runs after every four products of tiles: these take 64 cycles of a unit beside the vectors', so that the
-  // work of vectors that stands between them costs less than it would alone.
-  template <bool ADD, int A_PARTS, int B_PARTS, class Between>
-  static ATTLAS_INLINE void multiply(const Number* a, int64_t depth, const Number* b, int64_t steps, float* c, int64_t stride,
-                                     Between&& between) {
+  // The four tiles of sums: what is there, where it is to be added to, or nothing.
+  static ATTLAS_INLINE void begin_sums(bool add, const float* c, int64_t stride) {
     const size_t line = size_t(stride) * 4;
-    if (ADD) {
+    if (add) {
       _tile_loadd(0, c, line);
       _tile_loadd(1, c + 16, line);
       _tile_loadd(2, c + 16 * stride, line);
@@ -136,6 +133,21 @@ struct Amx {
       _tile_zero(2);
       _tile_zero(3);
     }
+  }
+  static ATTLAS_INLINE void store_sums(float* c, int64_t stride) {
+    const size_t line = size_t(stride) * 4;
+    _tile_stored(0, c, line);
+    _tile_stored(1, c + 16, line);
+    _tile_stored(2, c + 16 * stride, line);
+    _tile_stored(3, c + 16 * stride + 16, line);
+  }
+
+  // `between` runs after every four products of tiles: these take 64 cycles of a unit beside the vectors', so that the
+  // work of vectors that stands between them costs less than it would alone.
+  template <bool ADD, int A_PARTS, int B_PARTS, class Between>
+  static ATTLAS_INLINE void multiply(const Number* a, int64_t depth, const Number* b, int64_t steps, float* c, int64_t stride,
+                                     Between&& between) {
+    begin_sums(ADD, c, stride);
     const Number* below = a + 16 * depth_of(depth) * A_PARTS;
     for (int64_t step = 0; step < steps; step += DEPTH) {
       // Small products first; each part is loaded as seldom as eight tiles allow.
@@ -156,10 +168,7 @@ struct Amx {
       below += TILE * A_PARTS;
       b += 2 * TILE * B_PARTS;
     }
-    _tile_stored(0, c, line);
-    _tile_stored(1, c + 16, line);
-    _tile_stored(2, c + 16 * stride, line);
-    _tile_stored(3, c + 16 * stride + 16, line);
+    store_sums(c, stride);
   }
 
   template <bool ADD, class Between>
@@ -215,7 +224,7 @@ struct Amx {
     ATTLAS_INLINE void step() {
       if (block_ == count_) return;
       // Not before: another product may be under way until here.
-      if (depth_ == 0 && at_ == 0) begin_block(blocks_[block_].c);
+      if (depth_ == 0 && at_ == 0) begin_sums(more_, blocks_[block_].c, stride_);
       const Load load = plan_[at_];
       if (load.a >= 0) take_a(a_, a_ + below_, load.a);
       if (load.b >= 0) {
@@ -229,12 +238,7 @@ struct Amx {
       a_ += TILE * a_parts_;
       b_ += 2 * TILE * b_parts_;
       if (++depth_ < depths_) return;
-      float* c = blocks_[block_].c;
-      const size_t line = size_t(stride_) * 4;
-      _tile_stored(0, c, line);
-      _tile_stored(1, c + 16, line);
-      _tile_stored(2, c + 16 * stride_, line);
-      _tile_stored(3, c + 16 * stride_ + 16, line);
+      store_sums(blocks_[block_].c, stride_);
       if (++block_ < count_) start(blocks_[block_]);
     }
     void finish() {
@@ -250,20 +254,6 @@ struct Amx {
       float* c;
     };
 
-    ATTLAS_INLINE void begin_block(const float* c) {
-      if (more_) {
-        const size_t line = size_t(stride_) * 4;
-        _tile_loadd(0, c, line);
-        _tile_loadd(1, c + 16, line);
-        _tile_loadd(2, c + 16 * stride_, line);
-        _tile_loadd(3, c + 16 * stride_ + 16, line);
-      } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-      }
-    }
     ATTLAS_INLINE void start(const Block& block) {
       a_ = left_;
       b_ = block.b;
