@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
+from attlas.engine.native import library
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NAMES = ["ScaledDot", "SoftCap", "Cosine", "Gaussian", "Gaussian(wide)", "Laplace", "Epanechnikov", "Additive",
@@ -186,3 +188,33 @@ def test_the_default_device_and_dtype_change_nothing() -> None:
     for a, b in zip(found[:-1], wanted[:-1], strict=True):
         assert a.device.type == "cpu"
         torch.testing.assert_close(a, b, check_dtype=False, equal_nan=True)  # blocks that see nothing
+
+
+@pytest.mark.parametrize("largest", [18.0, 928.0, 1e4, 1e6])
+@pytest.mark.parametrize("before", ["nothing", "lse", "product", "statistic"])
+def test_confident_heads_are_as_exact_as_softmax(before: str, largest: float) -> None:
+    """However large logits are, weights are as near to the definition as torch's softmax of the same logits."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, t, 16, generator=random) for t in (90, 130, 130))
+    size = (largest / (q @ k.mT / 4).abs().max()).sqrt()
+    q, k = q * size, k * size
+    exact = torch.softmax(q.double() @ k.double().mT / 4, -1)
+    slack = 4 * float((torch.softmax(q @ k.mT / 4, -1).double() - exact).abs().max()) + 3e-7
+    A = attlas.attend(q, k, mask=attlas.Padding([130]))
+    uses = {"lse": lambda: A.lse, "product": lambda: A @ v, "statistic": lambda: stats.entropy(A)}
+    uses.get(before, lambda: None)()
+    close = partial(torch.testing.assert_close, rtol=0, atol=slack, check_dtype=False)
+    close(A.to_dense(), exact)
+    close(A[..., 3:40], exact[..., 3:40])
+    close(A.sum(-1), torch.ones(1, 2, 90))
+    close(A.sum(-2), exact.sum(-2), atol=90 * slack)
+    close(A.amax(-1), exact.amax(-1))
+    close(A.topk(3).values, exact.topk(3).values)
+    close(A @ v, exact @ v.double(), atol=4 * slack)
+    for plan in ("auto", "tiled", "native"):
+        if plan == "native" and not library.available():
+            continue
+        weights = attlas.attend(q.clone().requires_grad_(), k, plan=attlas.Plan(plan))
+        leaf = v.clone().requires_grad_()
+        (found,) = torch.autograd.grad((weights @ leaf).sum(), leaf)
+        close(found, exact.sum(-2).unsqueeze(-1).expand(found.shape), atol=90 * slack)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from attlas.engine import reference, sdpa, tiled, traced
-from attlas.engine.autograd import Job, pool, pool_transposed
+from attlas.engine.autograd import Job, pool, pool_transposed, record_lse
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.native import dot as native
 from attlas.engine.native import family, few
 from attlas.engine.native import statistics as native_statistics
+from attlas.engine.online import LARGEST, larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads
 from attlas.errors import BackendError, explain
@@ -112,7 +113,7 @@ def choose(
 @full_precision
 def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
-    if tracing():
+    if problem.is_symbolic:
         return traced.multiply(problem, v, dropout), None
     graph = torch.is_grad_enabled()
     if not graph and dropout is None:
@@ -158,13 +159,15 @@ def _at_once(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] |
 
 
 @full_precision
-def multiply_transposed(problem: Problem, x: Tensor, lse: Tensor, plan: Plan) -> Tensor:
-    """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
+def multiply_transposed(problem: Problem, x: Tensor, lse: Callable[[], Tensor], plan: Plan) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e); `lse` gives the log-sum-exp where it is needed."""
+    if problem.is_symbolic:
+        return traced.multiply_transposed(problem, x)
     tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
     kernels = _kernels(problem, plan, None)[0]
     if kernels is not None:
         tokens = family.tokens(problem, tokens)
-    return pool_transposed(Job(problem, tokens, plan, kernels=kernels), x, lse)
+    return pool_transposed(Job(problem, tokens, plan, kernels=kernels), x, lse())
 
 
 def _by_differences(problem: Problem, plan: Plan, dropout: Dropout | None) -> bool:
@@ -201,8 +204,9 @@ def fold(
     if all(wants is None for wants in asked):
         return tiled.fold(problem, statistics, plan, lse)
     found = native_statistics.fold(problem, read, statistics, asked, lse)
-    if found is None:  # tokens that are not finite
-        return tiled.fold(problem, statistics, plan, lse)
+    if found is None or (larger(found[1], LARGEST) and not problem.partial):
+        # Tokens that are not finite; or tiles, which make a weight and the sum of its row in one go.
+        return tiled.fold(problem, statistics, plan, lse if found is None else None)
     results, lse = found
     rest = [i for i, wants in enumerate(asked) if wants is None]
     if rest:  # a walk over the tiles costs something even where no statistic looks at them
@@ -218,6 +222,15 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     read = _kernels_of_reads(problem, plan)
     found = None if read is None else read({"lse": True}, None, None)
     return tiled.log_sum_exp(problem, plan) if found is None else found["lse"]
+
+
+@full_precision
+def recorded_lse(problem: Problem, lse: Tensor, plan: Plan) -> Tensor:
+    """Return a known log-sum-exp with its graph."""
+    kernels = _kernels(problem, plan, None)[0]
+    tokens = problem.project()
+    tokens = tokens if kernels is None else family.tokens(problem, tokens)
+    return record_lse(Job(problem, tokens, plan, kernels=kernels), lse)
 
 
 def _kernels_of_reads(problem: Problem, plan: Plan) -> native_statistics.Read | None:

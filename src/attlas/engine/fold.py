@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import Strip
-from attlas.engine.online import CACHED, exp, finite_shift
+from attlas.engine.online import CACHED, exp, finite_shift, in_parts
 from attlas.engine.problem import Problem
 from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
@@ -118,7 +118,7 @@ class Part:
     @property
     def knows_lse(self) -> bool:
         """Whether someone has asked for numbers that made the log-sum-exp known."""
-        return "lse" in self.__dict__
+        return "exact_lse" in self.__dict__
 
     @cached_property
     def shifted(self) -> Tensor:
@@ -132,7 +132,7 @@ class Part:
     def shift(self) -> Tensor:
         """What was subtracted from each row, shape (B, H, r)."""
         if self.row_lse is not None:
-            return finite_shift(self.lse)
+            return finite_shift(self.exact_lse).to(self.problem.dtype)
         if self.problem.is_modest:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         top = self._top.masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
@@ -140,13 +140,18 @@ class Part:
             top = torch.maximum(top, self._sink)
         return finite_shift(top)
 
-    @cached_property
+    @property
     def lse(self) -> Tensor:
         """Log-sum-exp of the whole rows, shape (B, H, r)."""
+        return self.exact_lse.to(self.problem.dtype)
+
+    @cached_property
+    def exact_lse(self) -> Tensor:
+        """The log-sum-exp in float64."""
         if self.row_lse is not None:
             return self.row_lse()
-        total = self._total
-        return torch.where(total == 0, torch.full_like(total, -math.inf), self.shift + torch.log(total))
+        total = self._total.double()
+        return torch.where(total == 0, -math.inf, self.shift.double() + torch.log(total))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -204,9 +209,10 @@ class Part:
     def _inverse(self) -> Tensor | None:
         """The factor of each row that makes weights of what exp gave; None where that is 1."""
         if self.row_lse is not None:
-            return None
+            low = in_parts(self.exact_lse, self.problem.dtype)[1]
+            return None if low is None else torch.exp(-low)
         # Who has the weights has paid for the log-sum-exp: it is kept.
-        return torch.where(self.lse == -math.inf, torch.zeros_like(self._total), 1 / self._total)
+        return torch.where(self.exact_lse == -math.inf, torch.zeros_like(self._total), 1 / self._total)
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return a buffer of the part's shape to compute in; it is overwritten by the next who asks for it."""
@@ -301,6 +307,11 @@ class Statistic(ABC):
     ----------
     whole_rows : bool
         Whether `step` needs all columns of a row in one part. Costs speed beyond some 100,000 keys.
+    differentiable : bool
+        Whether the result has a gradient; positions and counts have none. Where one is recorded, `step` is handed the
+        whole matrix as one part, and runs on tensors with a graph.
+    of_logits : bool
+        Whether it needs log-weights, which a dense tensor of weights does not tell.
 
     See Also
     --------
@@ -326,6 +337,8 @@ class Statistic(ABC):
     """
 
     whole_rows: bool = False
+    differentiable: bool = True
+    of_logits: bool = False
 
     @abstractmethod
     def start(self, problem: Problem) -> Any:

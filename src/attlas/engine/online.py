@@ -13,7 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "Running", "absorb", "empty", "exp", "finish", "finite_shift", "merge"]
+__all__ = ["CACHED", "LARGEST", "Running", "absorb", "empty", "exact", "exp", "finish", "finite_shift", "in_parts",
+           "larger", "merge"]  # fmt: skip
+
+_SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
+LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
 
 CACHED = 1 << 17  # numbers that a core keeps at hand between one step over them and the next
 
@@ -49,13 +53,37 @@ def finite_shift(largest: Tensor) -> Tensor:
     return torch.where(largest == -math.inf, torch.zeros_like(largest), largest)
 
 
+def exact(lse: Tensor) -> Tensor | None:
+    """Return a log-sum-exp in float64, or None where it is too large for the float32 that a kernel of torch gave."""
+    return lse.double() if lse.dtype is torch.float64 or not larger(lse, 2 * _SMALL) else None
+
+
+def larger(lse: Tensor, bound: float) -> bool:
+    """Return whether the log-sum-exp of any row is larger than a bound.
+
+    Two kernels round the logits of one cell differently. What a log-sum-exp of one makes of the logits of another is
+    wrong by that rounding, which grows with the logits.
+    """
+    return bool((finite_shift(lse).abs() > bound).any())
+
+
+def in_parts(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it does not matter."""
+    shift = finite_shift(lse)
+    high = shift.to(dtype)
+    if dtype is torch.float64 or not larger(lse, _SMALL):
+        return high, None
+    return high, (shift - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
+
+
 def empty(shape: tuple[int, ...], e: int, *, like: Tensor, sink: Tensor | None = None) -> Running:
     """Return rows that have seen no key yet; a sink is a key without a value, seen first."""
     if sink is None:
         largest = like.new_full(shape, -math.inf)
         total = like.new_zeros(shape)
     else:
-        largest = sink.to(like.dtype).view(1, -1, 1).expand(shape).contiguous()
+        # A copy also where the shapes agree: rows are written into it.
+        largest = sink.to(like.dtype).view(1, -1, 1).expand(shape).clone(memory_format=torch.contiguous_format)
         total = torch.exp(largest - finite_shift(largest))
     return Running(largest, total, like.new_zeros(*shape, e))
 
@@ -97,8 +125,11 @@ def merge(left: Running, right: Running) -> Running:
 
 
 def finish(state: Running) -> tuple[Tensor, Tensor]:
-    """Return the output, shape (..., r, e), and the log-sum-exp, shape (..., r)."""
+    """Return the output, shape (..., r, e), and the log-sum-exp in float64, shape (..., r).
+
+    A large log-sum-exp rounded to float32 would leave each weight of its row wrong by as much.
+    """
     nothing = state.total == 0
-    lse = torch.where(nothing, torch.full_like(state.total, -math.inf), state.largest + torch.log(state.total))
+    lse = torch.where(nothing, -math.inf, state.largest.double() + state.total.double().log())
     # A row that has seen no key has total 0 and pooled 0: its output is 0.
     return state.pooled / torch.where(nothing, torch.ones_like(state.total), state.total).unsqueeze(-1), lse

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attlas.engine.problem import Problem, full_precision, through
+from attlas.engine.problem import Problem, full_precision, through, without_graph
+from attlas.scores.base import Tokens
 
 __all__ = ["Dense", "dense"]
 
@@ -24,15 +24,17 @@ class Dense(NamedTuple):
 
 
 @full_precision
-def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
+def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[Tokens, Tokens] | None = None) -> Dense:
     """Compute softmax(score(Q, K)) from its definition, whole, with autograd's own gradients.
 
     Parameters
     ----------
     problem : Problem
         The matrix.
-    rows : Tensor, optional
+    rows : Tensor or range, optional
         Queries that are computed; the default is all.
+    tokens : tuple of Tokens, optional
+        Projected queries and keys, where they are known.
 
     Notes
     -----
@@ -40,11 +42,15 @@ def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
     """
     batch, heads, m, n = problem.shape
     at = problem.tile(range(batch), range(heads), range(m), range(n))
-    q, k = problem.project()
+    q, k = problem.project() if tokens is None else tokens
+    index: Any
     if rows is not None:
         m = len(rows)
-        at = replace(at, rows=range(m), row_index=rows)
-        q = through(q, lambda t: t[:, :, rows])
+        if isinstance(rows, range):
+            at, index = replace(at, rows=rows), slice(rows.start, rows.stop)
+        else:
+            at, index = replace(at, rows=range(m), row_index=rows), rows
+        q = through(q, lambda t: t[:, :, index])
     k = through(k, lambda t: t.repeat_interleave(problem.group, dim=1))
     q, k = through(q, lambda t: t.to(problem.dtype)), through(k, lambda t: t.to(problem.dtype))
     logits = problem.score(q, k, at).expand(batch, heads, m, n)
@@ -62,13 +68,10 @@ def dense(problem: Problem, rows: Tensor | None = None) -> Dense:
 
 def in_float64(problem: Problem) -> Problem:
     """Return the same problem with tokens, sink and score parameters in float64."""
-    # A tensor that a score holds without owning it is not copied: it may be large, or have a graph.
-    held = (t for part in problem.score.modules() for t in vars(part).values())
-    loose = {id(t): t.detach() for t in held if isinstance(t, Tensor)}
     return replace(
         problem,
         q=problem.q.double(),
         k=problem.k.double(),
-        score=copy.deepcopy(problem.score, loose).double(),
+        score=without_graph(problem.score).double(),
         sink=None if problem.sink is None else problem.sink.double(),
     )

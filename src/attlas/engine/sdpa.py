@@ -91,8 +91,9 @@ def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
 def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
     """Return the output, shape (batch, heads, m, e), and the log-sum-exp without the constant of each row.
 
-    The sink, if there is one, is counted in both. None where tokens may hold NaN or infinity: the kernel then
-    gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
+    The sink, if there is one, is counted in both. The log-sum-exp has the dtype of the sums, see `online.exact`.
+    None where tokens may hold NaN or infinity: the kernel then gives 0 for some rows that are NaN, and NaN for rows
+    whose mask hides the key that is NaN.
     """
     q, k, values, fold = _aligned(dot, v)
     batch, heads, m, _ = problem.shape
@@ -124,9 +125,9 @@ def backward(
     batch, heads, m, n = problem.shape
     shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
     out, grad = _padded(out, width), _padded(grad, width)
-    safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse)
-    d_q = torch.zeros(shape_q, dtype=lse.dtype, device=q.device)
-    d_k, d_v = (torch.zeros(shape_k, dtype=lse.dtype, device=q.device) for _ in range(2))
+    safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse).to(problem.dtype)
+    d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
+    d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
     for piece in _pieces(problem, dot, plan):
         rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

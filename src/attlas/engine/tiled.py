@@ -37,7 +37,7 @@ def forward(
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m)."""
     batch, heads, m, _ = problem.shape
     out = v.new_empty(batch, heads, m, v.shape[-1])
-    lse = torch.empty(batch, heads, m, dtype=problem.dtype, device=problem.device)
+    lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
     space = _workspace(problem, tokens)
     for panel in panels(problem, plan, wide=False):
         state = _start(problem, panel.at, v.shape[-1])
@@ -175,7 +175,7 @@ def fold(
         for part in _parts(problem, panel, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
-                found[panel.at.place] = part.lse
+                found[panel.at.place] = part.exact_lse
             else:
                 complete = False
     return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], found if complete else lse
@@ -189,7 +189,7 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     found = _no_keys(problem)
     for panel in panels(problem, plan):
         for part in islice(_parts(problem, panel, None, space), 1):  # any part of a row tells it
-            found[panel.at.place] = part.lse
+            found[panel.at.place] = part.exact_lse
     return found
 
 
@@ -235,12 +235,20 @@ def read(
             at = problem.tile(batches, head_range, range(first, last + 1), range(n))
         else:
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
-        total = None
         b, h, _ = at.place
-        if not before_softmax:
-            total = lse[b, h, some.to(lse.device)] if lse is not None else _lse_of(problem, at, plan)
+        total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
+        if not before_softmax and (
+            total is None or (online.larger(total, 16.0) and _cheap(problem, len(some), len(columns)))
+        ):
+            total = _lse_of(problem, at, plan)
         out[b, h, span.start : span.stop] = _block(problem, at, columns, total)
     return out
+
+
+def _cheap(problem: Problem, rows: int, columns: int) -> bool:
+    """Return whether the log-sum-exp of some rows costs little beside what is read of them."""
+    n = problem.shape[3]
+    return not problem.partial and (columns == n or rows * n <= 1 << 20)
 
 
 def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
@@ -271,7 +279,7 @@ def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, spac
 
 def _no_keys(problem: Problem) -> Tensor:
     """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
-    return _start(problem, problem.tile(*map(range, problem.shape)), 0).largest
+    return _start(problem, problem.tile(*map(range, problem.shape)), 0).largest.double()
 
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
@@ -389,5 +397,8 @@ def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: floa
 
 def _weights(logits: Tensor, lse: Tensor) -> Tensor:
     """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
-    logits.sub_(online.finite_shift(lse).unsqueeze(-1))
+    high, low = online.in_parts(lse, logits.dtype)
+    logits.sub_(high.unsqueeze(-1))
+    if low is not None:
+        logits.sub_(low.unsqueeze(-1))
     return online.exp(logits, out=logits)

@@ -249,15 +249,6 @@ def test_a_learned_projection_is_differentiated_through_a_cap(only_kernels: None
 
 
 @needs_kernels
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    leaves = [t.requires_grad_() for t in tokens(40, 63, 16, 8, torch.float32)]
-    out = attlas.attend(leaves[0], leaves[1], plan=NATIVE) @ leaves[2]
-    first = torch.autograd.grad(out, leaves, torch.randn_like(out).requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first[0].sum().backward()
-
-
-@needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says on Linux how much memory a process has held")
 def test_memory_is_linear() -> None:
     code = """

@@ -311,7 +311,7 @@ if child == 0:
     signal.alarm(60)
     from attlas.engine.native import library
     n, d = q.shape[2:]
-    held = torch.zeros(1, 2, n), q.contiguous()
+    held = torch.zeros(1, 2, n, dtype=torch.float64), q.contiguous()
     place = library.structure("Tensor4")(held[1].data_ptr(), *q.stride()[:3])
     status = library.call("dot", batch=1, heads=2, key_heads=2, m=n, n=n, d=d, q=place, k=place, threads=3, scale=1.0,
                           lse=held[0].data_ptr())

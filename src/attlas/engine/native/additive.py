@@ -55,7 +55,8 @@ class _Additive(Family):
         d_q, d_k = self.new(batch, heads, m, hidden), self.new(batch, key_heads, n, hidden)
         pooled, d_w = self.new(batch, heads, n, e), self.new(hidden)
         for view in views(problem, self.plan):
-            known, above, due = (t[view.place].detach().to(dtype).contiguous() for t in (lse, left, delta))
+            above, due = (t[view.place].detach().to(dtype).contiguous() for t in (left, delta))
+            known = lse[view.place].detach().contiguous()
             pairs, held = fields(view, self.q[view.place], self.k, values, known=known)
             found = [
                 self.new(batch, heads, len(view.rows), hidden),

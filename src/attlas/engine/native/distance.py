@@ -96,7 +96,8 @@ class _Distance(Family):
         d_q, d_k, pooled = self.new(batch, heads, m, d), self.new(batch, heads, n, d), self.new(batch, heads, n, e)
         d_scale = self.new(d) if parameters else None
         for view in views(problem, self.plan):
-            known, above, due = (t[view.place].detach().to(dtype).contiguous() for t in (lse, left, delta))
+            above, due = (t[view.place].detach().to(dtype).contiguous() for t in (left, delta))
+            known = lse[view.place].detach().contiguous()
             q = self.q[view.place]
             first = self.new(batch, heads, len(view.rows), d)
             second = None if d_scale is None else torch.empty_like(first)

@@ -78,5 +78,5 @@ def read(
             return None
         found |= others
     if whole:
-        found["mass"] = (lse != -torch.inf).to(lse.dtype)
+        found["mass"] = (lse != -torch.inf).to(problem.dtype)
     return found | {"lse": lse}

@@ -61,7 +61,7 @@ def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     dtype = problem.dtype
     out = torch.empty(batch, heads, m, e, dtype=dtype, device="cpu")
-    lse = torch.empty(batch, heads, m, dtype=dtype, device="cpu")
+    lse = torch.empty(batch, heads, m, dtype=torch.float64, device="cpu")
     tensor4 = library.structure("Tensor4")
     fields: dict[str, Any] = {
         name: tensor4(t.data_ptr(), *stride[:3]) for name, t, stride in zip("qkv", (q, k, v), strides, strict=True)

@@ -147,6 +147,11 @@ def fields(
     return pairs, [*held, *given.values(), *view.held]
 
 
+def no_keys(*shape: int) -> Tensor:
+    """Return the log-sum-exp of rows that see no key."""
+    return torch.full(shape, -torch.inf, dtype=torch.float64, device="cpu")
+
+
 def with_sink(problem: Problem, lse: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the log-sum-exp with the sink counted, and the part of each row's weight that it leaves to the keys."""
     if problem.sink is None:
@@ -200,11 +205,11 @@ class Family:
         values = v.detach().to(self.problem.dtype)
         if not finite(self.q, self.k, values):
             return None
-        out, lse = self.new(batch, heads, m, v.shape[-1]), self.new(batch, heads, m, fill=-torch.inf)
+        out, lse = self.new(batch, heads, m, v.shape[-1]), no_keys(batch, heads, m)
         for view in views(self.problem, self.plan):
             whole = len(view.rows) == m
             part = out if whole else self.new(batch, heads, len(view.rows), v.shape[-1])
-            part_lse = lse if whole else self.new(batch, heads, len(view.rows))
+            part_lse = lse if whole else no_keys(batch, heads, len(view.rows))
             wanted: dict[str, Any] = {"out": part if v.shape[-1] else None, "lse": part_lse}
             pairs, held = fields(view, self.q[view.place], self.k, values, **wanted)
             if not self.sums(pairs):
@@ -222,9 +227,9 @@ class Family:
         batch, heads, m, _ = self.problem.shape
         if not finite(self.q, self.k):
             return None
-        found = [self.new(batch, heads, m, fill=fill) for fill in (-torch.inf, 0.0, -torch.inf)]
+        found = [no_keys(batch, heads, m), *(self.new(batch, heads, m, fill=fill) for fill in (0.0, -torch.inf))]
         for view in views(self.problem, self.plan):
-            parts = [self.new(batch, heads, len(view.rows)) for _ in found]
+            parts = [torch.empty_like(whole[view.place]) for whole in found]
             wanted: dict[str, Any] = dict(zip(("lse", "entropy", "max_logit"), parts, strict=True))
             pairs, held = fields(view, self.q[view.place], self.k, self.k[..., :0], **wanted)
             if not self.sums(pairs):
@@ -235,7 +240,7 @@ class Family:
         lse, share = with_sink(self.problem, found[0])
         if share is not None:  # p = share * p': its entropy is share * (entropy of p' - log share)
             found[1] = found[1] * share - torch.xlogy(share, share)
-        return Rows(lse, found[1].clamp(min=0.0), found[2])  # rounding must not take it below 0
+        return Rows(lse, found[1].clamp(min=0.0).to(self.problem.dtype), found[2])  # rounding must not take it below 0
 
     def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
         """Return what is wanted of the matrix, as `walks.find` names it; None where tokens are not finite."""
@@ -252,7 +257,7 @@ class Family:
             del held
             return done
 
-        return walks.find(self.problem, wanted, run, lse=lse.detach().to(self.problem.dtype))
+        return walks.find(self.problem, wanted, run, lse=lse.detach())
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""

@@ -19,6 +19,8 @@ __all__ = ["GIVEN", "Picture", "find", "mask_of", "panels"]
 
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
+# Results that are not in the dtype of the sums.
+_DTYPES = {"top_keys": torch.int64, "coverage": torch.int64, "lse": torch.float64}
 _PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 
 #: What can be found only where the log-sum-exp of each row is known.
@@ -137,7 +139,7 @@ def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
             batch,
             heads,
             *shape,
-            dtype=torch.int64 if name in ("top_keys", "coverage") else problem.dtype,
+            dtype=_DTYPES.get(name, problem.dtype),
             device="cpu",  # whatever torch makes by default
         )
         for name, shape in shapes.items()

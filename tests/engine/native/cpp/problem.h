@@ -82,7 +82,7 @@ struct Problem {
 
 // Compare the results of a forward call with softmax of `logit`.
 template <class T>
-void compare(const Problem<T>& given, const std::function<double(const T*, const T*)>& logit, const T* out, const T* lse,
+void compare(const Problem<T>& given, const std::function<double(const T*, const T*)>& logit, const T* out, const double* lse,
              double tolerance) {
   for (int64_t b = 0; b < 2; ++b)
     for (int64_t h = 0; h < 4; ++h)
@@ -132,7 +132,7 @@ struct Found {
         row_edges{0, std::min<int64_t>(5, p.m), p.m},
         column_edges{0, std::min<int64_t>(9, p.n), p.n} {}
 
-  attlas::Dot wanted(T* lse, int32_t threads) {
+  attlas::Dot wanted(double* lse, int32_t threads) {
     const Pairs pairs = given.pairs(threads);
     attlas::Dot p{};
     p.batch = 2, p.heads = 4, p.m = given.m, p.n = given.n, p.d = given.d, p.type = pairs.type, p.threads = threads;

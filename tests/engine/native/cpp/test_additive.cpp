@@ -16,7 +16,8 @@ void sums(int32_t set, double tolerance) {
         Problem<T> given(29, e == 1 ? 523 : 37, d, e, mask++ % 3);
         for (T& x : given.q.numbers) x *= T(far);  // beyond what the reciprocals take, for some
         const std::vector<T> weight = normal<T>(d, 4);
-        std::vector<T> out = blank<T>(8 * given.m * e), lse = blank<T>(8 * given.m);
+        std::vector<T> out = blank<T>(8 * given.m * e);
+        std::vector<double> lse = blank<double>(8 * given.m);
         attlas::Additive work{given.pairs(e == 1 ? 2 : 1), weight.data()};
         work.pairs.out = out.data();
         work.pairs.lse = lse.data();

@@ -29,7 +29,8 @@ void sums(int32_t set, int32_t kernel, double tolerance) {
       const Problem<T> given(d == 3 ? 1 : 29, e == 3 ? 523 : 37, d, e, mask++ % 3);
       std::vector<T> scale;
       for (int64_t c = 0; c < d; ++c) scale.push_back(T(0.3 + (e == 9 ? 0.05 * double(c) : 0)));
-      std::vector<T> out = blank<T>(8 * given.m * e), lse = blank<T>(8 * given.m), more = blank<T>(8 * given.m);
+      std::vector<T> out = blank<T>(8 * given.m * e), more = blank<T>(8 * given.m);
+      std::vector<double> lse = blank<double>(8 * given.m);
       std::vector<T> top = blank<T>(8 * given.m);
       attlas::Distance work{given.pairs(e == 1 ? 2 : 1), kernel, 0, scale.data()};
       work.pairs.out = out.data();

@@ -17,7 +17,8 @@ enum class Mask { NONE, CAUSAL, CELLS, NOTHING };
 
 template <class T>
 struct Results {
-  std::vector<T> out, lse, entropy, squares, mass, max_logit, mean, variance, top_values, column_mass, column_max, offsets,
+  std::vector<double> lse;
+  std::vector<T> out, entropy, squares, mass, max_logit, mean, variance, top_values, column_mass, column_max, offsets,
       picture_sum, picture_max;
   std::vector<int64_t> top_keys, coverage;
 };
@@ -67,7 +68,8 @@ void compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, bool wit
   CHECK(attlas_dot(&p, set) == attlas::DONE);
 
   // Few queries of which nothing but this is wanted are read another way.
-  auto out = blank<T>(rows * z.e), lse_alone = blank<T>(rows);
+  auto out = blank<T>(rows * z.e);
+  auto lse_alone = blank<double>(rows);
   attlas::Dot brief = p;
   brief.out = out.data(), brief.lse = lse_alone.data(), brief.k_largest = 0;
   for (void** wanted : {&brief.entropy, &brief.squares, &brief.mass, &brief.max_logit, &brief.mean, &brief.variance,
@@ -163,7 +165,8 @@ int main() {
   compare<float>(attlas_best(), attlas::FLOAT32, {1, 1, 1, 3, 1100, 2, 1}, Mask::CAUSAL, 0.0, false, 3, 4);
 
   // Numbers that the kernels do not take, and problems that they do not know.
-  std::vector<float> q(4, 1.0f), lse(1);
+  std::vector<float> q(4, 1.0f);
+  std::vector<double> lse(1);
   attlas::Dot p{};
   p.batch = p.heads = p.key_heads = p.value_heads = p.m = p.n = 1;
   p.d = 4;

@@ -34,7 +34,8 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
   }
   const int64_t rows = z.batch * z.heads * z.m, group = z.heads / z.key_heads;
   std::vector<double> d_q(q.size(), 0.0), d_k(key.size(), 0.0), d_v(v.size(), 0.0), s(size_t(z.n)), w(size_t(z.n));
-  auto lse = blank<T>(rows), delta = blank<T>(rows);
+  auto lse = blank<double>(rows);
+  auto delta = blank<T>(rows);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t i = row % z.m, head = row / z.m, g = head / z.heads * z.key_heads + head % z.heads / group;
     double top = -INFINITY, total = 0, due = 0;
@@ -46,7 +47,7 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
       top = std::max(top, s[j]);
     }
     for (int64_t j = 0; j < z.n; ++j) total += s[j] > -INFINITY ? std::exp(s[j] - top) : 0.0;
-    lse[row] = T(total > 0 ? top + std::log(total) : -INFINITY);
+    lse[row] = total > 0 ? top + std::log(total) : -INFINITY;
     std::vector<double> slope(size_t(z.n), 0.0);
     for (int64_t j = 0; j < z.n; ++j) {
       w[j] = s[j] > -INFINITY ? std::exp(s[j] - top) / total : 0.0;
@@ -108,13 +109,14 @@ int main() {
 
   // Numbers that the kernels do not take, and problems that they do not know.
   std::vector<float> given[4] = {{1, 1}, {1, 1}, {1, 1}, {1, 1}}, out(6);
-  const float lse = 0, delta = 0;
+  const double lse = 0;
+  const float delta = 0;
   attlas::DotBackward work{};
   attlas::Dot& p = work.of;
   p.batch = p.heads = p.key_heads = p.value_heads = p.m = p.n = 1, p.d = p.e = 2;
   p.q = {given[0].data(), 2, 2, 2}, p.k = {given[1].data(), 2, 2, 2}, p.v = {given[2].data(), 2, 2, 2};
   work.grad = {given[3].data(), 2, 2, 2}, work.delta = &delta;
-  float place = lse;
+  double place = lse;
   p.lse = &place, p.threads = 1, p.scale = 1.0;
   work.d_q = out.data(), work.d_k = out.data() + 2, work.d_v = out.data() + 4;
   for (auto& numbers : given)

@@ -32,7 +32,7 @@ struct Dot {
   int64_t allowed_batch, allowed_head, allowed_row;
   // Results, contiguous, in the dtype of the sums: float32, or float64 for float64 tokens.
   void* out;         // (batch, heads, m, e)
-  void* lse;         // (batch, heads, m); read where lse_known
+  double* lse;       // (batch, heads, m); read where lse_known
   int32_t lse_known;
   int32_t k_largest;
   int32_t rounded;   // whether the caller rounds the output to the type of the tokens

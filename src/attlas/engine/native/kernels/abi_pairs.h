@@ -23,10 +23,10 @@ struct Pairs {
   const uint8_t* allowed;
   int64_t allowed_batch, allowed_head, allowed_row;
   // Log-sum-exp in nats, (batch, heads, rows) or (batch, heads, columns); null: it is found here (not by_column).
-  const void* known;
+  const double* known;
   // Results, contiguous; what is not wanted is null.
   void* out;        // (batch, heads, m, e)
-  void* lse;        // (batch, heads, m)
+  double* lse;      // (batch, heads, m)
   void* entropy;    // (batch, heads, m)
   void* max_logit;  // (batch, heads, m)
 };

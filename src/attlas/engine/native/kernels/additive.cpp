@@ -57,12 +57,12 @@ struct AdditiveGradients {
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t row0 = (b * p.heads + h) * p.m + i0;
     const Sight<T> sight(p, b, h);
-    T shift[ROWS], delta[ROWS];
+    Shift<T> shift[ROWS];
+    T delta[ROWS];
     for (int r = 0; r < ROWS; ++r) {
       const int64_t i = row0 + std::min(r, count - 1);
-      const T lse = static_cast<const T*>(p.known)[i];
       // Rows beyond the last, and rows without keys, have weights 0.
-      shift[r] = r < count && lse != -INF<T> ? T(lse * LOG2E) : INF<T>;
+      shift[r] = shift_of<T>(r < count ? p.known[i] : -INF<double>);
       delta[r] = static_cast<const T*>(x.slopes.delta)[i];
       std::copy_n(static_cast<const T*>(x.slopes.left) + i * p.e, p.e, w.left.get() + r * p.e);
     }
@@ -75,7 +75,7 @@ struct AdditiveGradients {
       score.tile(b, h, j0, vectors, s.tile.get(), s);
       if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
       slopes_of<T>(w.left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift, nullptr,
-                   delta, nullptr, vectors);
+                   whole, delta, nullptr, vectors);
       values(w, j0, vectors);
       units(w, b, h, j0, vectors);
     }

@@ -189,12 +189,13 @@ class Backward {
 
  private:
   void start(int64_t b, int64_t h) {
-    const T *lse = static_cast<const T*>(p_.lse), *delta = static_cast<const T*>(w_.delta);
+    const double* lse = p_.lse;
+    const T* delta = static_cast<const T*>(w_.delta);
     const int64_t at = (b * p_.heads + h) * p_.m + row_;
     for (int64_t i = 0; i < ROWS; ++i) {
       // Rows that see nothing, and those that are missing to the last strip, have weights of 0.
-      const bool there = i < some_ && lse[at + i] > -INF<T>;
-      shift_[i] = there ? lse[at + i] : std::numeric_limits<T>::max();
+      const bool there = i < some_ && lse[at + i] > -INF<double>;
+      shift_[i] = there ? Shift<T>::of(lse[at + i]) : Shift<T>::none();
       delta_[i] = there ? delta[at + i] : T(0);
     }
     std::memset(d_queries_.data, 0, sizeof(T) * size_t(ROWS * wide_));
@@ -284,11 +285,11 @@ class Backward {
       if (i < strip.some && j >= first_ && j < stop_) {
         for (int x = 0; x < 2; ++x) {
           const T *logits = strip.logits + (i + x) * STRIDE + j, *slopes = strip.slopes + (i + x) * STRIDE + j;
-          const V shift = all(shift_[row + x]), delta = all(delta_[row + x]);
+          const V high = all(shift_[row + x].high), low = all(shift_[row + x].low), delta = all(delta_[row + x]);
           for (int v = 0; v < 2; ++v) {
             V log;
             const V logit = load(logits + v * W);
-            weight[x][v] = weight_of<T>(logit * scale - shift, log);
+            weight[x][v] = weight_of<T>(logit * scale - high - low, log);
             bent[x][v] = weight[x][v] * (load(slopes + v * W) - delta);
             if (cap > 0) {
               const V share = larger<T>(logit, all(-cap)) * slant;  // what is masked has a weight of 0
@@ -355,7 +356,8 @@ class Backward {
   Aligned<T> products_;                        // logits and slopes of two strips
   Aligned<Number> weights_, bent_left_, bent_; // of one block
   Aligned<T> d_queries_;
-  T shift_[ROWS] = {}, delta_[ROWS] = {};
+  Shift<T> shift_[ROWS] = {};
+  T delta_[ROWS] = {};
 };
 
 }  // namespace ATTLAS_ISA

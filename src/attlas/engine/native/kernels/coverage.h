@@ -56,17 +56,18 @@ class Shares {
     }
     for (int64_t i = 0; i < some; ++i) {
       int64_t* out = p_.coverage + (head * p_.m + first + i) * p_.level_count;
-      const T lse = static_cast<const T*>(p_.lse)[head * p_.m + first + i];
-      if (left >= end || lse == -INF<T>) {
+      const double lse = p_.lse[head * p_.m + first + i];
+      if (left >= end || lse == -INF<double>) {
         std::fill(out, out + p_.level_count, 0);
         continue;
       }
       T* row = weights_.at(size_t(i) * stride_);
       finish_row<T>(row, seen, first + i, left, end, T(p_.scale), T(p_.cap));
       const T scale = factor_of<T>(p_);
+      const Shift<T> shift = Shift<T>::of(lse);
       V total = {}, top = {};
       for (int64_t j = 0; j < end - left; j += W) {
-        const V e = exp_below(load(row + j) * scale - lse);
+        const V e = exp_below(load(row + j) * scale - all(shift.high) - all(shift.low));
         store(row + j, e);
         total += e;
         top = larger<T>(top, e);

@@ -305,14 +305,14 @@ struct Backward {
     for (int i = 0; i < 2 * ROWS * D; ++i) first[i] = Vec<T>{};
     for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
     for (int64_t i = 0; i < (pooled.few ? 0 : ROWS * pooled.width); ++i) s.pooled[i] = 0;
-    T shift[ROWS], delta[ROWS];
+    Shift<T> shift[ROWS];
+    T delta[ROWS];
     for (int r = 0; r < ROWS; ++r) {
       const int64_t i = row0 + std::min(r, count - 1);
       for (int64_t c = 0; c < p.e; ++c)
         left[size_t(r * p.e + c)] = static_cast<const T*>(x.slopes.left)[i * p.e + c];
       if (p.by_column) continue;
-      shift[r] = T(static_cast<const T*>(p.known)[i] * LOG2E);
-      if (shift[r] == -INF<T>) shift[r] = INF<T>;
+      shift[r] = shift_of<T>(p.known[i]);
       delta[r] = static_cast<const T*>(x.slopes.delta)[i];
     }
     kernel.take_rows(b, h, i0, count, s);
@@ -323,7 +323,7 @@ struct Backward {
       kernel.tile(b, h, j0, vectors, s.tile.get(), s);
       if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
       slopes_of<T>(left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift,
-                   p.by_column ? shifts.get() + head * whole + j0 : nullptr, delta,
+                   p.by_column ? shifts.get() + head * 2 * whole + j0 : nullptr, whole, delta,
                    p.by_column ? deltas.get() + head * whole + j0 : nullptr, vectors);
       if (x.of.kernel == LAPLACE)
         kernel.template gradients<true>(b, h, j0, vectors, s.other.get(), first, second, s);

@@ -283,7 +283,7 @@ class Few {
       }
       if (sinks && sinks[h] > -INF<T>) total += std::exp(sinks[h] - top);
       const T inverse = total > 0 ? T(1) / total : T(0);
-      if (p_.lse) static_cast<T*>(p_.lse)[at] = total > 0 ? top + std::log(total) : -INF<T>;
+      if (p_.lse) p_.lse[at] = total > 0 ? double(top) + std::log(double(total)) : -INF<double>;
       for (int64_t t = 0; p_.out && t < p_.e; ++t) {
         const T mean = sums[size_t(t)] * inverse;
         if (!(std::fabs(mean) < INF<T>)) wild_ = true;

@@ -252,7 +252,8 @@ class Forward {
   template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS, bool GAPS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
     V total[2] = {}, bent[2] = {}, squares[2] = {}, count[2] = {}, away[2] = {}, spread[2] = {};
-    const V factor = all(T(double(scale) / Weight<T>::UNIT)), shift = all(Weight<T>::shift_of(row.top, scale));
+    const Shift<T> shift = Weight<T>::shift_of(double(row.top), scale);
+    const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
     const V none = all(-INF<T>), one = all(T(1));
     // Moments are taken about a number near the mean, so that their difference loses nothing.
     const T centre = MOMENTS ? centre_of(logits, size, scale, row) : T(0);
@@ -260,7 +261,7 @@ class Forward {
       V e[2];
       for (int x = 0; x < 2; ++x) {
         const V logit = load(logits + j + x * W);
-        const Weight<T> w(logit, factor, shift);
+        const Weight<T> w(logit, factor, high, low);
         e[x] = w.e;
         total[x] += w.e;
         if (BENT) bent[x] = w.bend(bent[x]);
@@ -330,8 +331,8 @@ class Forward {
       }
       const bool empty = !(total > 0);
       const T share = empty ? T(0) : T(1) / total;
-      const T lse = empty ? -INF<T> : row.top + std::log(total);
-      if (p_.lse && !p_.lse_known) static_cast<T*>(p_.lse)[at] = lse;
+      const double lse = empty ? -INF<double> : double(row.top) + std::log(double(total));
+      if (p_.lse && !p_.lse_known) p_.lse[at] = lse;
       if (p_.out) {
         T* to = static_cast<T*>(p_.out) + at * p_.e;
         const T* pooled = pooled_.at(size_t(r) * width_);
@@ -347,8 +348,8 @@ class Forward {
       if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
       const T scale = factor_of<T>(p_);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const T logit = top_values_[size_t(r) * p_.k_largest + x] * scale;
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<T> ? T(0) : std::exp(logit - lse);
+        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale);
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
         p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
       }
     }

@@ -110,7 +110,7 @@ class Given {
     first_ = first;
     count_ = count;
     found_ = &found;
-    lse_ = static_cast<const T*>(p_.lse) + head_ * p_.m + first;
+    lse_ = p_.lse + head_ * p_.m + first;
     std::fill(rows_.begin(), rows_.end(), Numbers());
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
@@ -277,7 +277,7 @@ class Given {
     std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
     for (int64_t i = 0; i < some; ++i) {
-      shift_[i] = lse_[r + i] == -INF<T> ? std::numeric_limits<T>::max() : Weight<T>::shift_of(lse_[r + i], scale_);
+      shift_[i] = lse_[r + i] == -INF<double> ? Shift<T>::none() : Weight<T>::shift_of(lse_[r + i], scale_);
       centred_[i] = rows_[r + i].count > 0;
       centre_[i] = T(rows_[r + i].mean / double(scale_));
       cells_[i] = 0;
@@ -370,7 +370,7 @@ class Given {
     V bent[R], squares[R], peak[R], away[R], spread[R], count[R], mine[R];
     const T* logits[R];
     T* diagonal[R];
-    V shift[R], centre[R];
+    V high[R], low[R], centre[R];
     typename M::Product& product = product_;
     const int64_t steps = steps_, vectors = vectors_;
     int64_t due = due_;
@@ -380,14 +380,15 @@ class Given {
       logits[r] = rectangle.logits + (i + r) * STRIDE;
       // Two sums in turn: what the row before has just stored is not read at once.
       diagonal[r] = diagonal_.at(size_t((i + r) % 2 * DIAGONAL + rectangle.left - left_ + M::ROWS - 1 - (i + r)));
-      shift[r] = all(shift_[i + r]);
+      high[r] = all(shift_[i + r].high);
+      low[r] = all(shift_[i + r].low);
       centre[r] = all(centre_[i + r]);
     });
     for (int64_t j = 0; j < size; j += W) {
       V total, top;
       each<R>([&](int r) __attribute__((always_inline)) {
         const V x = load(logits[r] + j);
-        const Weight<T> w(x, factor, shift[r]);
+        const Weight<T> w(x, factor, high[r], low[r]);
         if (WANTED & SUMS) bent[r] = w.bend(bent[r]);
         if (WANTED & SUMS) squares[r] += w.e * w.e;
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
@@ -609,17 +610,17 @@ class Given {
     for (int64_t r = 0; r < count_; ++r) {
       const Numbers& row = rows_[r];
       const int64_t at = head_ * p_.m + first_ + r;
-      const T lse = lse_[r];
+      const double lse = lse_[r];
       // Not below 0, as rounding may have it where one key has all the weight.
       if (p_.entropy) static_cast<T*>(p_.entropy)[at] = row.bent < 0 ? T(-row.bent) : T(0);
       if (p_.squares) static_cast<T*>(p_.squares)[at] = T(row.squares);
-      if (p_.mass) static_cast<T*>(p_.mass)[at] = wanted_ & TOTALS ? T(row.total) : lse > -INF<T> ? T(1) : T(0);
+      if (p_.mass) static_cast<T*>(p_.mass)[at] = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0);
       if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = row.peak * scale_;
       if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
       if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const T logit = top_values_[size_t(r) * p_.k_largest + x] * scale_;
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<T> ? T(0) : std::exp(logit - lse);
+        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
         p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
       }
     }
@@ -636,7 +637,7 @@ class Given {
   Core core_[2][2] = {};
   int64_t together_ = 1, chunk_ = CHUNK;  // rows and columns that are taken together
   int64_t batch_ = 0, head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_ = 0, some_ = 0, left_ = 0, end_ = 0;
-  const T* lse_ = nullptr;
+  const double* lse_ = nullptr;
   const Seen* seen_ = nullptr;
   Found* found_ = nullptr;
   typename M::Product product_;  // of the next rectangle; so many of its steps for so many vectors of this one
@@ -649,7 +650,8 @@ class Given {
   int64_t open_ = 0, open_row_ = -1;  // the slot and the row of the picture that the next strip may go on with
   Aligned<T> mass_, tall_;
   std::vector<Part> parts_;
-  T shift_[M::ROWS] = {}, centre_[M::ROWS] = {};
+  Shift<T> shift_[M::ROWS] = {};
+  T centre_[M::ROWS] = {};
   bool centred_[M::ROWS] = {};
   int64_t cells_[M::ROWS] = {};
   std::vector<Numbers> rows_;

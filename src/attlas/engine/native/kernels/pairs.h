@@ -251,7 +251,8 @@ struct Sight {
 // The rows of one block as they are summed.
 template <class T>
 struct Running {
-  T shift[ROWS];    // what is taken off the logits, in powers of 2
+  T shift[ROWS];     // what is taken off the logits, in powers of 2
+  T low[ROWS];       // and what a known one lacks
   double top[ROWS];  // largest logit
   Vec<T> total[ROWS];
   Vec<T> moment[ROWS];  // sum of weight times logit
@@ -346,11 +347,18 @@ ATTLAS_INLINE Vec<T> in_reach(Vec<T> x) {
 #endif
 }
 
+// A log-sum-exp in powers of 2. What sees no key gets weights 0.
+template <class T>
+Shift<T> shift_of(double lse) {
+  return lse == -INF<double> ? Shift<T>{INF<T>, T(0)} : Shift<T>::of(lse * LOG2E);
+}
+
 // One tile of logits (or of weights), masked, joins the sums of its rows.
 template <class T>
 void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, const T* column_lse, int vectors, const Values<T>& form,
             Scratch<T>& s) {
   constexpr int W = WIDTH<T>;
+  const int64_t whole = padded<T>(p.n);
   for (int r = 0; r < ROWS; ++r) {
     T* row = tile + r * COLS<T>;
     if (score.linear) {
@@ -374,11 +382,12 @@ void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, con
       run.top[r] = std::max(run.top[r], double(largest));
       if (!p.known) raise(score, run, r, largest, form, s);
     }
-    const Vec<T> shift = all(finite(run.shift[r]));
+    const Vec<T> shift = all(finite(run.shift[r])), low = all(run.low[r]);
     Vec<T> total{}, moment{};
     for (int x = 0; x < vectors; ++x) {
       const Vec<T> logit = load(row + x * W);
-      const Vec<T> w = exp2_(logit - (column_lse ? load(column_lse + x * W) : shift));
+      const Vec<T> w = column_lse ? exp2_(logit - load(column_lse + x * W) - load(column_lse + whole + x * W))
+                                  : exp2_(logit - shift - low);
       store(row + x * W, w);
       total += w;
       if (p.entropy) moment += w > Vec<T>{} ? w * logit : Vec<T>{};
@@ -400,11 +409,12 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
   const Sight<T> sight(p, b, h);
   const T* values = form.head(p, b, h);
   const int64_t whole = padded<T>(p.n), row0 = (b * p.heads + h) * p.m + i0;
-  const T* row_lse = p.known && !p.by_column ? static_cast<const T*>(p.known) + row0 : nullptr;
+  const double* row_lse = p.known && !p.by_column ? p.known + row0 : nullptr;
   Running<T> run;
   for (int r = 0; r < ROWS; ++r) {
-    run.shift[r] = row_lse ? T(row_lse[std::min(r, rows - 1)] * LOG2E) : -INF<T>;
-    if (row_lse && run.shift[r] == -INF<T>) run.shift[r] = INF<T>;  // a row without keys has weights 0
+    const Shift<T> known = row_lse ? shift_of<T>(row_lse[std::min(r, rows - 1)]) : Shift<T>{-INF<T>, T(0)};
+    run.shift[r] = known.high;
+    run.low[r] = known.low;
     run.top[r] = -INF<double>;
     run.total[r] = run.moment[r] = Vec<T>{};
   }
@@ -421,13 +431,14 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
     absorb(p, score, run, s.tile.get(), column_lse ? column_lse + j0 : nullptr, vectors, form, s);
     if (form.e) pool(s.tile.get(), values, whole, j0, vectors, form, s);
   }
-  T *out = static_cast<T*>(p.out), *lse = static_cast<T*>(p.lse), *entropy = static_cast<T*>(p.entropy);
+  T *out = static_cast<T*>(p.out), *entropy = static_cast<T*>(p.entropy);
+  double* lse = p.lse;
   T* max_logit = static_cast<T*>(p.max_logit);
   for (int r = 0; r < rows; ++r) {
-    const double total = sum<T>(run.total[r]), shift = score.linear ? 0.0 : double(finite(run.shift[r]));
+    const double total = sum<T>(run.total[r]), shift = score.linear ? 0.0 : double(finite(run.shift[r])) + double(run.low[r]);
     const bool nothing = !p.known && total == 0;
     const double found = nothing ? -INF<double> : p.known ? shift : shift + std::log2(total);
-    if (lse) lse[row0 + r] = T(found * LN2);
+    if (lse) lse[row0 + r] = found * LN2;
     if (entropy) {
       const double part = sum<T>(run.moment[r]), mass = p.known ? 1 : total;
       entropy[row0 + r] = nothing || total == 0 ? T(0) : T((found * (p.known ? total : 1) - part / mass) * LN2);
@@ -440,18 +451,20 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
   }
 }
 
-// The log-sum-exp of each column in powers of 2, padded; one over the sum where tiles are weights. Columns without any key
-// get weights 0.
+// The log-sum-exp of each column in powers of 2, padded, then what each of these numbers lacks; one over the sum where
+// tiles are weights. Columns without any key get weights 0.
 template <class T>
 Buffer<T> column_shifts(const Pairs& p, bool linear) {
   if (!p.by_column) return {};
   const int64_t whole = padded<T>(p.n);
-  Buffer<T> out(size_t(p.batch * p.heads * whole));
-  const T* known = static_cast<const T*>(p.known);
+  Buffer<T> out(size_t(p.batch * p.heads * 2 * whole));
   attlas::share(size_t(p.batch * p.heads), p.threads, [&](size_t item, int) {
+    T* high = out.get() + item * size_t(2 * whole);
     for (int64_t j = 0; j < whole; ++j) {
-      const double x = j < p.n ? double(known[int64_t(item) * p.n + j]) : -INF<double>;
-      out[item * whole + j] = x == -INF<double> ? (linear ? T(0) : INF<T>) : linear ? T(std::exp(-x)) : T(x * LOG2E);
+      const double x = j < p.n ? p.known[int64_t(item) * p.n + j] : -INF<double>;
+      const Shift<T> shift = linear ? Shift<T>{T(std::exp(-x)), T(0)} : shift_of<T>(x);
+      high[j] = linear && x == -INF<double> ? T(0) : shift.high;
+      high[whole + j] = shift.low;
     }
   });
   return out;
@@ -468,7 +481,7 @@ void sum_all(const Pairs& p, const Score<T>& score) {
   attlas::share(size_t(p.batch * p.heads * blocks), p.threads, [&](size_t item, int thread) {
     const Flush flush;
     const int64_t head = int64_t(item) / blocks;
-    const T* shift = p.by_column ? shifts.get() + head * whole : nullptr;
+    const T* shift = p.by_column ? shifts.get() + head * 2 * whole : nullptr;
     sum_rows(p, score, form, shift, head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS,
              scratch[size_t(thread)]);
   });
@@ -476,8 +489,8 @@ void sum_all(const Pairs& p, const Score<T>& score) {
 
 // slope_ij = A_ij (left_i . right_j - delta): weights replace the logits in `tile`, slopes go to `other`.
 template <class T>
-void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, const T* row_shift, const T* column_shift,
-               const T* row_delta, const T* column_delta, int vectors) {
+void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, const Shift<T>* row_shift,
+               const T* column_shift, int64_t whole, const T* row_delta, const T* column_delta, int vectors) {
   constexpr int W = WIDTH<T>;
   for (int r = 0; r < ROWS; r += 4) {
     for (int x = 0; x < vectors; ++x) {
@@ -489,9 +502,10 @@ void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, cons
       }
       for (int i = 0; i < 4; ++i) {
         const int64_t place = (r + i) * COLS<T> + x * W;
-        const Vec<T> shift = column_shift ? load(column_shift + x * W) : all(row_shift[r + i]);
+        const Vec<T> high = column_shift ? load(column_shift + x * W) : all(row_shift[r + i].high);
+        const Vec<T> low = column_shift ? load(column_shift + whole + x * W) : all(row_shift[r + i].low);
         const Vec<T> delta = column_delta ? load(column_delta + x * W) : all(row_delta[r + i]);
-        const Vec<T> w = exp2_(load(tile + place) - shift);
+        const Vec<T> w = exp2_(load(tile + place) - high - low);
         store(tile + place, w);
         store(other + place, w * (products[i] - delta));
       }

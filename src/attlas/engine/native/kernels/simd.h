@@ -367,16 +367,31 @@ ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
   return x < all(std::numeric_limits<T>::min()) ? all(-INF<T>) : log;
 }
 
-// The weight exp(scale x - lse), and its logarithm in UNIT; factor is scale / UNIT, shift is what shift_of makes of the
-// log-sum-exp. The weight of -infinity is exactly 0.
+// A log-sum-exp as weights take it off: its nearest number, and what that lacks. One float of a large one would leave
+// each weight of its row wrong by as much as it was rounded.
+template <class T>
+struct Shift {
+  T high, low;
+
+  static Shift of(double x) {
+    const T high = T(x);
+    return {high, std::isfinite(x) ? T(x - double(high)) : T(0)};
+  }
+  // Takes all weight from a row that sees no key.
+  static Shift none() { return {std::numeric_limits<T>::max(), 0}; }
+};
+
+// The weight exp(scale x - lse), and its logarithm in UNIT; factor is scale / UNIT, the shift is what shift_of makes of
+// the log-sum-exp. The weight of -infinity is exactly 0.
 template <class T>
 struct Weight {
   static constexpr double UNIT = 1;
   Vec<T> e, log;
 
-  static T shift_of(T lse, T) { return lse; }
+  static Shift<T> shift_of(double lse, T) { return Shift<T>::of(lse); }
 
-  ATTLAS_INLINE Weight(Vec<T> x, Vec<T> factor, Vec<T> shift) : log(x * factor - shift) {
+  ATTLAS_INLINE Weight(Vec<T> x, Vec<T> factor, Vec<T> high, Vec<T> low) : log(x * factor - high) {
+    if constexpr (sizeof(T) == 4) log -= low;
     e = exp_below(log);
     log = larger<T>(log, all(T(-1e4)));  // finite, so that it can be multiplied by a weight of 0
   }
@@ -393,10 +408,15 @@ struct Weight<float> {
   V e, log;
   __mmask16 normal;  // where the weight is not below the normal numbers
 
-  // In the unit of x: the difference is exact where the weight is large, however large the logits are.
-  static float shift_of(float lse, float scale) { return float(double(lse) / double(scale)); }
-  ATTLAS_INLINE Weight(V x, V factor, V shift) {
-    const __m512 s = _mm512_mul_ps((__m512)(x - shift), (__m512)factor);
+  // The nearest number in the unit of x, and what it lacks in the unit of the logarithm: the difference is exact where
+  // the weight is large, however large the logits are.
+  static Shift<float> shift_of(double lse, float scale) {
+    const double x = lse / double(scale);
+    const float high = float(x);
+    return {high, std::isfinite(x) ? float((x - double(high)) * double(scale) / UNIT) : 0.0f};
+  }
+  ATTLAS_INLINE Weight(V x, V factor, V high, V low) {
+    const __m512 s = _mm512_fmsub_ps((__m512)(x - high), (__m512)factor, (__m512)low);
     normal = _mm512_cmp_ps_mask(s, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
     const __m512 magic = _mm512_set1_ps(ROUNDING), rounded = _mm512_add_ps(s, magic), n = _mm512_sub_ps(rounded, magic);
     e = (V)two_to_the(normal, rounded, n, _mm512_sub_ps(s, n));
