@@ -151,6 +151,16 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(_boolean(self, "~"))
 
+    def __bool__(self) -> bool:
+        raise DtypeError(
+            explain(
+                "a mask",
+                "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks.",
+                found=f"the truth of {self.name()}",
+                fix="combine masks with &, | and ~; ask for `mask is None`.",
+            )
+        )
+
     def __repr__(self) -> str:
         return f"{self.name()}\n{picture(self)}"
 

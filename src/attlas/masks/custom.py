@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, explain, kind
 from attlas.masks.base import Mask
 from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.tiles import Tile
+from attlas.tilewise import TileFunction
 
 __all__ = ["FunctionMask", "from_function", "from_tensor"]
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-# What a predicate raises that is not written for whole tiles, or not for vmap.
-_FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
-_FEW = 8  # rows, and columns, on which both ways of asking are compared
 
 
 def from_function(mask_mod: MaskFunction, broadcasts: bool = True) -> FunctionMask:
@@ -166,11 +159,11 @@ class FunctionMask(Mask):
     Raises
     ------
     DtypeError
-        If `mask_mod` cannot be called.
+        If `mask_mod` cannot be called, or takes other arguments.
 
     See Also
     --------
-    from_function : the door, with the rules.
+    from_function : makes it, and has the rules.
 
     Examples
     --------
@@ -180,105 +173,14 @@ class FunctionMask(Mask):
     """
 
     def __init__(self, mask_mod: MaskFunction, broadcasts: bool = True) -> None:
-        if not callable(mask_mod):
-            raise DtypeError(
-                explain(
-                    "from_function()",
-                    "mask_mod must be a function of batch, head, query and key.",
-                    {"mask_mod": type(mask_mod).__name__},
-                    found=f"{kind(mask_mod)}, which cannot be called",
-                    fix="from_tensor(t) for a tensor; from_function(lambda b, h, i, j: j <= i) for a function.",
-                )
-            )
         self.mask_mod = mask_mod
-        self._tiles = broadcasts  # whether whole tiles may be passed
-        self._compared = False  # with vmap, on a few pairs
-        self._device = _held_device(mask_mod)
+        self._function = TileFunction(mask_mod, self.name(), ("b", "h", "i", "j"), broadcasts)
+        self.held = self._function.held
 
     def allows(self, at: Tile) -> Tensor:
-        if self._device is not None and self._device.type != at.device.type:
-            raise DeviceError(
-                explain(
-                    self.name(),
-                    "the tensors that mask_mod holds must be where the matrix is.",
-                    found=f"mask_mod holds a tensor on {self._device}, the matrix is on {at.device}",
-                    fix=f"move q, k and v to {self._device.type}, or that tensor to {at.device}.",
-                )
-            )
         if 0 in at.shape:
             return torch.ones(at.shape, dtype=torch.bool, device=at.device)
-        first: Exception | None = None
-        if self._tiles:
-            try:
-                allowed = self._whole(at)
-                if allowed is not None and (self._compared or self._agree(at)):
-                    self._compared = True
-                    return allowed
-            except AttlasError:
-                raise
-            except _FAILURES as error:
-                first = error
-            self._tiles = False
-        return self._pairs(at, first)
-
-    def _whole(self, at: Tile) -> Tensor | None:
-        """Call with the whole tile; None where the shape shows that it was not taken pair by pair."""
-        allowed = self._boolean(self.mask_mod(at.b, at.h, at.i, at.j), at)
-        # Places have two axes or four, so fewer mean that pairs were reduced, or picked out.
-        fits = 2 <= allowed.ndim <= 4 and all(
-            size in (1, full) for size, full in zip(allowed.shape[::-1], at.shape[::-1], strict=False)
-        )
-        return allowed if fits else None
-
-    def _pairs(self, at: Tile, first: Exception | None = None) -> Tensor:
-        each: Callable[..., Tensor] = self.mask_mod
-        for axis in (3, 2, 1, 0):
-            each = torch.vmap(each, in_dims=tuple(0 if place == axis else None for place in range(4)))
-        try:
-            with _IndexByTensor():
-                allowed = each(at.b.flatten(), at.h.flatten(), at.i.flatten(), at.j.flatten())
-            if allowed.shape != at.shape:
-                raise ValueError(f"it returned shape {tuple(allowed.shape[4:])} for one pair")
-        except _FAILURES as error:
-            cause = first or error
-            if isinstance(cause, IndexError):
-                fix = f"give the tensors that mask_mod indexes a place for each of {at.m} queries and {at.n} keys."
-            else:
-                fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
-            raise ShapeError(
-                explain(
-                    self.name(),
-                    "mask_mod must return one True or False for a batch, head, query and key.",
-                    {"tile": f"{at.shape}"},
-                    found=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}",
-                    fix=fix,
-                )
-            ) from cause
-        return self._boolean(allowed, at)
-
-    def _agree(self, at: Tile) -> bool:
-        """Compare a whole tile with single pairs, on at most 2 × 2 × 8 × 8 of them."""
-        few = replace(
-            at,
-            batches=at.batches[:2],
-            heads=at.heads[:2],
-            batch_ids=at.batch_ids[:2],
-            head_ids=at.head_ids[:2],
-            rows=at.rows[:_FEW],
-            columns=at.columns[:_FEW],
-            row_index=_few(at.i),
-            column_index=_few(at.j),
-        )
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
-                pairs = self._pairs(few)
-        except ShapeError:
-            return True  # it cannot be asked for single pairs, so the tile is all there is
-        whole = self._whole(few)
-        return whole is not None and torch.equal(whole.expand(few.shape), pairs)
-
-    def _boolean(self, allowed: object, at: Tile) -> Tensor:
+        allowed = self._function(at)
         if isinstance(allowed, bool):
             return torch.full((1, 1), allowed, device=at.device)
         if isinstance(allowed, Tensor) and not (allowed.is_floating_point() or allowed.is_complex()):
@@ -295,40 +197,3 @@ class FunctionMask(Mask):
 
     def name(self) -> str:
         return f"from_function({getattr(self.mask_mod, '__name__', type(self.mask_mod).__name__)})"
-
-
-class _IndexByTensor(TorchFunctionMode):
-    """Let ``ids[i]`` work under vmap, where torch would ask the number i for its value."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.__getitem__:
-            source, index = args
-            items = index if isinstance(index, tuple) else (index,)
-            kinds = {Tensor if isinstance(item, Tensor) else type(item) for item in items}
-            if Tensor in kinds and kinds <= {Tensor, int}:
-                places = [torch.as_tensor(item, device=source.device) for item in items]
-                return torch.ops.aten.index(source, places)
-        return func(*args, **(kwargs or {}))
-
-
-def _few(places: Tensor) -> Tensor:
-    """Return places that are spread over at least one, the first and the last among them."""
-    last = places.numel() - 1
-    steps = min(last, _FEW - 1)
-    return places.flatten()[[last * step // max(steps, 1) for step in range(steps + 1)]]
-
-
-def _held_device(function: object) -> torch.device | None:
-    """Return the GPU of a tensor that a function closes over: indexing it out of range there kills the process."""
-    if not inspect.isfunction(function):
-        return None
-    try:
-        held = inspect.getclosurevars(function)
-    except ValueError:  # a name that is given its value later
-        return None
-    for value in (*held.nonlocals.values(), *held.globals.values()):
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            return value.device
-    return None

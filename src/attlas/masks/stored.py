@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError, explain
-from attlas.inputs import tracing
+from attlas.inputs import as_plain, tracing
 from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias
@@ -24,6 +24,7 @@ class _Stored(Mask):
     """What masks of booleans and of numbers share: the tensor, its tiles, its coverage."""
 
     def __init__(self, t: Tensor) -> None:
+        t = as_plain("from_tensor()", "t", t)
         if t.ndim < 2:
             raise ShapeError(
                 explain(
@@ -43,6 +44,7 @@ class _Stored(Mask):
             self.cells = t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:]) if t.ndim > 4 else t
         # Blocks of 64 x 64 cells by strip of rows: (any, all), each (batch, heads, blocks of columns), on the CPU.
         self._strips: dict[int, tuple[Tensor, Tensor]] = {}
+        self._changes = _changes(t)
 
     @abstractmethod
     def rule(self, t: Tensor) -> Tensor:
@@ -73,6 +75,10 @@ class _Stored(Mask):
                 return Coverage.SOME
         return Coverage.ALL if whole else Coverage.NONE
 
+    def _forget(self) -> None:
+        """Forget what was read off the tensor before it changed."""
+        self._strips, self._changes = {}, _changes(self.tensor)
+
     def _strip(self, strip: int) -> tuple[Tensor, Tensor]:
         if strip not in self._strips:
             allowed = self.rule(_own(self.cells)[:, :, strip * _BLOCK : (strip + 1) * _BLOCK])
@@ -84,9 +90,21 @@ class _Stored(Mask):
         return self._strips[strip]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        if self._changes != _changes(self.tensor):  # between two matrices it may change
+            self._forget()
         wanted = (math.prod(batch), heads, m, n)
         sizes = tuple(self.cells.shape)
         if all(size in (1, full) for size, full in zip(sizes, wanted, strict=True)):
+            if len(self.axes) == 3 and self.axes[0] == heads == wanted[0] > 1:
+                raise ShapeError(
+                    explain(
+                        "attend()",
+                        "the first axis of a mask of three axes must be the batch's or the heads', not both.",
+                        {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
+                        found=f"{heads} sequences and {heads} heads",
+                        fix="t[:, None] for a mask per sequence, t[None] for one per head as in torch.",
+                    )
+                )
             return
         found = [
             f"{label} = {size} in mask, {full} in matrix"
@@ -189,6 +207,10 @@ class AdditiveMask(_Stored):
             self._weights = () if self._is_boolean() else (TensorBias(self.cells),)
         return self._weights
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._weights = None
+
     def _is_boolean(self) -> bool:
         if self.tensor.requires_grad or tracing():
             return False
@@ -198,6 +220,11 @@ class AdditiveMask(_Stored):
             if not bool(((strip == 0) | ~self.rule(strip)).all()):
                 return False
         return True
+
+
+def _changes(t: Tensor) -> int | None:
+    """Return how often a tensor was changed in place, where torch counts that."""
+    return None if tracing() or t.is_inference() else t._version
 
 
 def _along(cells: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
 """How alike are a query and a key? Scores are log-weights, before softmax."""
 
 from attlas.scores.additive import Additive
-from attlas.scores.base import Dot, Scaled, Score, Sum, Tokens
+from attlas.scores.base import Dot, Scaled, ScaledByTensor, Score, Sum, Tokens
 from attlas.scores.bilinear import Bilinear
 from attlas.scores.dot import Cosine, ScaledDot, SoftCap
+from attlas.scores.function import ScoreMod
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 from attlas.scores.position import Alibi, RelativeBias, TensorBias
 
@@ -19,8 +20,10 @@ __all__ = [
     "Laplace",
     "RelativeBias",
     "Scaled",
+    "ScaledByTensor",
     "ScaledDot",
     "Score",
+    "ScoreMod",
     "SoftCap",
     "Sum",
     "TensorBias",

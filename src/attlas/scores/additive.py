@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from attlas.autodiff import recorded_gradients
 from attlas.errors import ShapeError, explain
 from attlas.inputs import tracing
 from attlas.scores.base import Score, Tokens
@@ -96,7 +96,7 @@ class Additive(Score):
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         if tracing():  # a program that torch records is made of torch's own operations
-            return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ self.w_v.to(q)
+            return _definition(q, k, self.w_v.to(q))
         logits: Tensor = _Units.apply(q, k, self.w_v.to(q))  # type: ignore[no-untyped-call]
         return logits
 
@@ -136,9 +136,10 @@ class _Units(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, w = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return recorded_gradients(_definition(q, k, w), (q, k, w), grad)
         grad_q, grad_k, grad_w = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(w)
         for rows in _bands(q, k):
             units, above = _tanh(q, k, rows), grad[..., rows.start : rows.stop, :]
@@ -147,6 +148,10 @@ class _Units(torch.autograd.Function):
             grad_q[..., rows.start : rows.stop, :] = above.sum(-1, keepdim=True) - units.sum(-2)
             grad_k += above.sum(-2).unsqueeze(-1) - units.sum(-3)
         return grad_q * w, grad_k * w, grad_w
+
+
+def _definition(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ w
 
 
 def _bands(q: Tensor, k: Tensor) -> list[range]:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.inputs import tracing
 from attlas.tiles import Tile
 
-__all__ = ["Dot", "Scaled", "Score", "Sum", "Tokens", "finite_number"]
+__all__ = ["Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "finite_number"]
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -118,31 +119,45 @@ class Score(nn.Module):
 
     def __add__(self, other: Score) -> Score:
         if not isinstance(other, Score):
+            tensor = isinstance(other, Tensor) and other.ndim
             raise DtypeError(
                 explain(
                     "score + other",
                     "both sides must be scores.",
-                    {"other": type(other).__name__},
-                    found=f"{kind(other)} on the right",
-                    fix="add a Score; a constant shift of all log-weights changes no weight.",
+                    {"other": other if tensor else type(other).__name__},
+                    found=f"{kind(other)} on one side",
+                    fix="score + attlas.TensorBias(t) adds a tensor of log-weights."
+                    if tensor
+                    else "add a Score; a constant shift of all log-weights changes no weight.",
                 )
             )
         return Sum(self, other)
 
-    def __mul__(self, factor: float) -> Score:
+    def __radd__(self, other: object) -> Score:
+        return self if other == 0 and not isinstance(other, Tensor) else self + other  # type: ignore[operator]
+
+    def __sub__(self, other: Score) -> Score:
+        return self + -1.0 * other
+
+    def __mul__(self, factor: float | Tensor) -> Score:
+        if isinstance(factor, Tensor):
+            return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
             raise DtypeError(
                 explain(
                     "score * factor",
-                    "a score is multiplied by one finite number.",
+                    "a score is multiplied by one finite number, or by a tensor with one or one for each head.",
                     {"factor": type(factor).__name__},
                     found=f"factor = {factor!r}",
-                    fix="multiply by a Python float: 0.5 * score.",
+                    fix="0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it.",
                 )
             )
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> Score:
+        return self * (1 / divisor)
 
     def __neg__(self) -> Score:
         return self * -1.0
@@ -217,6 +232,96 @@ class Scaled(Score):
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
+
+
+class ScaledByTensor(Score):
+    """A score times a tensor, a temperature that can be learned; made by ``tensor * score``.
+
+    Parameters
+    ----------
+    inner : Score
+        The score that is multiplied.
+    factor : Tensor, shape () or (heads,)
+        One number, or one for each head. A parameter is learned with the model.
+
+    Raises
+    ------
+    DtypeError
+        If `factor` is no floating-point tensor.
+    ShapeError
+        If it has another shape; at `attend`, if its length is not the number of heads.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> sharpness = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+    >>> q, k = torch.ones(1, 2, 1, 4), torch.ones(1, 2, 3, 4)
+    >>> attlas.attend(q, k, score=sharpness * attlas.ScaledDot()).logits.amax().flatten()
+    tensor([1., 4.], grad_fn=<...>)
+    """
+
+    factor: Tensor
+
+    def __init__(self, inner: Score, factor: Tensor) -> None:
+        super().__init__()
+        if not factor.is_floating_point():
+            found = str(factor.dtype).removeprefix("torch.")
+            raise DtypeError(
+                explain("tensor * score", "the factor must be of floating point.", found=found, fix="factor.float()")
+            )
+        if factor.ndim > 1:
+            raise ShapeError(
+                explain(
+                    "tensor * score",
+                    "the factor is one number, or one for each head.",
+                    {"factor": factor},
+                    found=f"{factor.ndim} axes",
+                    fix="factor.flatten()",
+                )
+            )
+        self.inner = inner
+        self.factor = factor
+        self.scratch = inner.scratch + 1
+        self.finite = inner.finite
+        self.positional = inner.positional
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return self.inner.project(q, k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        logits = self.inner(q, k, at)
+        scaled = logits * self._of_heads(at.head_ids).to(logits)
+        return scaled if self.finite else torch.where(logits == -math.inf, logits, scaled)
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        dot = self.inner.as_dot(q, k)
+        if dot is None or self.factor.numel() > 1 or dot.bias is not None:
+            return None  # the tokens do not say which heads they are
+        if tracing() or (torch.is_grad_enabled() and self.factor.requires_grad):
+            factor = self.factor.reshape(()).to(dot.q)
+            return Dot(dot.q * factor, dot.k, dot.scale, None if dot.row is None else dot.row * factor)
+        number = float(self.factor)
+        return Dot(dot.q, dot.k, dot.scale * number, None if dot.row is None else dot.row * number)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.inner.check(q, k, heads)
+        if self.factor.numel() not in (1, heads):
+            raise ShapeError(
+                explain(
+                    "attend()",
+                    "the factor of a score is one number, or one for each head.",
+                    {"factor": self.factor, "q (..., m, d)": q},
+                    found=f"{self.factor.numel()} numbers, {heads} heads",
+                    fix=f"a tensor of shape () or ({heads},).",
+                )
+            )
+
+    def _of_heads(self, head_ids: Tensor) -> Tensor:
+        factor = self.factor if self.factor.numel() == 1 else self.factor[head_ids.to(self.factor.device)]
+        return factor.reshape(-1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"factor={tuple(self.factor.shape)}"
 
 
 def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from attlas.autodiff import recorded_gradients
 from attlas.errors import DtypeError, ShapeError, explain, kind
 from attlas.tiles import cut
 
@@ -37,9 +37,12 @@ class Distance(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gaps = (q.unsqueeze(-2) - k.unsqueeze(-3)) * scale
+            powers = gaps.square() if ctx.power == 2 else gaps.abs()
+            return *recorded_gradients(powers.sum(-1), (q, k, scale), grad), None
         q, k = q.mT.contiguous(), k.mT.contiguous()
         grad_q, grad_k, grad_scale = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(scale)
         for rows in _bands(q, k):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, explain, kind
-from attlas.inputs import tracing
+from attlas.inputs import as_plain, tracing
 from attlas.scores.base import Score
 from attlas.tiles import Tile
 
@@ -266,7 +266,7 @@ class TensorBias(Score):
                     fix="t.flatten(0, -4) makes one batch axis.",
                 )
             )
-        self.t = t
+        self.t = as_plain("TensorBias()", "t", t)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         t = self.t[(None,) * (4 - self.t.ndim)]

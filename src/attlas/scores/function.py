@@ -1,0 +1,90 @@
+"""A score that a function of one pair changes, as FlexAttention takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, explain, kind
+from attlas.scores.base import Score, Tokens
+from attlas.scores.dot import ScaledDot
+from attlas.tiles import Tile
+from attlas.tilewise import TileFunction
+
+__all__ = ["ScoreMod"]
+
+
+class ScoreMod(Score):
+    """A score changed by a FlexAttention ``score_mod(score, b, h, i, j)``, as it is.
+
+    ``attend(q, k, score=score_mod)`` makes one of the scaled dot product.
+
+    Parameters
+    ----------
+    score_mod : callable
+        Takes the log-weight of one pair, and its batch, head, query and key as integer tensors, and returns the new
+        log-weight; ``-inf`` forbids the pair. Arithmetic, `torch.where` and indexing of tensors work, Python's ``if``,
+        ``and`` and ``or`` do not.
+    score : Score, optional
+        The score that is changed; the default is ``ScaledDot()``.
+
+    Raises
+    ------
+    DtypeError
+        If `score_mod` is no function of five arguments, or `score` no score.
+    ShapeError
+        At the first tile, if the function fails, or returns a wrong shape.
+
+    Notes
+    -----
+    Tensors that the function closes over are differentiated where they require it. The function is called with whole
+    tiles, after a few pairs were compared with `torch.vmap`. Cost: a tile of the scores and what the function makes of
+    it; no tile is skipped, so give what is forbidden as a mask beside it.
+
+    References
+    ----------
+    .. [1] Dong et al., "FlexAttention: a programming model for generating optimized attention kernels", 2024.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> def relative(score, b, h, i, j):
+    ...     return score + (j - i)
+    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)
+    >>> attlas.attend(q, k, score=relative).logits.to_dense()
+    tensor([[[ 0.,  1.,  2.],
+             [-1.,  0.,  1.]]])
+    """
+
+    scratch = 3
+
+    def __init__(self, score_mod: Callable[..., Tensor], score: Score | None = None) -> None:
+        super().__init__()
+        if not isinstance(score, Score | None):
+            fix = "ScoreMod(score_mod, attlas.ScaledDot())"
+            raise DtypeError(explain("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix))
+        self.score_mod = score_mod
+        self.inner = ScaledDot() if score is None else score
+        self._function = TileFunction(score_mod, f"score_mod {self._name()}", ("score", "b", "h", "i", "j"))
+        self.held = self._function.held
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        return self.inner.project(q, k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        logits = self.inner(q, k, at).expand(at.shape)
+        if 0 in at.shape:
+            return logits
+        changed = self._function(at, logits)
+        return changed if isinstance(changed, Tensor) else torch.full_like(logits, changed)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.inner.check(q, k, heads)
+
+    def extra_repr(self) -> str:
+        return self._name()
+
+    def _name(self) -> str:
+        return str(getattr(self.score_mod, "__name__", type(self.score_mod).__name__))

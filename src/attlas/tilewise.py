@@ -1,0 +1,203 @@
+"""A function of one pair of query and key, such as FlexAttention takes, asked for a whole tile at once."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, explain, kind
+from attlas.tiles import Tile
+
+__all__ = ["TileFunction"]
+
+# What a function raises that is not written for whole tiles, or not for vmap.
+_FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
+_FEW = 8  # rows, and columns, on which both ways of asking are compared
+
+
+class TileFunction:
+    """A function ``f(*cells, b, h, i, j)`` of one pair, evaluated on tiles.
+
+    A call with a whole tile is one call for all its pairs. On the first tile a few pairs are compared with
+    `torch.vmap`, and where the two differ (a reduction such as ``.any()`` inside) `torch.vmap` is taken.
+
+    Parameters
+    ----------
+    f : callable
+        The function: numbers of the pair, then batch, head, query and key as integer tensors.
+    name : str
+        What an error calls it.
+    arguments : tuple of str
+        Names of all its arguments.
+    broadcasts : bool
+        Whether to call it with whole tiles at all.
+
+    Raises
+    ------
+    DtypeError
+        If `f` cannot be called, or not with so many arguments.
+    """
+
+    def __init__(
+        self, f: Callable[..., Tensor], name: str, arguments: tuple[str, ...], broadcasts: bool = True
+    ) -> None:
+        self.f = f
+        self.name = name
+        self.held = list(_held(f))  # the tensors that it closes over
+        self._tiles = broadcasts
+        self._compared = False
+        if callable(f) and _takes(f, len(arguments)):
+            return
+        names = ", ".join(arguments)
+        if callable(f):
+            found, fix = f"{getattr(f, '__name__', kind(f))}{inspect.signature(f)}", f"a function that takes ({names})."
+        else:
+            found, fix = f"{kind(f)}, which cannot be called", f"lambda {names}: ..."
+        rule = f"it must be a function of ({names})."
+        raise DtypeError(explain(name, rule, {"f": type(f).__name__}, found=found, fix=fix))
+
+    def __call__(self, at: Tile, *cells: Tensor) -> Tensor:
+        """Return what the function says of each pair of a tile, broadcastable to (batches, heads, rows, columns).
+
+        Raises
+        ------
+        ShapeError
+            If it fails or returns a wrong shape in both ways of asking.
+        DeviceError
+            If it holds tensors of a GPU and the matrix is not there.
+        """
+        away = [t.device for t in self.held if t.device.type not in ("cpu", at.device.type)]
+        if away:  # an index out of range on a GPU would end the process
+            raise DeviceError(
+                explain(
+                    self.name,
+                    "the tensors that the function holds must be where the matrix is.",
+                    found=f"it holds a tensor on {away[0]}, the matrix is on {at.device}",
+                    fix=f"move q, k and v to {away[0].type}, or that tensor to {at.device}.",
+                )
+            )
+        first: Exception | None = None
+        if self._tiles:
+            try:
+                found = self.f(*cells, at.b, at.h, at.i, at.j)
+                if not isinstance(found, Tensor):
+                    return found
+                if _fits(found, at) and (self._compared or self._agree(at, cells)):
+                    self._compared = True
+                    return found
+            except AttlasError:
+                raise
+            except _FAILURES as error:
+                first = error
+            self._tiles = False
+        return self._pairs(at, cells, first)
+
+    def _pairs(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
+        each: Callable[..., Tensor] = self.f
+        for axis in (3, 2, 1, 0):
+            positions = tuple(0 if place == axis else None for place in range(4))
+            each = torch.vmap(each, in_dims=(*(0 for _ in cells), *positions))
+        try:
+            with _IndexByTensor():
+                found = each(*cells, at.b.flatten(), at.h.flatten(), at.i.flatten(), at.j.flatten())
+            if found.shape != at.shape:
+                raise ValueError(f"it returned shape {tuple(found.shape[4:])} for one pair")
+        except _FAILURES as error:
+            cause = first or error
+            if isinstance(cause, IndexError):
+                fix = f"give the tensors that it indexes a position for each of {at.m} queries and {at.n} keys."
+            else:
+                fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
+            raise ShapeError(
+                explain(
+                    self.name,
+                    "the function must return one value for a batch, head, query and key.",
+                    {"tile": f"{at.shape}"},
+                    found=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}",
+                    fix=fix,
+                )
+            ) from cause
+        return found
+
+    def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
+        """Compare a whole tile with single pairs, on at most 2 × 2 × 8 × 8 of them."""
+        rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+        few = replace(
+            at,
+            batches=at.batches[:2],
+            heads=at.heads[:2],
+            batch_ids=at.batch_ids[:2],
+            head_ids=at.head_ids[:2],
+            rows=at.rows[: len(rows)],
+            columns=at.columns[: len(columns)],
+            row_index=at.i.flatten()[rows],
+            column_index=at.j.flatten()[columns],
+        )
+        some = tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
+        with torch.no_grad():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
+                    pairs = self._pairs(few, some)
+            except ShapeError:
+                return True  # it cannot be asked for single pairs, so the tile is all there is
+            whole = self.f(*some, few.b, few.h, few.i, few.j).expand(few.shape)
+        return torch.allclose(whole, pairs, equal_nan=True) if whole.is_floating_point() else torch.equal(whole, pairs)
+
+
+def _fits(found: Tensor, at: Tile) -> bool:
+    """Return whether a result can be one of each pair: of fewer than two axes, pairs were reduced or picked out."""
+    sizes = zip(found.shape[::-1], at.shape[::-1], strict=False)
+    return 2 <= found.ndim <= 4 and all(size in (1, full) for size, full in sizes)
+
+
+class _IndexByTensor(TorchFunctionMode):
+    """Let ``ids[i]`` work under vmap, where torch would ask the number i for its value."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            source, index = args
+            items = index if isinstance(index, tuple) else (index,)
+            kinds = {Tensor if isinstance(item, Tensor) else type(item) for item in items}
+            if Tensor in kinds and kinds <= {Tensor, int}:
+                places = [torch.as_tensor(item, device=source.device) for item in items]
+                return torch.ops.aten.index(source, places)
+        return func(*args, **(kwargs or {}))
+
+
+def _spread(size: int) -> list[int]:
+    """Return indices that are spread over a tile, the first and the last among them."""
+    steps = min(size, _FEW) - 1
+    return [(size - 1) * step // max(steps, 1) for step in range(steps + 1)]
+
+
+def _held(f: object) -> Iterator[Tensor]:
+    """Yield the tensors that a function closes over."""
+    if not inspect.isfunction(f):
+        return
+    try:
+        found = inspect.getclosurevars(f)
+    except ValueError:  # a name that is given its value later
+        return
+    for value in (*found.nonlocals.values(), *found.globals.values()):
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _takes(f: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(f).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say what it takes
+        return True
+    return True
