@@ -4,6 +4,8 @@
 the speed of a fused kernel, and any cell, row, tile, statistic or picture of A is computed on demand.
 """
 
+import importlib
+
 from attlas import stats, testing
 from attlas.atlas import Atlas, Entry, load
 from attlas.attend import attend, attention
@@ -15,6 +17,8 @@ from attlas.errors import (
     CheckpointError,
     DeviceError,
     DtypeError,
+    GradientError,
+    ModifiedError,
     OutOfRangeError,
     RecordingError,
     ShapeError,
@@ -46,6 +50,7 @@ from attlas.scores import (
     RelativeBias,
     ScaledDot,
     Score,
+    ScoreMod,
     SoftCap,
     TensorBias,
     Triangular,
@@ -74,8 +79,10 @@ __all__ = [
     "Entry",
     "Epanechnikov",
     "Gaussian",
+    "GradientError",
     "Laplace",
     "Mask",
+    "ModifiedError",
     "OutOfRangeError",
     "Padding",
     "Plan",
@@ -84,6 +91,7 @@ __all__ = [
     "RelativeBias",
     "ScaledDot",
     "Score",
+    "ScoreMod",
     "ShapeError",
     "SoftCap",
     "TensorBias",
@@ -101,3 +109,16 @@ __all__ = [
     "stats",
     "testing",
 ]
+
+# Packages that need an extra, or that few programs use: imported when they are first asked for.
+_ON_DEMAND = ("estimators", "heads", "huggingface", "models", "nn", "pictures", "scaling", "view")
+
+
+def __getattr__(name: str) -> object:
+    if name in _ON_DEMAND:
+        return importlib.import_module(f"attlas.{name}")
+    raise AttributeError(f"module 'attlas' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from attlas.masks.custom import from_function, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
+from attlas.scores.function import ScoreMod
 
 __all__ = ["attend", "attention", "explain_choice"]
 
@@ -27,9 +29,9 @@ __all__ = ["attend", "attention", "explain_choice"]
 def attend(
     q: Tensor,
     k: Tensor,
-    score: Score | None = None,
+    score: Score | Callable[..., Any] | None = None,
     mask: Mask | Tensor | Callable[..., Any] | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     sink: Tensor | None = None,
     plan: Plan | None = None,
 ) -> AttentionMatrix:
@@ -41,13 +43,15 @@ def attend(
         Queries. Leading axes are ``()``, ``(batch,)`` or ``(..., heads)``.
     k : Tensor, shape (..., n, d)
         Keys. The heads of k divide those of q (grouped heads); batch axes broadcast.
-    score : Score, optional
-        How alike query and key are; the default is ``ScaledDot(scale)``.
+    score : Score or callable, optional
+        How alike query and key are; the default is ``ScaledDot(scale)``. A FlexAttention
+        ``score_mod(score, b, h, i, j)`` changes the scaled dot product, see `ScoreMod`.
     mask : Mask, Tensor or callable, optional
         Which pairs may attend: a mask, a bool tensor (True = may attend), an additive float tensor, or a
         FlexAttention ``mask_mod(b, h, i, j)``.
-    scale : float, optional
-        Factor of the dot product; only without `score`.
+    scale : float or Tensor, optional
+        Factor of the dot product; only without `score`. A tensor has one number, or one for each head, and is
+        differentiable: a temperature that is learned.
     sink : Tensor, optional, shape (heads,)
         One more logit a head in the denominator that has no value: rows then sum to less than 1.
     plan : Plan, optional
@@ -68,8 +72,8 @@ def attend(
 
     Notes
     -----
-    Cost: some ten microseconds, no memory. The tensors are kept, not copied; projected tokens and the
-    log-sum-exp are kept from the first read on, so make a new matrix after changing tensors in place.
+    Cost: some ten microseconds, no memory. The tensors are kept, not copied: once one of them was changed in place,
+    every read raises a ModifiedError. Tensors of inference mode do not count their changes, so do not change those.
 
     Examples
     --------
@@ -85,19 +89,10 @@ def attend(
     """
     inputs = check_inputs("attend()", q, k)
     if score is None:
-        score = _PLAIN if scale is None else ScaledDot(scale)
-    elif not isinstance(score, Score):
-        raise DtypeError(
-            explain(
-                "attend()",
-                "score must be an attlas.Score.",
-                {"score": score.__name__ if isinstance(score, type) else type(score).__name__},
-                found=kind(score),
-                fix=f"score={score.__name__}(), an object and not its class."
-                if isinstance(score, type)
-                else "make it a class: class MyScore(attlas.Score) with forward(self, q, k, at).",
-            )
-        )
+        if isinstance(scale, Tensor):
+            inputs, score = replace(inputs, q=inputs.q * _per_head(scale, inputs.q)), _UNSCALED
+        else:
+            score = _PLAIN if scale is None else ScaledDot(scale)
     elif scale is not None:
         raise ShapeError(
             explain(
@@ -105,9 +100,13 @@ def attend(
                 "scale belongs to the default score; a score of your own has its own.",
                 {"score": type(score).__name__, "scale": scale},
                 found="both score and scale",
-                fix=f"score={scale!r} * score, or ScaledDot({scale!r}).",
+                fix="score=scale * score, or leave score out.",
             )
         )
+    elif callable(score) and not isinstance(score, Score | Mask | type):
+        score = ScoreMod(score)
+    elif not isinstance(score, Score):
+        raise _no_score(score)
     score.check(q, k, inputs.q.shape[1])
     lead = inputs.leading
     batch, heads = inputs.q.shape[:2]
@@ -137,9 +136,9 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    score: Score | None = None,
+    score: Score | Callable[..., Any] | None = None,
     mask: Mask | Tensor | Callable[..., Any] | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     sink: Tensor | None = None,
     dropout_p: float = 0.0,
     plan: Plan | None = None,
@@ -195,7 +194,37 @@ def attention(
 
 
 _DEFAULT_PLAN = Plan()
-_PLAIN = ScaledDot()
+_PLAIN, _UNSCALED = ScaledDot(), ScaledDot(1.0)
+
+
+def _no_score(score: object) -> DtypeError:
+    """Word the error for what stands in the place of a score."""
+    fix = "a class with one method: class MyScore(attlas.Score) with forward(self, q, k, at)."
+    if isinstance(score, Tensor):
+        fix = "attend() takes no values: attlas.attention(q, k, v), or attend(q, k) @ v."
+    elif isinstance(score, Mask) or (isinstance(score, type) and issubclass(score, Mask)):
+        fix = f"did you mean mask={score.name() if isinstance(score, Mask) else score.__name__ + '()'}?"
+    elif isinstance(score, type):
+        fix = f"score={score.__name__}(), an object and not its class."
+    elif isinstance(score, int | float):
+        fix = f"did you mean scale={score!r}?"
+    named = {"score": score if isinstance(score, Tensor) else kind(score)}
+    return DtypeError(explain("attend()", "score must be an attlas.Score.", named, found=kind(score), fix=fix))
+
+
+def _per_head(scale: Tensor, q: Tensor) -> Tensor:
+    """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it."""
+    if scale.numel() in (1, q.shape[1]) and scale.is_floating_point():
+        return scale.to(q).reshape(1, -1, 1, 1)
+    raise ShapeError(
+        explain(
+            "attend()",
+            "a scale that is a tensor has one number, or one for each head.",
+            {"scale": scale, "q (batch, heads, m, d)": q},
+            found=f"{scale.numel()} numbers, {q.shape[1]} heads",
+            fix=f"a floating-point tensor of shape () or ({q.shape[1]},).",
+        )
+    )
 
 
 def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
@@ -203,15 +232,24 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
         return mask
     if isinstance(mask, Tensor):
         return from_tensor(mask)
-    if callable(mask) and not isinstance(mask, type):
+    if callable(mask) and not isinstance(mask, type) and not hasattr(mask, "mask_mod"):
         return from_function(mask)
+    fix = "mask=attlas.Causal()"
+    if isinstance(mask, type):
+        fix = f"mask={mask.__name__}(), an object and not its class."
+    elif hasattr(mask, "mask_mod"):
+        fix = "mask=block_mask.mask_mod, the function that it was made of."
+    elif hasattr(mask, "__array__"):
+        fix = "mask=torch.from_numpy(mask)"
+    elif isinstance(mask, list | tuple):
+        fix = "one mask of several: mask=first & second."
     raise DtypeError(
         explain(
             "attend()",
             "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
             {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
             found=kind(mask),
-            fix="mask=attlas.Causal()",
+            fix=fix,
         )
     )
 

@@ -14,7 +14,9 @@ __all__ = [
     "DeviceError",
     "DtypeError",
     "FileError",
+    "GradientError",
     "MissingExtraError",
+    "ModifiedError",
     "PortError",
     "RecordingError",
     "ShapeError",
@@ -43,6 +45,14 @@ class DtypeError(AttlasError, TypeError):
 
 class DeviceError(AttlasError, ValueError):
     """Tensors that live on different devices."""
+
+
+class ModifiedError(AttlasError, RuntimeError):
+    """Tensors that were changed in place after the matrix was made of them."""
+
+
+class GradientError(AttlasError, RuntimeError):
+    """A result that cannot carry the gradient that is being recorded."""
 
 
 class BackendError(AttlasError, RuntimeError):

@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,13 @@ class Axes:
             return t
         return t.reshape((*self.shape, *t.shape[2:]))
 
+    def restore_all(self, result: Any) -> Any:
+        """Give a result, a tensor or a (named) tuple of tensors, the leading axes that the user sees."""
+        if isinstance(result, Tensor):
+            return self.restore(result)
+        parts = [self.restore_all(part) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+
     def spread(self, t: Tensor) -> Tensor:
         """Give a tensor that the user multiplies with an axis of size 1 for each that he no longer sees."""
         if all(self.kept):
@@ -58,8 +66,13 @@ class Where(NamedTuple):
     columns: Any
     pairs: bool
 
+    def squeezed(self, cells: Tensor) -> Tensor:
+        """Drop the axes of rows or columns that one integer named."""
+        cells = cells.squeeze(-2) if isinstance(self.rows, int) else cells
+        return cells.squeeze(-1) if isinstance(self.columns, int) else cells
 
-def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
+
+def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
     """Parse an index of a lazy matrix.
 
     Parameters
@@ -73,7 +86,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
 
     Returns
     -------
-    Where
+    Where, or None where the index is one that only the dense tensor knows
         `leading` is None where all batches and heads are meant; `rows` is None where only leading axes were
         indexed. Rows and columns are an int, a range or an index tensor.
 
@@ -84,10 +97,13 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     ShapeError
         If there are more indices than axes, or index lists that do not fit.
     DtypeError
-        If an index is of a kind that a lazy matrix does not know.
+        If an index is of a kind that no tensor knows.
     """
     shape = (*axes.shape, m, n)
     entries = list(key) if isinstance(key, tuple) else [key]
+    entries = [torch.from_numpy(entry) if isinstance(entry, np.ndarray) else entry for entry in entries]
+    if any(entry is None or isinstance(entry, bool) or getattr(entry, "ndim", 0) > 1 for entry in entries):
+        return None  # new axes, and tensors of indices or truths
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1:
         fix = "A[..., 17, :] for one row of all heads."
@@ -102,9 +118,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where:
     lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range)]
     pairs = lists == [len(shape) - 2, len(shape) - 1]
     if len(lists) > 1 and not pairs:
-        rule = "lists of indices may stand on one axis, or on rows and columns, where they name cells in pairs."
-        found, fix = f"lists on axes {', '.join(map(str, lists))}", "A[[0, 2]][:, [1, 3]], one axis after the other."
-        raise _wrong(rule, shape, found, fix)
+        return None
     resolved = [
         None if entry is None else _resolve(entry, size, axis, shape)
         for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
@@ -136,19 +150,19 @@ def _checked(entry: Any) -> Any:
         return int(entry)
     if isinstance(entry, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in entry):
         return torch.tensor(entry, dtype=torch.int64, device="cpu")
-    if isinstance(entry, Tensor) and entry.ndim == 1 and entry.dtype in (torch.int64, torch.int32):
-        return entry.to("cpu", torch.int64)
+    if isinstance(entry, list | tuple) and entry and all(isinstance(i, bool) for i in entry):
+        return torch.tensor(entry, device="cpu")
+    if isinstance(entry, Tensor) and entry.ndim == 1 and not (entry.is_floating_point() or entry.is_complex()):
+        return entry.cpu() if entry.dtype in (torch.bool, torch.uint8) else entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
-    parts = entry if isinstance(entry, list | tuple) else [entry]
-    boolean = any(isinstance(part, bool) or getattr(part, "dtype", None) == torch.bool for part in parts)
     raise DtypeError(
         explain(
             "A[...]",
-            "an index is an integer, a slice, or a list of integers.",
+            "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis.",
             {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
             found=kind(entry),
-            fix="index with mask.nonzero().flatten()." if boolean else "A[0, 3, 5:9, :] or A[..., [2, 5], :].",
+            fix="A[0, 3, 5:9, :] or A[..., [2, 5], :].",
         )
     )
 
@@ -163,6 +177,11 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
             return torch.tensor(span, dtype=torch.int64, device="cpu")
         return range(span.start, max(span.stop, span.start))
     places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
+    if places.dtype in (torch.bool, torch.uint8):
+        if len(places) != size:
+            found = f"{len(places)} of them on axis {axis} of size {size}"
+            raise _wrong("an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]")
+        return places.nonzero().flatten()
     outside = places[(places < -size) | (places >= size)]
     if len(outside):
         fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."

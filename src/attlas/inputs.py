@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from attlas.errors import DeviceError, DtypeError, ShapeError, explain, kind
 from attlas.indexing import Axes
 
-__all__ = ["Inputs", "accumulation_dtype", "check_inputs", "check_sink", "check_values", "tracing", "transforming"]
+__all__ = [
+    "Inputs",
+    "accumulation_dtype",
+    "as_plain",
+    "check_inputs",
+    "check_sink",
+    "check_values",
+    "holds_numbers",
+    "tracing",
+    "transforming",
+]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -48,8 +59,49 @@ def tracing() -> bool:
 
 
 def transforming() -> bool:
-    """Return whether a transform of torch.func (vmap, grad, jvp, ...) is at work."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Return whether a transform of torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def holds_numbers(t: Tensor) -> bool:
+    """Return whether a tensor has numbers in memory of its own.
+
+    Those of the meta device have not, nor have subclasses that stand for other tensors; the operations of torch are
+    all that they know.
+    """
+    return t.device.type != "meta" and _keeps_numbers(t)
+
+
+def _keeps_numbers(t: Tensor) -> bool:
+    return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # a subclass that only changes methods
+
+
+def as_plain(where: str, name: str, t: Tensor) -> Tensor:
+    """Return a tensor that attlas can compute with: results of collectives are waited for, other layouts refused.
+
+    Raises
+    ------
+    DtypeError
+        If the tensor is sparse, nested, masked, or one that is distributed over ranks.
+    """
+    if type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_nested:
+        return t
+    found, fix = f"a tensor with layout {t.layout}", f"{name}.to_dense()"
+    if t.is_nested:
+        found, fix = "a nested tensor", f"{name}.to_padded_tensor(0.0), with mask=attlas.Padding(lengths)"
+    elif type(t).__name__ == "AsyncCollectiveTensor":
+        return t.wait()  # type: ignore[attr-defined,no-any-return]  # a result that is on its way
+    elif type(t).__name__ == "DTensor":
+        found, fix = "a DTensor, of which each rank holds a part", f"{name}.full_tensor(), or {name}.to_local()"
+    elif type(t).__name__ == "MaskedTensor":
+        found, fix = "a MaskedTensor", f"{name}.get_data(), with mask=attlas.from_tensor(...)"
+    elif t.layout is torch.strided:
+        if tracing() or _keeps_numbers(t) or type(t).__name__ == "FakeTensor":
+            return t
+        found, fix = f"a {type(t).__name__}, which stands for other tensors", "the tensor that it stands for"
+    raise DtypeError(
+        explain(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
+    )
 
 
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
@@ -66,6 +118,7 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
     """
     labels = {"q (..., m, d)": q, "k (..., n, d)": k}
     check_tensors(where, labels)
+    q, k = (as_plain(where, label[0], t) for label, t in labels.items())
     rank = max(q.ndim, k.ndim) - 2
     q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
     batch = _broadcast(where, q4.shape[:-3], k4.shape[:-3], labels, "k")
@@ -119,6 +172,7 @@ def check_values(
     name, size, token = names
     labels = {f"{token} tokens (batch, heads, {size}, d)": tokens, f"{name} (..., {size}, e)": v}
     check_tensors(where, labels)
+    v = as_plain(where, name, v)
     if v.shape[-2] != tokens.shape[-2]:
         raise ShapeError(
             explain(
@@ -183,7 +237,7 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
                 fix=f"pass a tensor of shape ({heads},).",
             )
         )
-    return sink.reshape(-1).expand(heads)
+    return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 
 
 def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
@@ -218,7 +272,9 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                     f"{name} needs at least two axes, tokens and size.",
                     labels,
                     found=f"shape {tuple(t.shape)} in {name}",
-                    fix=f"{name}.unsqueeze(-1) for tokens of size 1.",
+                    fix=f"{name}.unsqueeze(0), one token."
+                    if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values())
+                    else f"{name}.unsqueeze(-1) for tokens of size 1.",
                 )
             )
         if t.dtype is not first.dtype:

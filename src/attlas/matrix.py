@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attlas.engine import choose, reference, tiled
+from attlas.engine import choose, graph, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
+from attlas.engine.online import exact
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, TooLargeError, explain, kind
+from attlas.engine.problem import Problem, tensors_of, without_graph
+from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, explain, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values
-from attlas.stats import largest
-from attlas.tensorlike import Dim, TensorLike, reduced
-from attlas.views import DENSE_LIMIT, LogitMatrix, TransposedMatrix
+from attlas.inputs import check_values, holds_numbers, tracing
+from attlas.lazy import check_size, like_tensors
+from attlas.reductions import Dim, axis_of, reduced
+from attlas.retained import WeightGradient
+from attlas.stats.largest import TopK
+from attlas.tensorlike import TensorLike
+from attlas.views import LogitMatrix, TransposedMatrix
 
 __all__ = ["AttentionMatrix"]
 
@@ -29,8 +33,9 @@ class AttentionMatrix(TensorLike):
 
     It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
     Tensor; leading axes indexed alone give a smaller lazy matrix; ``A @ v`` pools values at the speed of a
-    fused kernel and is differentiable. Everything else is a read: exact, in linear memory, and without an
-    autograd graph.
+    fused kernel and is differentiable. Everything else is a read: exact and in linear memory. Where a gradient is
+    recorded and a tensor of the matrix requires it, reads carry it; sums over rows and columns do so at any length,
+    other reads compute the rows that they need whole, up to 1 GiB.
 
     Attributes
     ----------
@@ -47,7 +52,8 @@ class AttentionMatrix(TensorLike):
     Notes
     -----
     Numbers are float32 for float16, bfloat16 and float32 tokens, float64 for float64 tokens. The
-    log-sum-exp is kept once it is known, m numbers a head.
+    log-sum-exp is kept once it is known, m numbers per head. Tensors that are changed in place after `attend` make
+    every later read a ModifiedError.
 
     Examples
     --------
@@ -59,37 +65,46 @@ class AttentionMatrix(TensorLike):
     True
     """
 
+    _whole: WeightGradient | None = None
+
     def __init__(self, problem: Problem, plan: Plan, axes: Axes, lse: Tensor | None = None) -> None:
         self.problem = problem
         self.plan = plan
         self._axes = axes
-        self._lse = lse
+        self._given_lse = lse
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
         """Shape of the matrix, (..., m, n)."""
         return torch.Size((*self._axes.shape, *self.problem.shape[2:]))
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self._axes.shape) + 2
-
-    @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
         """Dtype of the numbers that reads give: float32, or float64 for float64 tokens."""
         return self.problem.dtype
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # computed here, stored elsewhere
         """Device of the tokens, where everything is computed."""
         return self.problem.device
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy gets no gradient of its own from what the original was multiplied with.
+        return {name: value for name, value in vars(self).items() if name not in ("_gradient", "_whole")}
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+    @cached_property
+    def _gradient(self) -> WeightGradient:
+        return WeightGradient(self._whole)
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether a gradient is recorded now that reads of this matrix have to carry."""
+        return self.problem.needs_graph
+
+    def current(self, where: str) -> Problem:
+        """Return what is computed, or raise a ModifiedError if its tensors were changed in place."""
+        self.problem.check_unchanged(where)
+        return self.problem
 
     def __repr__(self) -> str:
         mask = "" if self.problem.mask is None else f", mask={self.problem.mask.name()}"
@@ -100,25 +115,44 @@ class AttentionMatrix(TensorLike):
     def __matmul__(self, v: Tensor | AttentionMatrix) -> Tensor:
         return self._multiply(v.to_dense() if isinstance(v, AttentionMatrix) else v, None)
 
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
+            dense: Tensor = self._call("__rmatmul__", x)
+            return dense
+        return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
+
     def detach(self) -> AttentionMatrix:
-        """Return the same matrix without the graph of its tokens, so that keeping it keeps no graph alive."""
-        problem = self.problem
-        if not (problem.q.requires_grad or problem.k.requires_grad):
+        """Return the same matrix without the graph of its tensors, so that keeping it keeps no graph alive."""
+        if not self.requires_grad:
             return self
+        problem, score = self.problem, self.problem.score
+        score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
         sink = None if problem.sink is None else problem.sink.detach()
-        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink)
+        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
         return AttentionMatrix(problem, self.plan, self._axes, self._lse)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         vector = isinstance(v, Tensor) and v.ndim == 1
-        values = check_values(
-            "A @ v", v.unsqueeze(-1) if vector else v, self.problem.k, self._axes, self.problem.shape[1]
-        )
-        out, lse = choose.multiply(self.problem, values, self.plan, dropout)
-        if self._lse is None and lse is not None:
-            self._lse = lse
+        problem = self.current("A @ v")
+        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
+        out, lse = choose.multiply(problem, values, self.plan, dropout)
+        if self._given_lse is None:
+            self._given_lse = lse
+        if out.requires_grad and not tracing():
+            if dropout is None:
+                self._gradient.add_product(out, values)
+            else:
+                self._gradient.lose("weights were dropped")
         out = self._axes.restore(out)
         return out.squeeze(-1) if vector else out
+
+    def _with_numbers(self, where: str) -> Problem:
+        problem = self.current(where)
+        if holds_numbers(problem.q) and holds_numbers(problem.k):
+            return problem
+        found = f"tensors of {problem.device}, {type(problem.q).__name__}"
+        fix = "A @ v works there; move the tokens to a device with memory for numbers."
+        raise BackendError(explain(where, "it needs tensors with numbers.", found=found, fix=fix))
 
     @property
     def mT(self) -> TransposedMatrix:
@@ -128,12 +162,61 @@ class AttentionMatrix(TensorLike):
     @property
     def lse(self) -> Tensor:
         """Log-sum-exp of each row of logits, shape (..., m); -inf for a row with no allowed key."""
-        return self._axes.restore(self._known_lse())
+        problem = self.current("A.lse")
+        if problem.is_symbolic:
+            lse = graph.dense("A.lse", problem).lse
+        elif problem.needs_graph:
+            self._gradient.lose("the log-sum-exp was read")
+            lse = choose.recorded_lse(problem, self._known_lse(), self.plan)
+        else:
+            lse = self._known_lse()
+        return self._axes.restore(lse.to(self.dtype))
 
     def _known_lse(self) -> Tensor:
-        if self._lse is None:
-            self._lse = choose.log_sum_exp(self.problem, self.plan)
-        return self._lse
+        known = self._lse
+        if known is None:
+            known = self._given_lse = choose.log_sum_exp(self.current("A.lse"), self.plan)
+        return known
+
+    @property
+    def _lse(self) -> Tensor | None:
+        """The log-sum-exp in float64, shape (batch, heads, m), where it is known well enough to make weights of."""
+        given = self._given_lse
+        if given is not None and given.dtype is not torch.float64:
+            # A window counts keys that it does not have: nothing here could compute its log-sum-exp.
+            given = self._given_lse = given.double() if self.problem.partial else exact(given)
+        return given
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of the weights when it flows back, for `grad`, as `torch.Tensor.retain_grad` does.
+
+        Raises
+        ------
+        GradientError
+            If something with a gradient was read that is no product of the weights, so that `grad` would lack it.
+
+        Notes
+        -----
+        Memory: the values and the gradient of each product. The matrix of gradients is written out by `grad` alone.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> q, k, v = (torch.randn(5, 4, requires_grad=True) for _ in range(3))
+        >>> A = attlas.attend(q, k)
+        >>> A.retain_grad()
+        >>> (A @ v).sum().backward()
+        >>> bool(torch.allclose(A.grad, v.sum(-1).expand(5, 5)))
+        True
+        """
+        self._gradient.retain()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
+        check_size("A.grad", [self], self.numel() * self.dtype.itemsize)
+        found = self._gradient.total(torch.empty(self.problem.shape, dtype=self.dtype, device=self.device))
+        return None if found is None else self._axes.restore(found)
 
     @property
     def logits(self) -> LogitMatrix:
@@ -141,9 +224,15 @@ class AttentionMatrix(TensorLike):
         return LogitMatrix(self)
 
     def __getitem__(self, key: Any) -> Any:
+        entries = key if isinstance(key, tuple) else (key,)
+        if entries and entries[0] is None:
+            wide = self.unsqueeze(0)
+            return wide[(slice(None), *entries[1:])] if len(entries) > 1 else wide
         where = parse(key, self._axes, *self.problem.shape[2:])
+        if where is None:
+            return self._call("__getitem__", key)
         part = self._select(where)
-        return part if where.rows is None else part._read(where, before_softmax=False)
+        return part if where.rows is None else part._read(where)
 
     def _select(self, where: Where) -> AttentionMatrix:
         """Return the lazy matrix of the batches and heads that an index names."""
@@ -151,10 +240,16 @@ class AttentionMatrix(TensorLike):
             return self
         batches, heads, axes = where.leading
         lse = None if self._lse is None else self._lse[batches][:, heads]
-        return AttentionMatrix(self.problem.select(batches, heads), self.plan, axes, lse)
+        return self._derived(self.problem.select(batches, heads), axes, lse)
 
-    @torch.no_grad()
-    def _read(self, where: Where, *, before_softmax: bool) -> Tensor:
+    def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> AttentionMatrix:
+        """Return a matrix made of this one, which counts as a part of it for `grad`."""
+        derived = AttentionMatrix(problem, self.plan, axes, lse)
+        if self.requires_grad:
+            derived._whole = self._gradient
+        return derived
+
+    def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells as a Tensor; an int for rows or columns drops that axis."""
         row, column = where.rows, where.columns
         row_index = range(row, row + 1) if isinstance(row, int) else row
@@ -165,14 +260,20 @@ class AttentionMatrix(TensorLike):
                 for r, c in zip(row.split(64), column.split(64), strict=True)
             ]
             return self._axes.restore(torch.cat(chunks, dim=-1))
-        out = self._axes.restore(self._cells(row_index, column_index, before_softmax))
-        out = out.squeeze(-2) if isinstance(row, int) else out
-        return out.squeeze(-1) if isinstance(column, int) else out
+        return where.squeezed(self._axes.restore(self._cells(row_index, column_index, before_softmax)))
 
-    def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool) -> Tensor:
-        return tiled.read(self.problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
+    def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool = False) -> Tensor:
+        problem = self.current("A[...]")
+        if not problem.needs_graph:
+            return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
+        found = graph.dense("A[...]", problem, rows)
+        cells = found.logits if before_softmax else found.weights
+        if before_softmax:
+            self._gradient.lose("log-weights were read")
+        elif not tracing():
+            self._gradient.add_rows(rows, cells)
+        return cells[..., columns.start : columns.stop] if isinstance(columns, range) else cells[..., columns]
 
-    @torch.no_grad()
     def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix.
 
@@ -219,10 +320,20 @@ class AttentionMatrix(TensorLike):
                         else "A.collect(stats.Entropy(), stats.TopK(8))",
                     )
                 )
-        results, self._lse = choose.fold(self.problem, statistics, self.plan, self._lse)
-        return tuple(_each(result, self._axes.restore) for result in results)
+        problem = self._with_numbers("A.collect()")
+        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph else []
+        others = [s for s in statistics if s not in recorded]
+        results: dict[Statistic, Any] = {}
+        if recorded:
+            self._gradient.lose("statistics were collected")
+            results |= zip(recorded, graph.collect(problem, recorded), strict=True)
+        if others:
+            found, self._given_lse = choose.fold(problem, others, self.plan, self._lse)
+            results |= zip(others, found, strict=True)
+        return tuple(self._axes.restore_all(results[s]) for s in statistics)
 
-    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    @like_tensors
+    def sum(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         """Sum over axes: -1 is the mass of a row (1, or less with a sink), -2 that of a key's column.
 
         Parameters
@@ -231,6 +342,8 @@ class AttentionMatrix(TensorLike):
             -1 (keys), -2 (queries), a leading axis (heads, batch), or several; the default is all.
         keepdim : bool, default False
             Whether the axes are kept with size 1.
+        dtype : torch.dtype, optional
+            Dtype of the result.
 
         Returns
         -------
@@ -247,15 +360,17 @@ class AttentionMatrix(TensorLike):
         -----
         Cost: one pass; the memory of the result and a few tiles.
         """
-        return reduced(self, "sum", dim, keepdim)
+        return reduced(self, "sum", dim, keepdim).to(dtype)
 
-    def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    @like_tensors
+    def mean(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         """Mean over axes, masked cells counted as 0, as the dense tensor would.
 
         Parameters and errors are those of `sum`.
         """
-        return reduced(self, "mean", dim, keepdim)
+        return reduced(self, "mean", dim, keepdim).to(dtype)
 
+    @like_tensors
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Largest weight over axes: of each row (dim -1), of each column (dim -2), over heads.
 
@@ -263,6 +378,7 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "amax", dim, keepdim)
 
+    @like_tensors
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Place of the largest weight of each row (dim -1) or of each column (dim -2).
 
@@ -270,13 +386,16 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "argmax", dim, keepdim)
 
-    def topk(self, k: int) -> largest.Largest:
+    @like_tensors
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
         """Return the k largest weights of each row and their keys, exact, in descending order.
 
         Parameters
         ----------
         k : int
             How many, at most n.
+        dim, largest, sorted
+            As of `torch.topk`. Other axes than the keys, and the smallest, are those of the dense tensor.
 
         Returns
         -------
@@ -291,10 +410,11 @@ class AttentionMatrix(TensorLike):
         -----
         Cost: one pass; no row is sorted.
         """
-        found: largest.Largest = self.collect(largest.TopK(k))[0]
-        return found
+        if axis_of(self, "topk", dim) != self.ndim - 1 or not largest:
+            return self._call("topk", k, dim, largest, sorted)
+        return self.collect(TopK(k))[0]
 
-    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
+    def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
         """Return the whole matrix as a Tensor.
 
         Parameters
@@ -359,9 +479,10 @@ class AttentionMatrix(TensorLike):
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0
+        problem = self._with_numbers("A.check()")
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         fast = self._cells(sample, range(n), before_softmax=False)
-        exact = reference.dense(reference.in_float64(self.problem), sample).weights
+        exact = reference.dense(reference.in_float64(problem), sample).weights
         return float((fast.double() - exact).abs().max())
 
     def plot(self, **options: Any) -> Any:
@@ -395,11 +516,3 @@ class AttentionMatrix(TensorLike):
         from attlas.view import preview
 
         return preview(self)
-
-
-def _each(result: Any, restore: Callable[[Tensor], Tensor]) -> Any:
-    """Give a result, a tensor or a (named) tuple of tensors, the leading axes of the matrix."""
-    if isinstance(result, Tensor):
-        return restore(result)
-    parts = [_each(part, restore) for part in result]
-    return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)

@@ -1,16 +1,21 @@
-"""Two faces of a lazy matrix: its transpose, and its log-weights before softmax."""
+"""Two views of a lazy matrix: its transpose, and its log-weights before softmax."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine import choose
+from attlas.engine.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, explain
 from attlas.indexing import parse
-from attlas.inputs import check_values
+from attlas.inputs import check_values, tracing
+from attlas.lazy import LazyTensor, like_tensors
+from attlas.products import PRODUCTS
+from attlas.reductions import Dim, axes_of
 from attlas.stats import rows
 
 if TYPE_CHECKING:
@@ -18,45 +23,97 @@ if TYPE_CHECKING:
 
 __all__ = ["LogitMatrix", "TransposedMatrix"]
 
-DENSE_LIMIT = 2**30  # bytes that to_dense() gives without being asked twice
+
+class _View(LazyTensor):
+    """What the two views share: the matrix that they look at."""
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self.matrix = matrix
+        self.dtype, self.device = matrix.dtype, matrix.device
+
+    def __repr__(self) -> str:
+        return f"{self.matrix!r}{self.label.removeprefix('A')}"
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a tensor that the matrix depends on records a graph."""
+        return self.matrix.requires_grad
+
+    def detach(self) -> Any:
+        """Return the same numbers without a graph."""
+        return type(self)(self.matrix.detach())
 
 
-class TransposedMatrix:
+class TransposedMatrix(_View):
     """The transposed attention matrix, shape (..., n, m), lazy; made by ``A.mT``.
 
     Examples
     --------
     >>> import torch, attlas
     >>> A = attlas.attend(torch.randn(5, 8), torch.randn(7, 8))
-    >>> (A.mT @ torch.ones(5, 1)).shape
-    torch.Size([7, 1])
+    >>> (A.mT @ torch.ones(5, 1)).shape, A.mT[2].shape
+    (torch.Size([7, 1]), torch.Size([5]))
     """
 
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.mT = matrix
+    label = "A.mT"
 
     @property
-    def shape(self) -> torch.Size:
+    def mT(self) -> AttentionMatrix:
+        """The matrix itself."""
+        return self.matrix
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
         """Shape of the matrix, (..., n, m)."""
-        *leading, m, n = self.mT.shape
+        *leading, m, n = self.matrix.shape
         return torch.Size((*leading, n, m))
 
-    def __repr__(self) -> str:
-        return f"{self.mT!r}.mT"
+    def lazily(self, function: str) -> Callable[..., Any] | None:
+        """Return what computes a function of torch without the dense tensor."""
+        return TransposedMatrix.sum if function == "sum" else PRODUCTS.get(function)
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        matrix = self.mT
+        matrix = self.matrix
         vector = isinstance(x, Tensor) and x.ndim == 1
-        problem, heads = matrix.problem, matrix.problem.shape[1]
+        problem, heads = matrix.current("A.mT @ x"), matrix.problem.shape[1]
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
         given = given.repeat_interleave(heads // given.shape[1], dim=1) if given.shape[1] != heads else given
-        out = choose.multiply_transposed(problem, given, matrix._known_lse(), matrix.plan)
+        out = choose.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
+        if out.requires_grad and not tracing():
+            matrix._gradient.add_product(out, given, transposed=True)
         out = matrix._axes.restore(out)
         return out.squeeze(-1) if vector else out
 
+    def __getitem__(self, key: Any) -> Any:
+        where = parse(key, self.matrix._axes, *self.shape[-2:])
+        if where is None:
+            return self._call("__getitem__", key)
+        part = self.matrix._select(where)
+        if where.rows is None:
+            return TransposedMatrix(part)
+        if where.pairs:
+            return part._read(where._replace(rows=where.columns, columns=where.rows))
+        cells = part._cells(where.columns, where.rows)
+        return where.squeezed(part._axes.restore(cells).mT)
 
-class LogitMatrix:
+    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
+        """Return all weights as a Tensor; see `AttentionMatrix.to_dense`."""
+        return self.matrix.to_dense(limit).mT
+
+    @like_tensors
+    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over axes, in one pass: -1 is what each key receives."""
+        m, n = self.ndim - 2, self.ndim - 1
+        dims = [{m: n, n: m}.get(axis, axis) for axis in axes_of(self, "sum", dim)]
+        found = self.matrix.sum(dims, keepdim)
+        return found.mT if keepdim else found
+
+
+class LogitMatrix(_View):
     """The log-weights before softmax, lazy, -inf where masked; made by ``A.logits``.
 
     Examples
@@ -70,42 +127,40 @@ class LogitMatrix:
     tensor([2., 2.])
     """
 
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self._matrix = matrix
+    label = "A.logits"
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
         """Shape of the matrix, (..., m, n)."""
-        return self._matrix.shape
-
-    def __repr__(self) -> str:
-        return f"{self._matrix!r}.logits"
+        return self.matrix.shape
 
     def __getitem__(self, key: Any) -> Any:
-        where = parse(key, self._matrix._axes, *self._matrix.problem.shape[2:])
-        part = self._matrix._select(where)
+        where = parse(key, self.matrix._axes, *self.shape[-2:])
+        if where is None:
+            return self._call("__getitem__", key)
+        part = self.matrix._select(where)
         return LogitMatrix(part) if where.rows is None else part._read(where, before_softmax=True)
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
-        return self._matrix._dense(limit, before_softmax=True)
+        return self.matrix._dense(limit, before_softmax=True)
 
     def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
         self._check_dim("mean", dim)
-        found: Tensor = self._matrix.collect(rows.LogitMoments())[0].mean
+        found: Tensor = self.matrix.collect(rows.LogitMoments())[0].mean
         return found
 
     def var(self, dim: int = -1) -> Tensor:
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
         self._check_dim("var", dim)
-        found: Tensor = self._matrix.collect(rows.LogitMoments())[0].variance
+        found: Tensor = self.matrix.collect(rows.LogitMoments())[0].variance
         return found
 
     def amax(self, dim: int = -1) -> Tensor:
         """Largest log-weight of each row, shape (..., m)."""
         self._check_dim("amax", dim)
-        found: Tensor = self._matrix.collect(rows.MaxLogit())[0]
+        found: Tensor = self.matrix.collect(rows.MaxLogit())[0]
         return found
 
     def _check_dim(self, name: str, dim: int) -> None:

@@ -118,6 +118,17 @@ def bias(sizes: Sizes, *lead: int) -> Tensor:
     return sizes.random(*lead, sizes.m, sizes.n, seed=11).requires_grad_()
 
 
+def relative(sizes: Sizes) -> Callable[..., Tensor]:
+    """Return a FlexAttention score_mod with a learned bias of each distance."""
+    table = sizes.random(2 * (sizes.m + sizes.n), seed=12).requires_grad_()
+    middle, shift = sizes.m + sizes.n, sizes.n - sizes.m
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.tanh(score) + table[j - i - shift + middle]
+
+    return score_mod
+
+
 SCORES: dict[str, ScoreCase] = {
     "ScaledDot": ScoreCase(lambda s: attlas.ScaledDot(), lambda score, q, k, gap, s: dot(q, k)),
     "ScaledDot(1)": ScoreCase(lambda s: attlas.ScaledDot(1.0), lambda score, q, k, gap, s: q @ k.mT),
@@ -182,6 +193,18 @@ SCORES: dict[str, ScoreCase] = {
     ),
     "TensorBias(alone)": ScoreCase(
         lambda s: attlas.TensorBias(bias(s, s.heads)), lambda score, q, k, gap, s: score.t.expand(s.batch, -1, -1, -1)
+    ),
+    "ScaledByTensor": ScoreCase(
+        lambda s: nn.Parameter(leaf(0.7).detach()) * attlas.ScaledDot(),
+        lambda score, q, k, gap, s: score.factor * dot(q, k),
+    ),
+    "ScaledByTensor(heads)": ScoreCase(
+        lambda s: torch.linspace(0.5, 2, s.heads, dtype=torch.float64).requires_grad_() * attlas.ScaledDot(),
+        lambda score, q, k, gap, s: per_head(score.factor) * dot(q, k),
+    ),
+    "ScoreMod": ScoreCase(
+        lambda s: attlas.ScoreMod(relative(s)),
+        lambda score, q, k, gap, s: torch.tanh(dot(q, k)) + score.held[0][gap + s.m + s.n],
     ),
     "Sum": ScoreCase(
         lambda s: 0.5 * attlas.Laplace(leaf(1.5)) + attlas.ScaledDot() + 2 * double(attlas.RelativeBias(s.heads, 3)),
@@ -373,8 +396,9 @@ class Case:
             found["sink"] = self.sink
         for module in self.score.modules():
             for name, t in (*module.named_parameters(recurse=False), *vars(module).items()):
-                if isinstance(t, Tensor) and t.requires_grad:
-                    found[f"{type(module).__name__}.{name}"] = t
+                for part in t if isinstance(t, list) else [t]:
+                    if isinstance(part, Tensor) and part.requires_grad:
+                        found[f"{type(module).__name__}.{name}"] = part
             for name, t in module.named_buffers(recurse=False):
                 if t.requires_grad:
                     found[f"{type(module).__name__}.{name}"] = t

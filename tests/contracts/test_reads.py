@@ -1,4 +1,4 @@
-"""Reads record no autograd graph and copy nothing; the product does record one."""
+"""Reads carry the gradient that is recorded, and none where none is; they copy nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attlas
 from attlas import stats
-from attlas.engine.fold import Statistic
+from attlas.engine import reference
 
 READS: dict[str, Callable[[Any], Any]] = {
     "lse": lambda A: A.lse,
@@ -52,27 +52,83 @@ def matrix(request: pytest.FixtureRequest) -> attlas.AttentionMatrix:
 
 
 @pytest.mark.parametrize("read", list(READS))
-def test_a_read_records_no_graph(read: str, matrix: attlas.AttentionMatrix) -> None:
-    assert not any(t.requires_grad for t in tensors(READS[read](matrix)))
+def test_a_read_carries_the_gradient(read: str, matrix: attlas.AttentionMatrix) -> None:
+    leaves = [t for t in matrix.problem.leaves if t.requires_grad]
+    matrix @ torch.randn(7, 3)  # what a product keeps must not stand in for it
+    with torch.no_grad():
+        numbers = tensors(READS[read](matrix))
+    assert not any(t.requires_grad for t in numbers)
+    assert not any(t.requires_grad for t in tensors(READS[read](matrix.detach())))
+    whole = reference.dense(matrix.problem)
+    plain = Definition(whole.weights, whole.logits, whole.lse)
+    for t, number, wanted in zip(tensors(READS[read](matrix)), numbers, tensors(READS[read](plain)), strict=True):
+        torch.testing.assert_close(t, number)
+        if t.is_floating_point():
+            slope = torch.randn_like(t)
+            found = torch.autograd.grad(t, leaves, slope, allow_unused=True, retain_graph=True)
+            for a, b in zip(
+                found, torch.autograd.grad(wanted, leaves, slope, retain_graph=True, allow_unused=True), strict=True
+            ):
+                zero = torch.zeros(())
+                torch.testing.assert_close(zero if a is None else a, zero if b is None else b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_read_after_a_product_records_no_graph(matrix: attlas.AttentionMatrix) -> None:
-    out = matrix @ torch.randn(7, 3)
-    assert out.requires_grad
-    assert not any(t.requires_grad for read in READS.values() for t in tensors(read(matrix)))
+class Definition:
+    """The dense tensors of a matrix under the names of its reads."""
+
+    def __init__(self, weights: Tensor, logits: Tensor, lse: Tensor) -> None:
+        self.weights, self.lse = weights, lse
+        self.logits = Logits(logits)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return self.weights[key]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.weights, name)
+
+    def to_dense(self) -> Tensor:
+        return self.weights
 
 
-def test_statistics_record_no_graph(matrix: attlas.AttentionMatrix) -> None:
-    made = []
-    for name in stats.__all__:
-        item = getattr(stats, name)
-        if isinstance(item, type) and issubclass(item, Statistic) and item is not Statistic:
-            try:
-                made.append(item())
-            except TypeError:
-                continue  # it wants to be told something
-    assert len(made) >= 8
-    assert not any(t.requires_grad for t in tensors(matrix.collect(*made)))
+class Logits:
+    """Log-weights, reduced over the keys."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.t = t
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return self.t[key]
+
+    def to_dense(self) -> Tensor:
+        return self.t
+
+    def mean(self) -> Tensor:
+        return self.t.mean(-1)
+
+    def var(self) -> Tensor:
+        return self.t.var(-1, correction=0)
+
+    def amax(self) -> Tensor:
+        return self.t.amax(-1)
+
+
+def test_a_statistic_of_numbers_alone_records_no_graph(matrix: attlas.AttentionMatrix) -> None:
+    found = matrix.collect(stats.ArgMax(), stats.ColumnArgMax(), stats.Coverage())
+    assert not any(t.requires_grad for t in found)
+
+
+@pytest.mark.parametrize("read", [lambda A: A[0, 0, :, :], lambda A: A.amax(-1), lambda A: A.topk(2), stats.entropy])
+def test_a_gradient_that_would_not_fit_is_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(5, 8, requires_grad=True), torch.randn(7, 8)
+    A = attlas.attend(q[None, None], k)
+    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 100)
+    with pytest.raises(attlas.TooLargeError, match="detach"):
+        read(A)
+    read(A.detach())
+    assert A.lse.requires_grad
+    assert A.sum(-2).requires_grad
+    with torch.no_grad():
+        read(A)
 
 
 def test_the_product_records_a_graph(matrix: attlas.AttentionMatrix) -> None:

@@ -1,11 +1,12 @@
-"""Texts of what is refused, statistics of a user's own, and that no read records a graph."""
+"""Texts of what is refused, statistics of a user's own, and the gradient of every setting."""
 
 import pytest
 import torch
 
 import attlas
 from attlas import Plan, stats
-from attlas.errors import ShapeError
+from attlas.errors import AttlasError, ShapeError
+from attlas.stats.apply import statistic_of
 
 
 def small():
@@ -184,13 +185,70 @@ def test_results_have_the_leading_axes_of_the_matrix(leading):
             assert t.shape[: len(leading)] == leading
 
 
-def test_no_read_records_a_graph():
-    q, k = torch.randn(61, 8, requires_grad=True), torch.randn(67, 8, requires_grad=True)
-    score = attlas.Gaussian(1.0, learn=True)
-    for s in (None, score):
-        for result in attlas.attend(q, k, score=s).collect(*all_statistics(61, 67).values()):
-            for t in result if isinstance(result, tuple) else (result,):
-                assert not t.requires_grad
+def test_every_setting_carries_the_gradient():
+    """The gradient of each statistic with a graph is the one of finite differences of the statistic without."""
+    q, k = torch.randn(31, 8, dtype=torch.float64), torch.randn(37, 8, dtype=torch.float64)
+    direction = torch.randn_like(q)
+    for score in (None, attlas.Gaussian(2.0)):
+        for mask in (None, attlas.Causal()):
+            made = {name: s for name, s in all_statistics(31, 37).items() if s.differentiable}
+            leaf = q.clone().requires_grad_()
+            found = attlas.attend(leaf, k, score=score, mask=mask).collect(*made.values())
+            steps = [
+                attlas.attend(q + step * direction, k, score=score, mask=mask).collect(*made.values())
+                for step in (1e-6, -1e-6)
+            ]
+            for name, result, up, down in zip(made, found, *steps, strict=True):
+                for t, a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (result, up, down)), strict=True):
+                    if t.is_floating_point():
+                        (slope,) = torch.autograd.grad(t.nan_to_num().sum(), leaf, retain_graph=True)
+                        wanted = (a.nan_to_num().sum() - b.nan_to_num().sum()) / 2e-6
+                        torch.testing.assert_close((slope * direction).sum(), wanted, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_dense_tensors_and_tuples_of_layers():
+    """A statistic of a dense tensor is that of its matrix, with the same gradient; of layers, a tuple."""
+    q = torch.randn(2, 3, 31, 8, dtype=torch.float64, requires_grad=True)
+    A = attlas.attend(q, q[:, :, :17], sink=torch.randn(3, dtype=torch.float64))
+    dense = A.to_dense()
+    for name, s in all_statistics(31, 17).items():
+        if s.of_logits or isinstance(s, stats.Pooled):
+            continue
+        made = statistic_of((A, dense, dense.detach()), s)
+        for t, wanted, plain in zip(
+            *(r if isinstance(r, tuple) else (r,) for r in (made[1], made[0], made[2])), strict=True
+        ):
+            torch.testing.assert_close(t, wanted, equal_nan=True, msg=name)
+            torch.testing.assert_close(plain, wanted.detach(), equal_nan=True, msg=name)
+            if t.is_floating_point():
+                slopes = [
+                    torch.autograd.grad(r.nan_to_num().square().sum(), q, retain_graph=True)[0] for r in (t, wanted)
+                ]
+                torch.testing.assert_close(*slopes, msg=name)
+    assert [t.shape for t in stats.column_mass([A, dense], heads="mean")] == [(2, 17)] * 2
+
+
+NO_WEIGHTS = {
+    "negative": torch.full((3, 4), -0.1),
+    "sum of 4": torch.ones(3, 4),
+    "integers": torch.ones(3, 4).long(),
+    "one axis": torch.ones(4),
+    "a list": [torch.full((3, 4), -0.1)],
+    "a number": 3,
+    "a text": "A",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", NO_WEIGHTS)
+def test_what_is_no_matrix_of_weights_is_refused(name):
+    with pytest.raises(AttlasError):
+        stats.entropy(NO_WEIGHTS[name])
+
+
+def test_a_dense_tensor_does_not_tell_log_weights():
+    with pytest.raises(AttlasError, match="log-weights"):
+        stats.max_logit(torch.full((3, 4), 0.25))
 
 
 class Distance(stats.Statistic):

@@ -61,6 +61,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             fix = f"a writer was stopped as it replaced the folder; rename {aside[0].name} to {folder.name}."
         raise broken(folder, "", "a saved atlas is a folder.", found, fix)
     path = folder / MANIFEST
+    if not path.exists():
+        fix = "the folder that save(), or `attlas record`, has written."
+        raise broken(folder, "", "the folder must hold a recording.", f"no {MANIFEST} in it", fix)
     with blaming(folder, MANIFEST):
         _regular(path)
         size = path.stat().st_size

@@ -7,18 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from attlas.engine import sdpa, tiled
+from attlas.autodiff import recorded_gradients
+from attlas.engine import graph, reference, sdpa, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.native import dot as native
 from attlas.engine.native import dot_backward
 from attlas.engine.native.family import Kernels
+from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild, sum_heads
+from attlas.engine.problem import Problem, flatten, rebuild, spread_heads, sum_heads, tensors_of
 from attlas.scores.base import Dot, Tokens
 
-__all__ = ["Job", "pool", "pool_transposed"]
+__all__ = ["Job", "pool", "pool_transposed", "record_lse"]
+
+_ROUNDED = 64.0  # torch's kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +60,7 @@ class Job:
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters of the score that its forward may use."""
-        own = [p for p in self.problem.score.parameters() if p.requires_grad]
-        return own + [t for t in _loose_tensors(self.problem.score) if t.requires_grad]
+        return [t for t in tensors_of(self.problem.score) if t.requires_grad]
 
     def from_inputs(self, tensors: list[Tensor]) -> tuple[Tokens, Tokens]:
         """Put the tensors of `inputs` back into the form of the tokens."""
@@ -83,6 +85,12 @@ def pool_transposed(job: Job, x: Tensor, lse: Tensor) -> Tensor:
         job, lse, x, job.problem.sink, *job.inputs()
     )
     return out
+
+
+def record_lse(job: Job, lse: Tensor) -> Tensor:
+    """Return the log-sum-exp, known already, with its graph."""
+    found: Tensor = _LogSumExp.apply(job, lse, job.problem.sink, *job.inputs())  # type: ignore[no-untyped-call]
+    return found
 
 
 def _forward(job: Job, tokens: tuple[Tokens, Tokens], v: Tensor) -> tuple[Tensor, Tensor, Job]:
@@ -119,7 +127,10 @@ def _backward_by_kernel(
     if job.form is None or job.parameters() or (job.dot is not None and not dot_backward.pays(job.problem, job.plan)):
         return None
     form = replace(job.form, q=inputs[0], k=inputs[1])
-    return dot_backward.backward(job.problem, form, v, lse, grad, delta)
+    known = exact(lse)
+    if known is None or larger(known, LARGEST):
+        return None
+    return dot_backward.backward(job.problem, form, v, known, grad, delta)
 
 
 def _backward(
@@ -131,39 +142,47 @@ def _backward(
     return tiled.backward(*given, job.dropout) if found is None else tiled.Gradients(*found)
 
 
-def _loose_tensors(score: torch.nn.Module) -> list[Tensor]:
-    """Return tensors that a score holds without owning them as parameters: a bias that the user differentiates."""
-    held = (t for part in score.modules() for t in (*vars(part).values(), *part.buffers(recurse=False)))
-    return [t for t in held if isinstance(t, Tensor)]
-
-
 class _Pool(torch.autograd.Function):
     """Attention pooling: ``A @ v``."""
 
     @staticmethod
     def forward(ctx: Any, job: Job, v: Tensor, sink: Tensor | None, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         out, lse, ctx.job = _forward(job, job.from_inputs(list(inputs)), v)
-        ctx.save_for_backward(v, out, lse, sink, *inputs)
+        # A view could not be changed in place by who gets it. What shares its memory counts changes with it.
+        out = out.data if out._is_view() else out
+        ctx.save_for_backward(v, lse, sink, *inputs)
+        ctx.out, ctx.version = out.detach(), out._version
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
-        v, out, lse, sink, *inputs = ctx.saved_tensors
+        v, lse, sink, *inputs = ctx.saved_tensors
         problem, dtype = job.problem, job.problem.dtype
+        problem.check_unchanged("backward of A @ v")
+        if torch.is_grad_enabled():
+            weights = _definition(job, inputs).weights
+            keep = 1.0 if job.dropout is None else job.dropout.keep(problem.tile(*map(range, problem.shape)))
+            pooled = torch.matmul(weights * keep, spread_heads(v, problem.shape[1]).to(dtype)).to(v.dtype)
+            return None, *recorded_gradients(pooled, (v, sink, *inputs), grad)
+        out = ctx.out
+        if out._version != ctx.version:  # the user has changed it in place
+            out = _forward(job, job.from_inputs(inputs), v)[0]
         delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[2] else None
         by_kernel = _backward_by_kernel(job, inputs, v, lse, grad, delta)
         if by_kernel is not None:
             d_q, d_k, d_v = by_kernel
             return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
-        if job.dot is not None and not job.parameters():
+        if job.dot is not None and not job.parameters() and not larger(lse, _ROUNDED):
             dot = replace(job.dot, q=inputs[0], k=inputs[1])
             d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
             return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
-        found = _backward(job, job.from_inputs(inputs), lse, grad, v, delta)
+        tokens = job.from_inputs(inputs)
+        if exact(lse) is None or larger(lse, LARGEST):
+            lse = tiled.forward(problem, tokens, v[..., :0], job.plan)[1]
+        found = _backward(job, tokens, lse, grad, v, delta)
         d_v = sum_heads(found.pooled, v.shape[1]).to(v.dtype)
         return None, d_v, d_sink, *_cast(found, inputs)
 
@@ -179,16 +198,45 @@ class _PoolTransposed(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         lse, x, sink, *inputs = ctx.saved_tensors
+        job.problem.check_unchanged("backward of A.mT @ x")
+        if torch.is_grad_enabled():
+            pooled = torch.matmul(_definition(job, inputs).weights.mT, x.to(lse.dtype)).to(x.dtype)
+            return None, None, *recorded_gradients(pooled, (x, sink, *inputs), grad)
         tokens = job.from_inputs(inputs)
         d_x, _, job = _forward(job, tokens, grad.to(job.problem.dtype))
         delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
         found = _backward(job, tokens, lse, x, grad, delta)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
         return None, None, d_x.to(x.dtype), d_sink, *_cast(found, inputs)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """The log-sum-exp of each row: its gradient in the logits is the row of weights."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, lse: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
+        ctx.job = job
+        ctx.save_for_backward(lse, sink, *inputs)
+        return lse.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        job: Job = ctx.job
+        lse, sink, *inputs = ctx.saved_tensors
+        job.problem.check_unchanged("backward of A.lse")
+        if torch.is_grad_enabled():
+            return None, None, *recorded_gradients(_definition(job, inputs).lse, (sink, *inputs), grad)
+        ones = grad.new_ones(*job.problem.k.shape[:3], 1)
+        found = _backward(job, job.from_inputs(inputs), lse, grad.unsqueeze(-1), ones, torch.zeros_like(grad))
+        d_sink = _sink_gradient(sink, lse, -grad) if ctx.needs_input_grad[2] else None
+        return None, None, d_sink, *_cast(found, inputs)
+
+
+def _definition(job: Job, inputs: list[Tensor]) -> reference.Dense:
+    return graph.dense("backward with create_graph=True", job.problem, tokens=job.from_inputs(inputs))
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attlas.inputs import accumulation_dtype
+from attlas.errors import ModifiedError, explain
+from attlas.inputs import accumulation_dtype, holds_numbers, tracing
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["Problem", "flatten", "full_precision", "rebuild", "spread_heads", "sum_heads", "through"]
+__all__ = [
+    "Problem",
+    "flatten",
+    "full_precision",
+    "rebuild",
+    "spread_heads",
+    "sum_heads",
+    "tensors_of",
+    "through",
+    "without_graph",
+]
 
 _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64
@@ -31,12 +43,47 @@ def full_precision(f: Callable[Concatenate[Problem, P], R]) -> Callable[Concaten
     @wraps(f)
     def run(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> R:
         kind = problem.device.type
-        if not torch.is_autocast_enabled(kind):
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
             return f(problem, *args, **kwargs)
         with torch.autocast(kind, enabled=False):
             return f(problem, *args, **kwargs)
 
     return run
+
+
+class Version(NamedTuple):
+    """A tensor as it was: what torch counts at each change in place, and where its numbers lie."""
+
+    name: str
+    tensor: Tensor
+    changes: int | None
+    address: int
+
+
+def _state(t: Tensor) -> tuple[int | None, int]:
+    # Tensors of inference mode do not count their changes.
+    return None if t.is_inference() else t._version, t.data_ptr()
+
+
+def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
+    """Return the tensors that a score or a mask holds, each once, those of its parts too."""
+    return list({id(t): t for t in _held(owner)}.values())
+
+
+def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
+    values: Iterable[Any] = vars(owner).values()
+    if isinstance(owner, nn.Module):
+        own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
+        values = (*own, *owner._parameters.values(), *owner._buffers.values(), *owner._modules.values())
+    for value in values:
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, Tensor):
+                yield part
+            elif isinstance(part, nn.Module | Mask):
+                yield from _held(part)
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))  # hooks and settings that every module has
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +107,8 @@ class Problem:
     partial : bool
         Whether a log-sum-exp that comes with it counts keys, or a sink, that it does not have: then rows sum to less
         than 1.
+    versions : tuple of Version
+        The tensors as they were when the matrix was made, by default as they are. `check_unchanged` compares with it.
     """
 
     q: Tensor
@@ -70,6 +119,63 @@ class Problem:
     batch_ids: Tensor
     head_ids: Tensor
     partial: bool = field(default=False, kw_only=True)
+    versions: tuple[Version, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not (self.versions or self.is_symbolic):
+            named = [("q", self.q), ("k", self.k)]
+            named += [] if self.sink is None else [("sink", self.sink)]
+            named += [("score", t) for t in tensors_of(self.score)]
+            named += [] if self.mask is None else [("mask", t) for t in tensors_of(self.mask)]
+            vars(self)["versions"] = tuple(Version(name, t, *_state(t)) for name, t in named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_unchanged("a copy of A")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy has tensors of its own, and is asked about those.
+        vars(self).update(state, versions=())
+        self.__post_init__()
+
+    def check_unchanged(self, where: str) -> None:
+        """Raise a ModifiedError if a tensor was changed in place since the matrix was made.
+
+        What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
+        """
+        if self.is_symbolic:
+            return
+        for version in self.versions:
+            if (version.changes, version.address) != _state(version.tensor):
+                raise ModifiedError(
+                    explain(
+                        where,
+                        "the tensors of a matrix must not change after attend().",
+                        {version.name: version.tensor},
+                        found=f"{version.name} was changed in place",
+                        fix="call attend() again, or attend(q.clone(), k.clone()) before they change.",
+                    )
+                )
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that the matrix can be differentiated in: tokens, sink, what the score holds."""
+        sink = [] if self.sink is None else [self.sink]
+        return [self.q, self.k, *sink, *tensors_of(self.score)]
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether everything must be computed by torch's own operations.
+
+        True inside torch.compile and the transforms of torch, and for tensors without numbers of their own, such as
+        those of the meta device.
+        """
+        return tracing() or not (holds_numbers(self.q) and holds_numbers(self.k))
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether what is computed from the matrix must be recorded for a gradient."""
+        return self.is_symbolic or (torch.is_grad_enabled() and any(t.requires_grad for t in self.leaves))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -154,9 +260,7 @@ class Problem:
     def held(self) -> frozenset[int]:
         """Where the tensors lie that must not be written to: those of the score, and the tokens."""
         tensors = [t for part in self.tokens for t in flatten(part)]
-        for part in self.score.modules():
-            held = (*vars(part).values(), *part.parameters(recurse=False), *part.buffers(recurse=False))
-            tensors += [t for t in held if isinstance(t, Tensor)]
+        tensors += tensors_of(self.score)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
@@ -216,6 +320,15 @@ def rebuild(form: Tokens, tensors: list[Tensor]) -> Tokens:
     if isinstance(form, Tensor):
         return tensors.pop(0)
     return tuple(rebuild(part, tensors) for part in form)
+
+
+def without_graph(score: Score) -> Score:
+    """Return a copy of a score whose tensors share their numbers with it, without a graph."""
+    return copy.deepcopy(score, {id(t): _detached(t) for t in tensors_of(score)})
+
+
+def _detached(t: Tensor) -> Tensor:
+    return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
 
 
 def spread_heads(t: Tensor, heads: int) -> Tensor:

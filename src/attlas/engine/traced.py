@@ -20,7 +20,7 @@ from attlas.inputs import transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 
-__all__ = ["multiply"]
+__all__ = ["multiply", "multiply_transposed"]
 
 
 def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Tensor:
@@ -33,6 +33,12 @@ def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Ten
     weights = functional.dropout(reference.dense(problem).weights, p)
     v = spread_heads(v, problem.shape[1])
     return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype)
+
+
+def multiply_transposed(problem: Problem, x: Tensor) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
+    weights = reference.dense(problem).weights
+    return torch.matmul(weights.mT, x.to(weights.dtype)).to(x.dtype)
 
 
 def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:

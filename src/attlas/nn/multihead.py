@@ -218,16 +218,22 @@ class MultiHeadAttention(nn.Module):
         sizes = [self.embed_dim, width, width]
         wanted = (self.embed_dim, self.kdim, self.vdim)
         for name, t, size in zip(("query", "key", "value"), tokens, wanted, strict=True):
-            if t.ndim != 3 or t.shape[-1] != size or t.shape[0] != tokens[0].shape[0]:
-                raise ShapeError(
-                    explain(
-                        "MultiHeadAttention()",
-                        "tokens must have the sizes of the layer, and one batch.",
-                        {"query": tokens[0], "key": tokens[1], "value": tokens[2]},
-                        found=f"{name} has the shape {tuple(t.shape)} (batch first), its size should be {size}",
-                        fix=f"give {name} as (batch, tokens, {size}) with batch_first=True.",
-                    )
+            batch = tokens[0].shape[0]
+            if t.ndim == 3 and t.shape[-1] == size and t.shape[0] == batch:
+                continue
+            found = f"{name} has {t.ndim} axes, the last of size {t.shape[-1]}; they should be 3 and {size}"
+            order = "(batch, tokens, size)" if self.batch_first else "(tokens, batch, size)"
+            if t.ndim == 3 and t.shape[-1] == size:
+                found = f"query has {batch} sequences, {name} has {t.shape[0]}, with the axes {order}"
+            raise ShapeError(
+                explain(
+                    "MultiHeadAttention()",
+                    "tokens must have the sizes of the layer, and one batch.",
+                    {"query": tokens[0], "key": tokens[1], "value": tokens[2], "batch_first": self.batch_first},
+                    found=found,
+                    fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
                 )
+            )
         if self.in_proj_weight is not None and shared:
             parts = functional.linear(tokens[0], self.in_proj_weight, self.in_proj_bias).split(sizes, dim=-1)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from torch import Tensor
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 __all__ = ["ColumnArgMax", "ColumnMass", "ColumnMax", "column_mass", "column_max"]
 
@@ -165,8 +163,9 @@ class ColumnMax(Statistic):
         window, largest = carry
         rows = _rows_inside(at, window)
         if rows is not None:
+            found = part.weights[..., rows, :].amax(dim=-2)
             into = largest[_columns(at)]
-            torch.maximum(into, part.weights[..., rows, :].amax(dim=-2), out=into)
+            into.copy_(torch.where(found > into, found, into))
         return carry
 
     def finish(self, carry: tuple[range, Tensor]) -> Tensor:
@@ -206,6 +205,8 @@ class ColumnArgMax(Statistic):
     tensor([0, 1])
     """
 
+    differentiable = False
+
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:
             raise ShapeError(
@@ -237,15 +238,13 @@ class ColumnArgMax(Statistic):
         return carry[1]
 
 
-def column_mass(
-    A: AttentionMatrix, rows: Span | None = None, mean: bool = False, heads: Combine | None = None
-) -> Tensor:
+def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads: Combine | None = None) -> Tensor:
     """Return the mass that each key receives; see `ColumnMass`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix; ``A[:, 4:8]`` is a group of heads.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; ``A[:, 4:8]`` is a group of heads; of several, the result is a tuple.
     rows : slice, range or (start, stop), optional
         Window of queries; the default is all.
     mean : bool, default False
@@ -265,17 +264,19 @@ def column_mass(
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
+    if isinstance(A, list | tuple):
+        return tuple(column_mass(one, rows, mean, heads) for one in A)  # type: ignore[return-value]  # see `Weights`
     check_heads("column_mass()", A, heads)
-    return _combine(A.collect(ColumnMass(rows, mean))[0], heads)
+    return _combine(statistic_of(A, ColumnMass(rows, mean)), heads)
 
 
-def column_max(A: AttentionMatrix, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
+def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
     """Return the largest weight that each key receives; see `ColumnMax`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix; ``A[:, 4:8]`` is a group of heads.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; ``A[:, 4:8]`` is a group of heads; of several, the result is a tuple.
     rows : slice, range or (start, stop), optional
         Window of queries; the default is all.
     heads : {"sum", "mean"}, optional
@@ -293,11 +294,13 @@ def column_max(A: AttentionMatrix, rows: Span | None = None, heads: Combine | No
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
+    if isinstance(A, list | tuple):
+        return tuple(column_max(one, rows, heads) for one in A)  # type: ignore[return-value]  # see `Weights`
     check_heads("column_max()", A, heads)
-    return _combine(A.collect(ColumnMax(rows))[0], heads)
+    return _combine(statistic_of(A, ColumnMax(rows)), heads)
 
 
-def check_heads(where: str, A: AttentionMatrix, heads: str | None) -> None:
+def check_heads(where: str, A: Any, heads: str | None) -> None:
     """Raise a ShapeError unless the heads of a matrix can be combined so."""
     if heads not in (None, "sum", "mean"):
         raise ShapeError(

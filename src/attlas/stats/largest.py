@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ from torch import Tensor
 from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 __all__ = ["ArgMax", "Coverage", "Largest", "TailMass", "TopK", "coverage", "tail_mass", "topk"]
 
@@ -208,6 +206,8 @@ class ArgMax(Statistic):
     tensor([1])
     """
 
+    differentiable = False
+
     def __init__(self) -> None:
         self._top = TopK(1)
 
@@ -324,6 +324,7 @@ class Coverage(Statistic):
     """
 
     whole_rows = True
+    differentiable = False
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
@@ -406,13 +407,13 @@ def check_number(where: str, name: str, value: object) -> None:
     )
 
 
-def topk(A: AttentionMatrix, k: int) -> Largest:
+def topk(A: Weights, k: int) -> Largest:
     """Return the k largest weights of each row and their keys; see `TopK`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     k : int
         How many, from 1 to n.
 
@@ -429,17 +430,17 @@ def topk(A: AttentionMatrix, k: int) -> Largest:
     >>> indices
     tensor([[1, 2]])
     """
-    found: Largest = A.collect(TopK(k))[0]
+    found: Largest = statistic_of(A, TopK(k))
     return found
 
 
-def tail_mass(A: AttentionMatrix, k: int) -> Tensor:
+def tail_mass(A: Weights, k: int) -> Tensor:
     """Return the mass of each row outside its k largest weights; see `TailMass`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     k : int
         How many are left out, from 1 to n.
 
@@ -454,17 +455,17 @@ def tail_mass(A: AttentionMatrix, k: int) -> Tensor:
     >>> stats.tail_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)), 3)
     tensor([0.2500, 0.2500])
     """
-    found: Tensor = A.collect(TailMass(k))[0]
+    found: Tensor = statistic_of(A, TailMass(k))
     return found
 
 
-def coverage(A: AttentionMatrix, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> Tensor:
+def coverage(A: Weights, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> Tensor:
     """Return how many keys hold a given share of each row's mass; see `Coverage`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     levels : sequence of float, default (0.9, 0.95, 0.99)
         Shares, above 0 and at most 1.
 
@@ -480,5 +481,5 @@ def coverage(A: AttentionMatrix, levels: Iterable[float] = (0.9, 0.95, 0.99)) ->
     tensor([[5, 9],
             [5, 9]])
     """
-    found: Tensor = A.collect(Coverage(levels))[0]
+    found: Tensor = statistic_of(A, Coverage(levels))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from torch.nn import functional
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.largest import check_number
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 __all__ = ["Offsets", "Picture", "offsets", "picture"]
 
@@ -115,7 +113,7 @@ class Picture(Statistic):
         return carry
 
     def finish(self, carry: _Blocks) -> Tensor:
-        table = carry.table / carry.cells if self.pool == "mean" else carry.table
+        table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -167,7 +165,8 @@ class _Blocks:
         elif pool == "mean":
             into += pool_tile(tile, rows, columns, self.bands, torch.sum)
         else:
-            torch.maximum(into, pool_tile(tile, rows, columns, self.bands, torch.amax), out=into)
+            found = pool_tile(tile, rows, columns, self.bands, torch.amax)
+            into.copy_(torch.where(found > into, found, into))
         for seen, cells in () if part.problem.mask is None else part.seen:
             place = at.narrow(range(at.columns.start + seen.start, at.columns.start + seen.stop))
             across = column_bands.inside(place.columns)
@@ -293,7 +292,7 @@ def _skewed_sums(x: Tensor) -> Tensor:
 
 
 def picture(
-    A: AttentionMatrix,
+    A: Weights,
     height: int,
     width: int,
     pool: Pool = "mean",
@@ -304,8 +303,8 @@ def picture(
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     height, width : int
         Blocks along the queries and along the keys.
     pool : {"mean", "max"}, default "mean"
@@ -325,17 +324,17 @@ def picture(
     >>> stats.picture(A, 64, 64).shape, stats.picture(A, 8, 8, "max", rows=slice(-100, None)).shape
     (torch.Size([64, 64]), torch.Size([8, 8]))
     """
-    found: Tensor = A.collect(Picture(height, width, pool, rows, columns))[0]
+    found: Tensor = statistic_of(A, Picture(height, width, pool, rows, columns))
     return found
 
 
-def offsets(A: AttentionMatrix, mean: bool = False) -> Tensor:
+def offsets(A: Weights, mean: bool = False) -> Tensor:
     """Return the mass on each diagonal of the matrix; see `Offsets`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     mean : bool, default False
         Whether the mass is divided by the number of allowed cells of the diagonal.
 
@@ -351,5 +350,5 @@ def offsets(A: AttentionMatrix, mean: bool = False) -> Tensor:
     >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
     tensor(1.8333)
     """
-    found: Tensor = A.collect(Offsets(mean))[0]
+    found: Tensor = statistic_of(A, Offsets(mean))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +14,8 @@ from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.scores.base import Dot
+from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 __all__ = [
     "EffectiveKeys",
@@ -69,7 +67,7 @@ class _LargestOfRow(_PerRow):
     """One number of each row, the largest of what its parts give."""
 
     def join(self, before: Tensor, found: Tensor) -> Tensor:
-        return torch.maximum(before, found)
+        return torch.where(found > before, found, before)
 
 
 class RowMass(_PerRow):
@@ -134,7 +132,7 @@ class Entropy(_PerRow):
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
         products = part.row_products(part.weights, part.shifted)
-        return (finite_shift(part.lse) - part.shift) * part.mass - products
+        return (finite_shift(part.exact_lse) - part.shift).to(products) * part.mass - products
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
@@ -181,12 +179,13 @@ class EffectiveKeys(Statistic):
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
         mass, squares = carry
         mass[at.place] += part.mass
-        squares[at.place] += torch.linalg.vector_norm(part.weights, dim=-1).square_()
+        squares[at.place] += torch.linalg.vector_norm(part.weights, dim=-1).square()
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
         mass, squares = carry
-        return torch.where(squares == 0, torch.zeros_like(mass), mass.square() / squares)
+        none = squares == 0
+        return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True, "squares": True}
@@ -249,6 +248,7 @@ class MaxLogit(_LargestOfRow):
     """
 
     nothing = -math.inf
+    of_logits = True
 
     def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
@@ -370,6 +370,8 @@ class LogitMoments(Statistic):
     tensor([0.6667, 0.6667])
     """
 
+    of_logits = True
+
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
@@ -379,7 +381,7 @@ class LogitMoments(Statistic):
 
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
         rows, prefix = carry
-        state = _Rows(*(t[at.place] for t in rows))
+        state = _Rows(*(t[at.place].clone() for t in rows))
         for columns, cells in part.seen:
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
                 found = prefix.rows(at, columns.stop)
@@ -414,17 +416,17 @@ def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
         count = cells.sum(dim=-1).to(x.dtype).expand(part.shift.shape)
         mean = torch.where(cells, x, 0.0).sum(dim=-1) / count.clamp(min=1.0)
         deviation = torch.where(cells, x - mean.unsqueeze(-1), 0.0)
-    squares = torch.linalg.vector_norm(deviation, dim=-1).square_()
+    squares = torch.linalg.vector_norm(deviation, dim=-1).square()
     return _Rows(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
 
 
-def row_mass(A: AttentionMatrix) -> Tensor:
+def row_mass(A: Weights) -> Tensor:
     """Return the sum of each row's weights; see `RowMass`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -437,17 +439,17 @@ def row_mass(A: AttentionMatrix) -> Tensor:
     >>> stats.row_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)))
     tensor([1., 1.])
     """
-    found: Tensor = A.collect(RowMass())[0]
+    found: Tensor = statistic_of(A, RowMass())
     return found
 
 
-def entropy(A: AttentionMatrix) -> Tensor:
+def entropy(A: Weights) -> Tensor:
     """Return the entropy of each row in nats; see `Entropy`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -461,17 +463,17 @@ def entropy(A: AttentionMatrix) -> Tensor:
     >>> stats.entropy(A).exp()
     tensor([1., 2., 3.])
     """
-    found: Tensor = A.collect(Entropy())[0]
+    found: Tensor = statistic_of(A, Entropy())
     return found
 
 
-def effective_keys(A: AttentionMatrix) -> Tensor:
+def effective_keys(A: Weights) -> Tensor:
     """Return the effective number of keys of each row; see `EffectiveKeys`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -485,17 +487,17 @@ def effective_keys(A: AttentionMatrix) -> Tensor:
     >>> stats.effective_keys(A).round(decimals=3)
     tensor([1., 2., 3.])
     """
-    found: Tensor = A.collect(EffectiveKeys())[0]
+    found: Tensor = statistic_of(A, EffectiveKeys())
     return found
 
 
-def max_weight(A: AttentionMatrix) -> Tensor:
+def max_weight(A: Weights) -> Tensor:
     """Return the largest weight of each row; see `MaxWeight`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -508,17 +510,17 @@ def max_weight(A: AttentionMatrix) -> Tensor:
     >>> stats.max_weight(attlas.attend(torch.zeros(2, 8), torch.randn(4, 8)))
     tensor([0.2500, 0.2500])
     """
-    found: Tensor = A.collect(MaxWeight())[0]
+    found: Tensor = statistic_of(A, MaxWeight())
     return found
 
 
-def max_logit(A: AttentionMatrix) -> Tensor:
+def max_logit(A: Weights) -> Tensor:
     """Return the largest logit of each row; see `MaxLogit`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -531,17 +533,17 @@ def max_logit(A: AttentionMatrix) -> Tensor:
     >>> stats.max_logit(attlas.attend(torch.ones(2, 4), torch.ones(4, 4)))
     tensor([2., 2.])
     """
-    found: Tensor = A.collect(MaxLogit())[0]
+    found: Tensor = statistic_of(A, MaxLogit())
     return found
 
 
-def logit_moments(A: AttentionMatrix) -> Moments:
+def logit_moments(A: Weights) -> Moments:
     """Return mean and variance of each row's logits over the allowed keys; see `LogitMoments`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
 
     Returns
     -------
@@ -556,5 +558,5 @@ def logit_moments(A: AttentionMatrix) -> Moments:
     >>> mean
     tensor([2., 2.])
     """
-    found: Moments = A.collect(LogitMoments())[0]
+    found: Moments = statistic_of(A, LogitMoments())
     return found

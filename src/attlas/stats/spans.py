@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from torch import Tensor
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError, explain
+from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 __all__ = ["Span", "Spans", "spans"]
 
@@ -268,13 +266,13 @@ def _membership(spans: list[range], bands: Bands | None, like: Tensor) -> Tensor
     return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
 
 
-def spans(A: AttentionMatrix, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> Tensor:
+def spans(A: Weights, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> Tensor:
     """Return the mass that each span of queries gives to each span of keys; see `Spans`.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (..., m, n)
-        The matrix.
+    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
+        The matrix; of several, the result is a tuple.
     rows, columns : sequence of slice, range or (start, stop)
         Spans of queries and of keys.
     mean : bool, default False
@@ -293,5 +291,5 @@ def spans(A: AttentionMatrix, rows: Iterable[Span], columns: Iterable[Span], mea
     tensor([[0.5000, 1.5000],
             [0.5000, 1.5000]])
     """
-    found: Tensor = A.collect(Spans(rows, columns, mean))[0]
+    found: Tensor = statistic_of(A, Spans(rows, columns, mean))
     return found

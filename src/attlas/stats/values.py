@@ -33,7 +33,7 @@ class Pooled(Statistic):
 
     Notes
     -----
-    For reading: unlike ``A @ v`` it records no graph. Numbers are float32 for half precision tokens.
+    Numbers are float32 for half precision tokens.
     Cost: the product with the values, e multiplications a cell; on a processor with native kernels the
     logits of output and statistics of rows are computed once.
 
@@ -85,7 +85,7 @@ class Pooled(Statistic):
     def _values(self, problem: Problem) -> Tensor:
         """Return the values with four axes, (batch, value heads, n, e)."""
         batch, heads, _, n = problem.shape
-        v = self.v.detach()
+        v = self.v
         before = v.shape[:-2].numel() if v.ndim >= 2 else 0
         own = before // batch if batch and before % batch == 0 else 0
         if v.ndim < 2 or v.shape[-2] != n or own == 0 or heads % own:

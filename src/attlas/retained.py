@@ -1,0 +1,99 @@
+"""The gradient of the weights themselves, for ``A.retain_grad()`` and ``A.grad``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.problem import spread_heads
+from attlas.errors import GradientError, explain
+
+__all__ = ["WeightGradient"]
+
+
+class WeightGradient:
+    """What flows back into the weights of a matrix: from its products, and from cells that were read with a graph.
+
+    A product ``A @ v`` contributes ``grad vᵀ``, the transposed one ``x gradᵀ``. Both factors are kept, and the matrix
+    is written out only when it is asked for.
+
+    Parameters
+    ----------
+    whole : WeightGradient, optional
+        That of the matrix which this one is a part of, and which lacks what flows back into the part.
+    """
+
+    def __init__(self, whole: WeightGradient | None = None) -> None:
+        self.whole = whole
+        self.retained = False
+        self.lost: str | None = None
+        self._products: list[tuple[Any, int, Tensor, bool]] = []
+        self._factors: list[tuple[Tensor, Tensor]] = []
+        self._rows: list[tuple[Tensor | range, Tensor]] = []
+
+    def add_product(self, out: Tensor, right: Tensor, *, transposed: bool = False) -> None:
+        """Note a product with a graph, shape (batch, heads, tokens, e), and what the matrix was multiplied with."""
+        product = out.grad_fn, out.output_nr, right.detach(), transposed
+        self._lose_whole()
+        self._products.append(product)
+        if self.retained:
+            self._watch(*product)
+
+    def add_rows(self, rows: Tensor | range, weights: Tensor) -> None:
+        """Note whole rows that were read with a graph, shape (batch, heads, len(rows), n)."""
+        self._lose_whole()
+        if self.retained:
+            weights.register_hook(lambda grad: self._rows.append((rows, grad)))
+        else:
+            self.lose("cells were read before")
+
+    def lose(self, reason: str) -> None:
+        """Note that something with a graph was computed whose gradient does not pass through the weights."""
+        self._lose_whole()
+        self.lost = self.lost or reason
+        if self.retained:
+            self._refuse()
+
+    def _lose_whole(self) -> None:
+        if self.whole is not None:
+            self.whole.lose("a part of it was read")
+
+    def retain(self) -> None:
+        """Keep what flows back from now on."""
+        if self.lost:
+            self._refuse()
+        if not self.retained:
+            self.retained = True
+            for product in self._products:
+                self._watch(*product)
+
+    def total(self, like: Tensor) -> Tensor | None:
+        """Return the gradient of the weights, of the shape of `like`; None where nothing has flowed back."""
+        if not (self._factors or self._rows):
+            return None
+        out = torch.zeros_like(like)
+        for left, right in self._factors:
+            left, right = (spread_heads(t, like.shape[1]).to(like.dtype) for t in (left, right))
+            out += left @ right.mT
+        for rows, grad in self._rows:
+            index = torch.tensor(rows) if isinstance(rows, range) else rows
+            out.index_add_(2, index.to(out.device), grad)
+        return out
+
+    def _watch(self, node: Any, output: int, right: Tensor, transposed: bool) -> None:
+        def keep(grads: tuple[Tensor, ...]) -> None:
+            self._factors.append((right, grads[output]) if transposed else (grads[output], right))
+
+        node.register_prehook(keep)
+
+    def _refuse(self) -> None:
+        raise GradientError(
+            explain(
+                "A.retain_grad()",
+                "A.grad would lack what did not pass through the weights.",
+                found=str(self.lost),
+                fix="call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense()).",
+            )
+        )

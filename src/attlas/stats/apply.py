@@ -1,0 +1,112 @@
+"""A statistic of what people have: a lazy matrix, a dense tensor of weights, or a tuple of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.engine import graph, tiled
+from attlas.engine.fold import Statistic
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.indexing import Axes
+from attlas.scores.position import TensorBias
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = ["Weights", "statistic_of"]
+
+# What the functions of `attlas.stats` take. Of several, they return a tuple of what they return of one.
+Weights: TypeAlias = "AttentionMatrix | Tensor | Sequence[AttentionMatrix | Tensor]"
+
+
+def statistic_of(A: Any, statistic: Statistic) -> Any:
+    """Return one statistic of a matrix, of a dense tensor of weights, or of each of several.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, Tensor of shape (..., m, n), or list or tuple of these
+        What `attend` made, what a model returned as attentions, or those of all its layers.
+    statistic : Statistic
+        What is asked for.
+
+    Returns
+    -------
+    Any
+        The result; of several matrices a tuple.
+
+    Raises
+    ------
+    DtypeError
+        If `A` is none of these, or if weights alone do not tell the statistic.
+    ShapeError
+        If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
+    """
+    if isinstance(A, list | tuple):
+        return tuple(statistic_of(one, statistic) for one in A)
+    if hasattr(A, "collect"):
+        return A.collect(statistic)[0]
+    if isinstance(A, Tensor):
+        return _of_weights(A, statistic)
+    raise DtypeError(
+        explain(
+            f"stats.{type(statistic).__name__}",
+            "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them.",
+            {"A": kind(A)},
+            found=kind(A),
+            fix="stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k)).",
+        )
+    )
+
+
+def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
+    """Return a statistic of a dense tensor; every cell counts as allowed."""
+    where = f"stats.{type(statistic).__name__} of a tensor"
+    if statistic.of_logits:
+        found, fix = "weights after softmax", "attlas.attend(q, k), which knows the log-weights."
+        raise DtypeError(explain(where, "weights do not tell log-weights.", {"A": weights}, found=found, fix=fix))
+    _check_weights(where, weights)
+    lead = tuple(weights.shape[:-2])
+    heads = lead[-1] if len(lead) > 1 else 1
+    weights = weights.reshape(math.prod(lead) // max(heads, 1), heads, *weights.shape[-2:])
+    batch, heads, m, n = weights.shape
+    nothing = weights.new_zeros(1)
+    q, k = nothing.expand(batch, heads, m, 1), nothing.expand(batch, heads, n, 1)
+    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
+    problem = Problem(q, k, _LogWeights(weights), None, None, *ids)
+    if torch.is_grad_enabled() and weights.requires_grad and statistic.differentiable:
+        result = graph.collect_of(problem, weights, [statistic])[0]
+    else:
+        empty = (weights == 0).all(dim=-1)
+        lse = torch.zeros_like(empty, dtype=problem.dtype).masked_fill_(empty, -math.inf)
+        result = tiled.fold(problem, [statistic], Plan(), lse)[0][0]
+    return Axes(lead, (True,) * len(lead)).restore_all(result)
+
+
+def _check_weights(where: str, weights: Tensor) -> None:
+    rule, fix = "", "the attentions of a model, or softmax(scores, dim=-1)."
+    if weights.ndim < 2 or not weights.is_floating_point():
+        rule = "a tensor of weights has the axes (..., m, n), and is of floating point."
+    elif weights.numel():
+        least, most = (float(x) for x in (weights.detach().amin(), weights.detach().sum(-1).amax()))
+        # Rounding of the weights, and of their sum.
+        slack = 1e-3 + weights.shape[-1] ** 0.5 * torch.finfo(weights.dtype).eps
+        if not (least >= 0 and most <= 1 + slack):
+            rule = "weights are not negative, and those of a row sum to 1, or to less with a sink."
+            raise ShapeError(explain(where, rule, {"A": weights}, found=f"minimum {least}, row sum {most}", fix=fix))
+    if rule:
+        raise ShapeError(explain(where, rule, {"A": weights}, found=f"{weights.ndim} axes, {weights.dtype}", fix=fix))
+
+
+class _LogWeights(TensorBias):
+    """Log-weights of a dense tensor of weights, made tile by tile."""
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        return super().forward(q, k, at).log()
