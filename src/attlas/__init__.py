@@ -4,8 +4,6 @@
 the speed of a fused kernel, and any cell, row, tile, statistic or picture of A is computed on demand.
 """
 
-import importlib
-
 from attlas import stats, testing
 from attlas.atlas import Atlas, Entry, load
 from attlas.attend import attend, attention
@@ -24,6 +22,7 @@ from attlas.errors import (
     ShapeError,
     TooLargeError,
 )
+from attlas.lazily import __dir__, __getattr__  # noqa: F401  (PEP 562: the package asks these two)
 from attlas.masks import (
     Causal,
     Coverage,
@@ -109,16 +108,3 @@ __all__ = [
     "stats",
     "testing",
 ]
-
-# Packages that need an extra, or that few programs use: imported when they are first asked for.
-_ON_DEMAND = ("estimators", "heads", "huggingface", "models", "nn", "pictures", "scaling", "view")
-
-
-def __getattr__(name: str) -> object:
-    if name in _ON_DEMAND:
-        return importlib.import_module(f"attlas.{name}")
-    raise AttributeError(f"module 'attlas' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_DEMAND})

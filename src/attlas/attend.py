@@ -13,7 +13,7 @@ from attlas.engine import choose
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.inputs import check_inputs, check_sink
 from attlas.masks.base import Mask
@@ -95,13 +95,11 @@ def attend(
             score = _PLAIN if scale is None else ScaledDot(scale)
     elif scale is not None:
         raise ShapeError(
-            explain(
-                "attend()",
-                "scale belongs to the default score; a score of your own has its own.",
-                {"score": type(score).__name__, "scale": scale},
-                found="both score and scale",
-                fix="score=scale * score, or leave score out.",
-            )
+            "attend()",
+            "scale belongs to the default score; a score of your own has its own.",
+            {"score": type(score).__name__, "scale": scale},
+            found="both score and scale",
+            fix="score=scale * score, or leave score out.",
         )
     elif callable(score) and not isinstance(score, Score | Mask | type):
         score = ScoreMod(score)
@@ -119,13 +117,11 @@ def attend(
         sink = check_sink("attend()", sink, inputs.q)
     if plan is not None and not isinstance(plan, Plan):
         raise DtypeError(
-            explain(
-                "attend()",
-                "plan must be an attlas.Plan.",
-                {"plan": type(plan).__name__},
-                found=kind(plan),
-                fix="plan=attlas.Plan(backend='tiled')",
-            )
+            "attend()",
+            "plan must be an attlas.Plan.",
+            {"plan": type(plan).__name__},
+            found=kind(plan),
+            fix="plan=attlas.Plan(backend='tiled')",
         )
     ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
     problem = Problem(inputs.q, inputs.k, score, mask, sink, *ids)
@@ -182,12 +178,10 @@ def attention(
     """
     if not (isinstance(dropout_p, int | float) and 0.0 <= dropout_p <= 1.0):
         raise ShapeError(
-            explain(
-                "attention()",
-                "dropout_p must be a probability, from 0 to 1.",
-                found=f"dropout_p = {dropout_p!r}",
-                fix="dropout_p=0.1",
-            )
+            "attention()",
+            "dropout_p must be a probability, from 0 to 1.",
+            found=f"dropout_p = {dropout_p!r}",
+            fix="dropout_p=0.1",
         )
     matrix = attend(q, k, score, mask, scale, sink, plan)
     return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
@@ -209,7 +203,7 @@ def _no_score(score: object) -> DtypeError:
     elif isinstance(score, int | float):
         fix = f"did you mean scale={score!r}?"
     named = {"score": score if isinstance(score, Tensor) else kind(score)}
-    return DtypeError(explain("attend()", "score must be an attlas.Score.", named, found=kind(score), fix=fix))
+    return DtypeError("attend()", "score must be an attlas.Score.", named, found=kind(score), fix=fix)
 
 
 def _per_head(scale: Tensor, q: Tensor) -> Tensor:
@@ -217,13 +211,11 @@ def _per_head(scale: Tensor, q: Tensor) -> Tensor:
     if scale.numel() in (1, q.shape[1]) and scale.is_floating_point():
         return scale.to(q).reshape(1, -1, 1, 1)
     raise ShapeError(
-        explain(
-            "attend()",
-            "a scale that is a tensor has one number, or one for each head.",
-            {"scale": scale, "q (batch, heads, m, d)": q},
-            found=f"{scale.numel()} numbers, {q.shape[1]} heads",
-            fix=f"a floating-point tensor of shape () or ({q.shape[1]},).",
-        )
+        "attend()",
+        "a scale that is a tensor has one number, or one for each head.",
+        {"scale": scale, "q (batch, heads, m, d)": q},
+        found=f"{scale.numel()} numbers, {q.shape[1]} heads",
+        fix=f"a floating-point tensor of shape () or ({q.shape[1]},).",
     )
 
 
@@ -244,13 +236,11 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
     elif isinstance(mask, list | tuple):
         fix = "one mask of several: mask=first & second."
     raise DtypeError(
-        explain(
-            "attend()",
-            "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
-            {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
-            found=kind(mask),
-            fix=fix,
-        )
+        "attend()",
+        "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
+        {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
+        found=kind(mask),
+        fix=fix,
     )
 
 

@@ -1,4 +1,4 @@
-"""Every error class of attlas, and the one function that words their texts."""
+"""Every error class of attlas. An error carries its facts as fields; its text is made of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,68 @@ __all__ = [
     "ModifiedError",
     "PortError",
     "RecordingError",
+    "RecordingWarning",
     "ShapeError",
+    "StoredOnlyError",
     "TooLargeError",
     "describe",
-    "explain",
     "kind",
 ]
 
 
 class AttlasError(Exception):
-    """Base class of every error that attlas raises on purpose."""
+    """Base class of every error that attlas raises on purpose.
+
+    Parameters
+    ----------
+    where : str
+        The public function, as the user typed it: ``"attend()"``.
+    rule : str
+        What must hold, one sentence that ends in a full stop.
+    arguments : Mapping[str, object], optional
+        Label of each argument concerned and its value; tensors are kept as shape, dtype and device.
+    found : str, optional
+        The two numbers, or the value, that break the rule.
+    fix : str, optional
+        One thing that the user can type to go on.
+
+    Attributes
+    ----------
+    where, rule, arguments, found, fix
+        As above; `arguments` holds words, never a tensor.
+
+    Examples
+    --------
+    >>> error = ShapeError("attend()", "m must be even.", {"m": 3}, found="m = 3", fix="use m = 4.")
+    >>> print(error)
+    attend(): m must be even.
+      m: 3
+      found: m = 3
+      fix: use m = 4.
+    >>> error.found
+    'm = 3'
+    """
+
+    def __init__(
+        self,
+        where: str = "",
+        rule: str = "",
+        arguments: Mapping[str, object] | None = None,
+        *,
+        found: str = "",
+        fix: str = "",
+    ) -> None:
+        self.where, self.rule, self.found, self.fix = where, rule, found, fix
+        self.arguments = {label: describe(value) for label, value in (arguments or {}).items()}
+        lines = [f"{where}: {rule}" if rule else where]
+        lines += [f"  {label}: {value}" for label, value in self.arguments.items()]
+        lines += [f"  {label}: {value}" for label, value in (("found", found), ("fix", fix)) if value]
+        super().__init__("\n".join(lines))
+
+    def replaced(self, error: type[AttlasError] | None = None, **fields: str) -> AttlasError:
+        """Return this error with other fields, of another class if one is given."""
+        names = ("where", "rule", "arguments", "found", "fix")
+        return (error or type(self))(**{name: fields.get(name, getattr(self, name)) for name in names})
 
 
 class ShapeError(AttlasError, ValueError):
@@ -55,6 +107,10 @@ class GradientError(AttlasError, RuntimeError):
     """A result that cannot carry the gradient that is being recorded."""
 
 
+class StoredOnlyError(AttlasError, TypeError, AttributeError):
+    """An operation of stored tensors, asked of a matrix whose numbers are not stored."""
+
+
 class BackendError(AttlasError, RuntimeError):
     """The backend asked for by a plan cannot run this problem."""
 
@@ -65,6 +121,10 @@ class TooLargeError(AttlasError, MemoryError):
 
 class RecordingError(AttlasError, RuntimeError):
     """A model, or the folder of a recording, that cannot be recorded or read."""
+
+
+class RecordingWarning(UserWarning):
+    """Attention that ran and is not in the recording; the first of `args` is the RecordingError that says which."""
 
 
 class CheckpointError(AttlasError, RuntimeError):
@@ -108,45 +168,3 @@ def kind(value: object) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("nd") else f"a {name}"
-
-
-def explain(
-    where: str,
-    rule: str,
-    given: Mapping[str, object] | None = None,
-    *,
-    found: str,
-    fix: str,
-) -> str:
-    """Word an error: the rule, the arguments, what disagrees, one thing to type now.
-
-    Parameters
-    ----------
-    where : str
-        The public door, as the user typed it: ``"attend()"``.
-    rule : str
-        What must hold, one sentence that ends in a full stop.
-    given : Mapping[str, object], optional
-        Label of each argument concerned and its value; tensors are shown by shape, dtype and device.
-    found : str
-        The two numbers, or the value, that break the rule.
-    fix : str
-        One thing that the user can type to go on.
-
-    Returns
-    -------
-    str
-        The text of the error, one fact a line.
-
-    Examples
-    --------
-    >>> print(explain("attend()", "m must be even.", {"m": 3}, found="m = 3", fix="use m = 4."))
-    attend(): m must be even.
-      m: 3
-      found: m = 3
-      fix: use m = 4.
-    """
-    lines = [f"{where}: {rule}"]
-    lines += [f"  {label}: {describe(value)}" for label, value in (given or {}).items()]
-    lines += [f"  found: {found}", f"  fix: {fix}"]
-    return "\n".join(lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from attlas.errors import AttlasError, FileError, explain
+from attlas.errors import AttlasError, FileError
 
 __all__ = ["discard_folder", "replace_folder", "sync_folder", "whole_file"]
 
@@ -187,13 +187,13 @@ def _told(target: Path, where: str, kind: type[AttlasError], unfinished: Path | 
         raise
     except SafetensorError as error:  # its writer puts the system's error into words of its own
         found, fix = (str(error).splitlines() or ["an error of safetensors"])[0], _ELSEWHERE
-        raise kind(explain(where, _RULE, {"path": str(target)}, found=found, fix=fix)) from error
+        raise kind(where, _RULE, {"path": str(target)}, found=found, fix=fix) from error
     except OSError as error:
         # A block may read other files, whose errors are not ours; a full disk is always the one that is written to.
         if unfinished is not None and error.errno not in _FULL and error.filename != str(unfinished):
             raise
         found, fix = _reason(error, target)
-        raise kind(explain(where, _RULE, {"path": str(target)}, found=found, fix=fix)) from error
+        raise kind(where, _RULE, {"path": str(target)}, found=found, fix=fix) from error
 
 
 def _reason(error: OSError, target: Path) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
 
 __all__ = ["Axes", "Where", "parse"]
 
@@ -139,7 +139,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
 
 
 def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
-    return error(explain("A[...]", rule, {"A": f"shape {shape}"}, found=found, fix=fix))
+    return error("A[...]", rule, {"A": f"shape {shape}"}, found=found, fix=fix)
 
 
 def _checked(entry: Any) -> Any:
@@ -157,13 +157,11 @@ def _checked(entry: Any) -> Any:
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
     raise DtypeError(
-        explain(
-            "A[...]",
-            "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis.",
-            {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
-            found=kind(entry),
-            fix="A[0, 3, 5:9, :] or A[..., [2, 5], :].",
-        )
+        "A[...]",
+        "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis.",
+        {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
+        found=kind(entry),
+        fix="A[0, 3, 5:9, :] or A[..., [2, 5], :].",
     )
 
 

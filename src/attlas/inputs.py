@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from attlas.errors import DeviceError, DtypeError, ShapeError, explain, kind
+from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
 __all__ = [
@@ -99,9 +99,7 @@ def as_plain(where: str, name: str, t: Tensor) -> Tensor:
         if tracing() or _keeps_numbers(t) or type(t).__name__ == "FakeTensor":
             return t
         found, fix = f"a {type(t).__name__}, which stands for other tensors", "the tensor that it stands for"
-    raise DtypeError(
-        explain(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
-    )
+    raise DtypeError(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
 
 
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
@@ -127,13 +125,11 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
         query_heads = key_heads
     if key_heads == 0 or query_heads % key_heads != 0:
         raise ShapeError(
-            explain(
-                where,
-                "the heads of k must divide the heads of q (grouped heads).",
-                labels,
-                found=f"{query_heads} query heads, {key_heads} key heads",
-                fix=f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size).",
-            )
+            where,
+            "the heads of k must divide the heads of q (grouped heads).",
+            labels,
+            found=f"{query_heads} query heads, {key_heads} key heads",
+            fix=f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size).",
         )
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
     return Inputs(_flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading)
@@ -175,13 +171,11 @@ def check_values(
     v = as_plain(where, name, v)
     if v.shape[-2] != tokens.shape[-2]:
         raise ShapeError(
-            explain(
-                where,
-                f"there must be one row of {name} for each {token}.",
-                labels,
-                found=f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}",
-                fix=f"pass {name} as (..., {tokens.shape[-2]}, e).",
-            )
+            where,
+            f"there must be one row of {name} for each {token}.",
+            labels,
+            found=f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}",
+            fix=f"pass {name} as (..., {tokens.shape[-2]}, e).",
         )
     layout = axes.layout
     fits = v.ndim - 2 <= len(axes.shape)
@@ -193,13 +187,11 @@ def check_values(
         fits = fits and v4.shape[-3] != 0 and heads % v4.shape[-3] == 0
     if not fits:
         raise ShapeError(
-            explain(
-                where,
-                f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
-                {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
-                found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
-                fix=f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.",
-            )
+            where,
+            f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
+            {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
+            found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
+            fix=f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.",
         )
     return _flat(v4, batch, v4.shape[-3])
 
@@ -209,33 +201,27 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
     heads = q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
         raise DtypeError(
-            explain(
-                where,
-                "sink must be a floating point tensor with one logit for each head.",
-                {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
-                found="integers" if isinstance(sink, Tensor) else kind(sink),
-                fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
-            )
+            where,
+            "sink must be a floating point tensor with one logit for each head.",
+            {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
+            found="integers" if isinstance(sink, Tensor) else kind(sink),
+            fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
         )
     if sink.device != q.device:
         raise DeviceError(
-            explain(
-                where,
-                "sink must be on the device of q.",
-                {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-                found=f"{sink.device} and {q.device}",
-                fix="sink.to(q.device)",
-            )
+            where,
+            "sink must be on the device of q.",
+            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
+            found=f"{sink.device} and {q.device}",
+            fix="sink.to(q.device)",
         )
     if sink.ndim > 1 or sink.numel() not in (1, heads):
         raise ShapeError(
-            explain(
-                where,
-                "sink must hold one logit for each query head.",
-                {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-                found=f"shape {tuple(sink.shape)}, {heads} heads",
-                fix=f"pass a tensor of shape ({heads},).",
-            )
+            where,
+            "sink must hold one logit for each query head.",
+            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
+            found=f"shape {tuple(sink.shape)}, {heads} heads",
+            fix=f"pass a tensor of shape ({heads},).",
         )
     return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 
@@ -247,55 +233,45 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
         name = label.split(" ")[0]
         if not isinstance(t, Tensor):
             raise DtypeError(
-                explain(
-                    where,
-                    f"{name} must be a torch.Tensor.",
-                    {label: type(t).__name__},
-                    found=kind(t),
-                    fix=f"torch.as_tensor({name})",
-                )
+                where,
+                f"{name} must be a torch.Tensor.",
+                {label: type(t).__name__},
+                found=kind(t),
+                fix=f"torch.as_tensor({name})",
             )
         if t.dtype not in _FLOATS:
             raise DtypeError(
-                explain(
-                    where,
-                    f"{name} must be float64, float32, float16 or bfloat16.",
-                    labels,
-                    found=f"{name} is {str(t.dtype).removeprefix('torch.')}",
-                    fix=f"{name}.float()",
-                )
+                where,
+                f"{name} must be float64, float32, float16 or bfloat16.",
+                labels,
+                found=f"{name} is {str(t.dtype).removeprefix('torch.')}",
+                fix=f"{name}.float()",
             )
         if t.ndim < 2:
             raise ShapeError(
-                explain(
-                    where,
-                    f"{name} needs at least two axes, tokens and size.",
-                    labels,
-                    found=f"shape {tuple(t.shape)} in {name}",
-                    fix=f"{name}.unsqueeze(0), one token."
-                    if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values())
-                    else f"{name}.unsqueeze(-1) for tokens of size 1.",
-                )
+                where,
+                f"{name} needs at least two axes, tokens and size.",
+                labels,
+                found=f"shape {tuple(t.shape)} in {name}",
+                fix=f"{name}.unsqueeze(0), one token."
+                if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values())
+                else f"{name}.unsqueeze(-1) for tokens of size 1.",
             )
         if t.dtype is not first.dtype:
             raise DtypeError(
-                explain(
-                    where,
-                    f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
-                    labels,
-                    found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
-                    fix=f"{name}.to({first.dtype})",
-                )
+                where,
+                f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
+                labels,
+                found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
+                fix=f"{name}.to({first.dtype})",
             )
         if t.device != first.device:
             raise DeviceError(
-                explain(
-                    where,
-                    f"{first_label.split(' ')[0]} and {name} must be on the same device.",
-                    labels,
-                    found=f"{first.device} and {t.device}",
-                    fix=f"{name}.to({str(first.device)!r})",
-                )
+                where,
+                f"{first_label.split(' ')[0]} and {name} must be on the same device.",
+                labels,
+                found=f"{first.device} and {t.device}",
+                fix=f"{name}.to({str(first.device)!r})",
             )
 
 
@@ -323,13 +299,11 @@ def _broadcast(
         return tuple(torch.broadcast_shapes(first, second))
     except RuntimeError:
         raise ShapeError(
-            explain(
-                where,
-                f"the batch axes of {name} must fit those of the queries: equal, or 1.",
-                labels,
-                found=f"batch axes {tuple(first)} and {tuple(second)}",
-                fix="pass tensors as (batch, heads, tokens, size) of one batch.",
-            )
+            where,
+            f"the batch axes of {name} must fit those of the queries: equal, or 1.",
+            labels,
+            found=f"batch axes {tuple(first)} and {tuple(second)}",
+            fix="pass tensors as (batch, heads, tokens, size) of one batch.",
         ) from None
 
 

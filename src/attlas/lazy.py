@@ -14,7 +14,7 @@ from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from attlas.engine import graph
-from attlas.errors import GradientError, TooLargeError, explain
+from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
 __all__ = ["LazyTensor", "check_size", "lazy_result", "like_tensors", "written_out"]
 
@@ -87,7 +87,7 @@ class LazyTensor:
         return self._call("__getitem__", key)
 
     def __setitem__(self, key: Any, value: object) -> None:
-        raise _stored_only(self, "__setitem__", TypeError)
+        raise _stored_only(self, "__setitem__")
 
     # ------------------------------------------------------------------------------------------------ torch, numpy
 
@@ -98,13 +98,11 @@ class LazyTensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.requires_grad and torch.is_grad_enabled():
             raise GradientError(
-                explain(
-                    f"{self.label}.numpy()",
-                    "an array carries no gradient, and one is being recorded.",
-                    {self.label: f"shape {tuple(self.shape)}"},
-                    found=f"{self.label}.requires_grad is True",
-                    fix=f"{self.label}.detach().numpy(), or read under torch.no_grad().",
-                )
+                f"{self.label}.numpy()",
+                "an array carries no gradient, and one is being recorded.",
+                {self.label: f"shape {tuple(self.shape)}"},
+                found=f"{self.label}.requires_grad is True",
+                fix=f"{self.label}.detach().numpy(), or read under torch.no_grad().",
             )
         return np.asarray(self.to_dense().cpu().numpy(), dtype=dtype)
 
@@ -126,7 +124,7 @@ class LazyTensor:
         if found is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         if name.endswith("_") or name in _OF_STORED:
-            raise _stored_only(self, name, AttributeError)
+            raise _stored_only(self, name)
         if name in _OF_FORM or not callable(found):
             of_form = getattr(torch.empty(self.shape, dtype=self.dtype, device="meta"), name)
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
@@ -219,15 +217,13 @@ for _name in (*_SIGNS, *(f"r{name}" for name in _SIGNS), *_UNARY):
 LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality is that of cells, as of tensors
 
 
-def _stored_only(owner: LazyTensor, name: str, error: type[Exception]) -> Exception:
-    return error(
-        explain(
-            f"{owner.label}.{name}()",
-            "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for.",
-            {owner.label: f"shape {tuple(owner.shape)}"},
-            found=f"{owner.label}.{name}",
-            fix=f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :].",
-        )
+def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
+    return StoredOnlyError(
+        f"{owner.label}.{name}()",
+        "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for.",
+        {owner.label: f"shape {tuple(owner.shape)}"},
+        found=f"{owner.label}.{name}",
+        fix=f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :].",
     )
 
 
@@ -248,11 +244,9 @@ def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") ->
         return
     some = found[0]
     raise TooLargeError(
-        explain(
-            where,
-            "it needs whole matrices, and they would be larger than the limit.",
-            {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)},
-            found=f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}",
-            fix=fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.",
-        )
+        where,
+        "it needs whole matrices, and they would be larger than the limit.",
+        {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)},
+        found=f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}",
+        fix=fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.",
     )

@@ -15,7 +15,7 @@ from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
-from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, explain, kind
+from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values, holds_numbers, tracing
 from attlas.lazy import check_size, like_tensors
@@ -152,7 +152,7 @@ class AttentionMatrix(TensorLike):
             return problem
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
         fix = "A @ v works there; move the tokens to a device with memory for numbers."
-        raise BackendError(explain(where, "it needs tensors with numbers.", found=found, fix=fix))
+        raise BackendError(where, "it needs tensors with numbers.", found=found, fix=fix)
 
     @property
     def mT(self) -> TransposedMatrix:
@@ -310,15 +310,13 @@ class AttentionMatrix(TensorLike):
         for statistic in statistics:
             if not isinstance(statistic, Statistic):
                 raise DtypeError(
-                    explain(
-                        "collect()",
-                        "every argument must be a Statistic, an object and not its class.",
-                        {"statistic": statistic.__name__ if isinstance(statistic, type) else repr(statistic)},
-                        found=kind(statistic),
-                        fix=f"A.collect({statistic.__name__}())"
-                        if isinstance(statistic, type)
-                        else "A.collect(stats.Entropy(), stats.TopK(8))",
-                    )
+                    "collect()",
+                    "every argument must be a Statistic, an object and not its class.",
+                    {"statistic": statistic.__name__ if isinstance(statistic, type) else repr(statistic)},
+                    found=kind(statistic),
+                    fix=f"A.collect({statistic.__name__}())"
+                    if isinstance(statistic, type)
+                    else "A.collect(stats.Entropy(), stats.TopK(8))",
                 )
         problem = self._with_numbers("A.collect()")
         recorded = [s for s in statistics if s.differentiable] if problem.needs_graph else []
@@ -438,14 +436,12 @@ class AttentionMatrix(TensorLike):
         if limit is not None and size > limit:
             name = "A.logits" if before_softmax else "A"
             raise TooLargeError(
-                explain(
-                    f"{name}.to_dense()",
-                    "the whole matrix would be larger than the limit.",
-                    {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
-                    found=f"{size:,} bytes, the limit is {limit:,}",
-                    fix=f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); "
-                    "limit=None insists.",
-                )
+                f"{name}.to_dense()",
+                "the whole matrix would be larger than the limit.",
+                {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
+                found=f"{size:,} bytes, the limit is {limit:,}",
+                fix=f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); "
+                "limit=None insists.",
             )
         m, n = self.problem.shape[2:]
         return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)
@@ -475,7 +471,7 @@ class AttentionMatrix(TensorLike):
         """
         if not isinstance(rows, int) or rows < 1:
             rule = "rows must be a whole number above 0."
-            raise ShapeError(explain("A.check()", rule, found=f"rows = {rows!r}", fix="A.check(rows=64)"))
+            raise ShapeError("A.check()", rule, found=f"rows = {rows!r}", fix="A.check(rows=64)")
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import MissingExtraError, ShapeError, explain
+from attlas.errors import MissingExtraError, ShapeError
 from attlas.files import whole_file
 from attlas.matrix import AttentionMatrix
 
@@ -93,34 +93,28 @@ def plot(
     """
     if pool not in ("max", "mean"):
         raise ShapeError(
-            explain("plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max.")
+            "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
         )
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ShapeError(
-            explain("plot()", "size must be a whole number above 0.", found=f"size = {size!r}", fix="size=256")
-        )
+        raise ShapeError("plot()", "size must be a whole number above 0.", found=f"size = {size!r}", fix="size=256")
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
     if len(axes) > 2 or math.prod(lead) > _MAX_HEADS or 0 in A.shape:
         raise ShapeError(
-            explain(
-                "plot()",
-                f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis.",
-                {"A": f"shape {tuple(A.shape)}"},
-                found=f"{math.prod(lead)} heads in axes {lead}",
-                fix="pick some first: A[0].plot() or A[0, 3].plot().",
-            )
+            "plot()",
+            f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis.",
+            {"A": f"shape {tuple(A.shape)}"},
+            found=f"{math.prod(lead)} heads in axes {lead}",
+            fix="pick some first: A[0].plot() or A[0, 3].plot().",
         )
     m, n = int(A.shape[-2]), int(A.shape[-1])
     if labels is not None and (len(labels) != m or m != n or m > 64 or axes):
         raise ShapeError(
-            explain(
-                "plot()",
-                "labels need one head of at most 64 × 64 cells, and one label for each token.",
-                {"A": f"shape {tuple(A.shape)}", "labels": f"{len(labels)} labels"},
-                found=f"{len(labels)} labels, {m} queries, {n} keys, {math.prod(lead)} heads",
-                fix="A[0, 3, :40, :40] is a tensor that can be drawn with labels=tokens[:40].",
-            )
+            "plot()",
+            "labels need one head of at most 64 × 64 cells, and one label for each token.",
+            {"A": f"shape {tuple(A.shape)}", "labels": f"{len(labels)} labels"},
+            found=f"{len(labels)} labels, {m} queries, {n} keys, {math.prod(lead)} heads",
+            fix="A[0, 3, :40, :40] is a tensor that can be drawn with labels=tokens[:40].",
         )
     rows, columns = (axes[0], axes[1]) if len(axes) == 2 else (1, math.prod(axes))
     maps = blocks(A, size, pool).reshape(rows, columns, *_shape(m, n, size))
@@ -417,12 +411,10 @@ def sheet(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            explain(
-                "attlas.pictures",
-                "matplotlib must be installed to draw.",
-                found="no module named matplotlib",
-                fix="pip install 'attlas[plot]'",
-            )
+            "attlas.pictures",
+            "matplotlib must be installed to draw.",
+            found="no module named matplotlib",
+            fix="pip install 'attlas[plot]'",
         ) from error
     # A Figure of its own, not one of pyplot: nothing global changes, and no window opens.
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.engine import graph, tiled
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.lazy import LazyTensor, check_size, like_tensors
 from attlas.stats import columns, largest, rows
 from attlas.tiles import Tile
@@ -31,15 +31,13 @@ def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
     if isinstance(dim, int) and not isinstance(dim, bool) and -A.ndim <= dim < A.ndim:
         return dim % A.ndim
     raise ShapeError(
-        explain(
-            f"A.{name}()",
-            "dim must be an axis of the matrix, or several.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"dim = {dim!r}",
-            fix=f"A.{name}(-1) over keys, A.{name}(-2) over queries, A.{name}({A.ndim - 3}) over heads."
-            if A.ndim > 2
-            else f"A.{name}(-1) over keys, A.{name}(-2) over queries.",
-        )
+        f"A.{name}()",
+        "dim must be an axis of the matrix, or several.",
+        {"A": f"shape {tuple(A.shape)}"},
+        found=f"dim = {dim!r}",
+        fix=f"A.{name}(-1) over keys, A.{name}(-2) over queries, A.{name}({A.ndim - 3}) over heads."
+        if A.ndim > 2
+        else f"A.{name}(-1) over keys, A.{name}(-2) over queries.",
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.problem import spread_heads
-from attlas.errors import GradientError, explain
+from attlas.errors import GradientError
 
 __all__ = ["WeightGradient"]
 
@@ -90,10 +90,8 @@ class WeightGradient:
 
     def _refuse(self) -> None:
         raise GradientError(
-            explain(
-                "A.retain_grad()",
-                "A.grad would lack what did not pass through the weights.",
-                found=str(self.lost),
-                fix="call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense()).",
-            )
+            "A.retain_grad()",
+            "A.grad would lack what did not pass through the weights.",
+            found=str(self.lost),
+            fix="call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense()).",
         )

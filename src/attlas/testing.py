@@ -19,7 +19,7 @@ from attlas.engine import tiled
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through
-from attlas.errors import ContractError, ShapeError, explain
+from attlas.errors import ContractError, ShapeError
 from attlas.masks import Causal, Coverage, Mask, from_function
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
@@ -463,4 +463,4 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def _broken(where: str, rule: str, given: Given | None = None, *, found: str, fix: str) -> ContractError:
-    return ContractError(explain(where, rule, given, found=found, fix=fix))
+    return ContractError(where, rule, given, found=found, fix=fix)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, explain, kind
+from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
 from attlas.tiles import Tile
 
 __all__ = ["TileFunction"]
@@ -61,7 +61,7 @@ class TileFunction:
         else:
             found, fix = f"{kind(f)}, which cannot be called", f"lambda {names}: ..."
         rule = f"it must be a function of ({names})."
-        raise DtypeError(explain(name, rule, {"f": type(f).__name__}, found=found, fix=fix))
+        raise DtypeError(name, rule, {"f": type(f).__name__}, found=found, fix=fix)
 
     def __call__(self, at: Tile, *cells: Tensor) -> Tensor:
         """Return what the function says of each pair of a tile, broadcastable to (batches, heads, rows, columns).
@@ -76,12 +76,10 @@ class TileFunction:
         away = [t.device for t in self.held if t.device.type not in ("cpu", at.device.type)]
         if away:  # an index out of range on a GPU would end the process
             raise DeviceError(
-                explain(
-                    self.name,
-                    "the tensors that the function holds must be where the matrix is.",
-                    found=f"it holds a tensor on {away[0]}, the matrix is on {at.device}",
-                    fix=f"move q, k and v to {away[0].type}, or that tensor to {at.device}.",
-                )
+                self.name,
+                "the tensors that the function holds must be where the matrix is.",
+                found=f"it holds a tensor on {away[0]}, the matrix is on {at.device}",
+                fix=f"move q, k and v to {away[0].type}, or that tensor to {at.device}.",
             )
         first: Exception | None = None
         if self._tiles:
@@ -116,13 +114,11 @@ class TileFunction:
             else:
                 fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
             raise ShapeError(
-                explain(
-                    self.name,
-                    "the function must return one value for a batch, head, query and key.",
-                    {"tile": f"{at.shape}"},
-                    found=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}",
-                    fix=fix,
-                )
+                self.name,
+                "the function must return one value for a batch, head, query and key.",
+                {"tile": f"{at.shape}"},
+                found=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}",
+                fix=fix,
             ) from cause
         return found
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.engine import choose
 from attlas.engine.graph import DENSE_LIMIT
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.indexing import parse
 from attlas.inputs import check_values, tracing
 from attlas.lazy import LazyTensor, like_tensors
@@ -166,11 +166,9 @@ class LogitMatrix(_View):
     def _check_dim(self, name: str, dim: int) -> None:
         if dim not in (-1, len(self.shape) - 1):
             raise ShapeError(
-                explain(
-                    f"A.logits.{name}()",
-                    "log-weights are reduced over the keys of a row.",
-                    {"A": f"shape {tuple(self.shape)}"},
-                    found=f"dim = {dim!r}",
-                    fix=f"A.logits.{name}(-1)",
-                )
+                f"A.logits.{name}()",
+                "log-weights are reduced over the keys of a row.",
+                {"A": f"shape {tuple(self.shape)}"},
+                found=f"dim = {dim!r}",
+                fix=f"A.logits.{name}(-1)",
             )

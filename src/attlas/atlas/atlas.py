@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records
-from attlas.errors import DtypeError, OutOfRangeError, explain, kind
+from attlas.errors import DtypeError, OutOfRangeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
@@ -136,13 +136,11 @@ class Atlas:
         for part, types in ((name, (int, str)), (call, (int,))):
             if not isinstance(part, types) or isinstance(part, bool):
                 raise DtypeError(
-                    explain(
-                        "atlas[...]",
-                        "an attention is named by its layer or its path, and a pass by its number.",
-                        {"key": repr(key)[:80]},
-                        found=kind(part),
-                        fix='atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.',
-                    )
+                    "atlas[...]",
+                    "an attention is named by its layer or its path, and a pass by its number.",
+                    {"key": repr(key)[:80]},
+                    found=kind(part),
+                    fix='atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.',
                 )
         passes = self._passes(name)
         numbers = sorted(entry.call for entry in passes)
@@ -152,13 +150,11 @@ class Atlas:
             if entry.call == call:
                 return entry
         raise OutOfRangeError(
-            explain(
-                "atlas[...]",
-                "the second number names a pass of the layer.",
-                {"key": repr(key)},
-                found=f"passes {', '.join(map(str, numbers[:_SHOWN]))} of {passes[0].path}",
-                fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
-            )
+            "atlas[...]",
+            "the second number names a pass of the layer.",
+            {"key": repr(key)},
+            found=f"passes {', '.join(map(str, numbers[:_SHOWN]))} of {passes[0].path}",
+            fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
         )
 
     def _passes(self, name: int | str) -> list[Entry]:
@@ -176,15 +172,11 @@ class Atlas:
         if found:
             return found
         raise OutOfRangeError(
-            explain(
-                "atlas[...]",
-                "there must be such an attention in the recording.",
-                {"key": repr(name)[:80]},
-                found=self._contents(),
-                fix=f"atlas[{self._example()}]"
-                if self.entries
-                else "run the model inside `with attlas.record(model)`.",
-            )
+            "atlas[...]",
+            "there must be such an attention in the recording.",
+            {"key": repr(name)[:80]},
+            found=self._contents(),
+            fix=f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`.",
         )
 
     def _example(self) -> str:

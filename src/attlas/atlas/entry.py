@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attlas.errors import DtypeError, RecordingError, ShapeError, explain, kind
+from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
@@ -81,7 +81,7 @@ class Entry:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             rule = "kind must be one of " + ", ".join(repr(name) for name in KINDS) + "."
-            raise DtypeError(explain("Entry()", rule, found=f"kind = {self.kind!r}", fix='kind="self"'))
+            raise DtypeError("Entry()", rule, found=f"kind = {self.kind!r}", fix='kind="self"')
         rule, found, fix = "", "", "give the sizes of the matrix: batch, recorded heads, m, n."
         if len(self.heads) != self.shape[1]:
             rule = "there must be a number of each recorded head."
@@ -93,7 +93,7 @@ class Entry:
             rule = "the matrix must have the stated sizes, (batch, recorded heads, m, n)."
             found = f"{tuple(self.matrix.shape)} in matrix, {tuple(self.shape)} in shape"
         if rule:
-            raise ShapeError(explain("Entry()", rule, {"name": self.name}, found=found, fix=fix))
+            raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
 
     @property
     def path(self) -> str:
@@ -138,13 +138,11 @@ class Entry:
             return self.matrix
         names = ", ".join(self.statistics) or "no statistic"
         raise RecordingError(
-            explain(
-                where,
-                "the weights of a layer are made from its q and k, and these were not kept.",
-                {"entry": f"{self.path} ({self.name}), call {self.call}"},
-                found=f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics',
-                fix='record with keep="disk" (or "cpu") to keep q and k.',
-            )
+            where,
+            "the weights of a layer are made from its q and k, and these were not kept.",
+            {"entry": f"{self.path} ({self.name}), call {self.call}"},
+            found=f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics',
+            fix='record with keep="disk" (or "cpu") to keep q and k.',
         )
 
 
@@ -178,13 +176,11 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
         if not isinstance(statistic, Statistic):
             name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
             raise DtypeError(
-                explain(
-                    "statistics",
-                    "each must be a Statistic, an object and not its class.",
-                    {"statistic": name},
-                    found=kind(statistic),
-                    fix=f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)",
-                )
+                "statistics",
+                "each must be a Statistic, an object and not its class.",
+                {"statistic": name},
+                found=kind(statistic),
+                fix=f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)",
             )
         plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)

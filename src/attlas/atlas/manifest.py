@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from attlas.atlas.spec import SpecError
 from attlas.atlas.tensors import Written, digest_of
-from attlas.errors import AttlasError, RecordingError, explain
+from attlas.errors import AttlasError, RecordingError
 
 __all__ = ["FILE", "MANIFEST", "blaming", "broken", "check_files", "plain", "read_manifest", "write_manifest"]
 
@@ -135,7 +135,7 @@ def blaming(folder: Path, file: str) -> Iterator[None]:
     except _WRONG as error:
         text = str(error)
         if isinstance(error, AttlasError):
-            text = next((line[9:] for line in text.splitlines() if line.startswith("  found: ")), text)
+            text = error.found or text
         if isinstance(error, FileNotFoundError):
             text = "no such file"
         if isinstance(error, RecursionError):
@@ -148,7 +148,7 @@ def blaming(folder: Path, file: str) -> Iterator[None]:
 def broken(folder: Path, file: str, rule: str, found: str, fix: str) -> RecordingError:
     """Word an error about a folder."""
     given = {"folder": str(folder)} | ({"file": file} if file else {})
-    return RecordingError(explain("load()", rule, given, found=found, fix=fix))
+    return RecordingError("load()", rule, given, found=found, fix=fix)
 
 
 def _regular(path: Path) -> None:

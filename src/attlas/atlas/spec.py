@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attlas import masks as m
 from attlas import scores as s
-from attlas.errors import DtypeError, RecordingError, explain, kind
+from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
 from attlas.tiles import Tile
 
@@ -187,13 +187,11 @@ def _own(spec: Spec, own: s.Score | Mapping[str, s.Score] | None) -> s.Score:
     if isinstance(given, s.Score) and type(given).__name__ == name:
         return given
     raise RecordingError(
-        explain(
-            "load()",
-            "a score of your own is not stored, and must be given when it is read.",
-            {"score": name[:60]},
-            found="no score" if own is None else f"score = {type(given or own).__name__}",
-            fix=f"attlas.load(folder, score={name[:60]}()), with the parameters that it had.",
-        )
+        "load()",
+        "a score of your own is not stored, and must be given when it is read.",
+        {"score": name[:60]},
+        found="no score" if own is None else f"score = {type(given or own).__name__}",
+        fix=f"attlas.load(folder, score={name[:60]}()), with the parameters that it had.",
     )
 
 
@@ -235,13 +233,11 @@ def mask_spec(mask: m.Mask, put: Put, runs: Callable[[m.Mask], m.Mask]) -> Spec:
             return {"class": name, "n": mask.n, "packed": put("bits", mask.packed)}
     if mask.log_weights():
         raise DtypeError(
-            explain(
-                "save()",
-                "an additive mask must be one of attlas to be stored.",
-                {"mask": mask.name()},
-                found=kind(mask),
-                fix="use attlas.from_tensor(t), or keep statistics and not q and k.",
-            )
+            "save()",
+            "an additive mask must be one of attlas to be stored.",
+            {"mask": mask.name()},
+            found=kind(mask),
+            fix="use attlas.from_tensor(t), or keep statistics and not q and k.",
         )
     return mask_spec(runs(mask), put, runs)
 
@@ -304,13 +300,11 @@ def result_spec(name: str, result: Any, put: Put) -> Spec:
         label = type(result).__name__ if known is type(result) else "tuple"
         return {"class": label, "parts": [result_spec(f"{name}.{i}", part, put) for i, part in enumerate(result)]}
     raise DtypeError(
-        explain(
-            "save()",
-            "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored.",
-            {"statistic": name},
-            found=kind(result),
-            fix=f"let finish() of {name} return Tensors, or take it out of entry.statistics.",
-        )
+        "save()",
+        "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored.",
+        {"statistic": name},
+        found=kind(result),
+        fix=f"let finish() of {name} return Tensors, or take it out of entry.statistics.",
     )
 
 

@@ -20,7 +20,7 @@ from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
 from attlas.atlas.reading import Reader, entry_from
 from attlas.atlas.spec import Spec, mask_spec, result_spec, score_spec
 from attlas.atlas.tensors import Written, fingerprint, own_part, write_tensors
-from attlas.errors import DtypeError, RecordingError, explain
+from attlas.errors import DtypeError, RecordingError
 from attlas.files import discard_folder, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.scores import Score
@@ -267,7 +267,7 @@ class Writer:
     def _check_open(self, where: str) -> None:
         if self._done:
             fix = "make another Writer; attlas.load(folder) reads what was finished."
-            raise RecordingError(explain(where, "a writer writes one folder.", found="a closed writer", fix=fix))
+            raise RecordingError(where, "a writer writes one folder.", found="a closed writer", fix=fix)
 
     def _check_target(self) -> None:
         """Raise unless the folder may get its name."""
@@ -288,7 +288,7 @@ class Writer:
                 fix = "give another folder, or overwrite=True to replace it."
         else:
             return
-        raise RecordingError(explain(self.asked_by, rule, {"folder": str(folder)}, found=found, fix=fix))
+        raise RecordingError(self.asked_by, rule, {"folder": str(folder)}, found=found, fix=fix)
 
     def _writing(self) -> _Writing:
         return _Writing(self.folder)
@@ -307,7 +307,7 @@ class _Writing:
         if isinstance(error, OSError):
             rule, fix = "the folder must be one that can be written.", "give a folder on a disk with room."
             found = f"{error.strerror or error}"
-            raise RecordingError(explain("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix)) from error
+            raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix) from error
 
 
 def _check_places(entries: Iterable[Entry]) -> None:
@@ -316,13 +316,11 @@ def _check_places(entries: Iterable[Entry]) -> None:
         place = (entry.path, entry.call)
         if place in places:
             raise RecordingError(
-                explain(
-                    "save()",
-                    "each pass of each layer may stand in an atlas once.",
-                    {"entries": f"{places[place]} and {entry.name}"},
-                    found=f"both are {entry.path}, call {entry.call}",
-                    fix="give the passes of one layer the calls 0, 1, 2 ...",
-                )
+                "save()",
+                "each pass of each layer may stand in an atlas once.",
+                {"entries": f"{places[place]} and {entry.name}"},
+                found=f"both are {entry.path}, call {entry.call}",
+                fix="give the passes of one layer the calls 0, 1, 2 ...",
             )
         places[place] = entry.name
 
@@ -334,12 +332,10 @@ def _check_plain(content: Mapping[str, Any]) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise DtypeError(
-                explain(
-                    "save()",
-                    f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts.",
-                    found=str(error),
-                    fix=f"atlas.{key} = ... without other objects.",
-                )
+                "save()",
+                f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts.",
+                found=str(error),
+                fix=f"atlas.{key} = ... without other objects.",
             ) from error
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas.entry import Entry
-from attlas.errors import MissingExtraError, ShapeError, explain
+from attlas.errors import MissingExtraError, ShapeError
 
 __all__ = ["columns_of", "frame", "records"]
 
@@ -121,12 +121,10 @@ def frame(found: list[Record], library: str) -> Any:
     """
     if library not in ("records", "pandas", "polars"):
         raise ShapeError(
-            explain(
-                "atlas.table()",
-                'data must be "records", "pandas" or "polars".',
-                found=f"data = {library!r}",
-                fix="atlas.table() for a list of dicts.",
-            )
+            "atlas.table()",
+            'data must be "records", "pandas" or "polars".',
+            found=f"data = {library!r}",
+            fix="atlas.table() for a list of dicts.",
         )
     if library == "records":
         return found
@@ -134,11 +132,9 @@ def frame(found: list[Record], library: str) -> Any:
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            explain(
-                "atlas.table()",
-                f"{library} must be installed to make its data frame.",
-                found=f"no module named {library}",
-                fix=f"pip install {library}, or atlas.table() for a list of dicts.",
-            )
+            "atlas.table()",
+            f"{library} must be installed to make its data frame.",
+            found=f"no module named {library}",
+            fix=f"pip install {library}, or atlas.table() for a list of dicts.",
         ) from error
     return module.DataFrame(found)

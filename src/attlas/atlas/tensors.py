@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, explain
+from attlas.errors import DtypeError
 
 __all__ = ["Written", "digest_of", "fingerprint", "own_part", "write_tensors"]
 
@@ -93,13 +93,11 @@ def own_part(where: str, name: str, t: Tensor) -> Tensor:
     """
     if t.dtype not in _NAMES or t.layout is not torch.strided or t.device.type == "meta":
         raise DtypeError(
-            explain(
-                where,
-                "a tensor that is stored must be dense, of real numbers, whole numbers or True and False.",
-                {name: t},
-                found=f"{str(t.dtype).removeprefix('torch.')} {str(t.layout).removeprefix('torch.')}",
-                fix=f"give {name} as float32: t.float().",
-            )
+            where,
+            "a tensor that is stored must be dense, of real numbers, whole numbers or True and False.",
+            {name: t},
+            found=f"{str(t.dtype).removeprefix('torch.')} {str(t.layout).removeprefix('torch.')}",
+            fix=f"give {name} as float32: t.float().",
         )
     t = t.detach()
     for axis, stride in enumerate(t.stride()):

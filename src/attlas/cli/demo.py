@@ -20,7 +20,6 @@ from attlas.cli.report import page
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import offer
 from attlas.cli.words import COLUMNS, count, memory, others, percent
-from attlas.errors import explain
 from attlas.heads import KINDS, MIXED
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def _writable(out: Path) -> None:
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("demo", rule, found=found, fix=fix))
+    return UsageError("demo", rule, found=found, fix=fix)
 
 
 def _command(arguments: argparse.Namespace) -> str:

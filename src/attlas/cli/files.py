@@ -11,7 +11,7 @@ from pathlib import Path
 import attlas
 from attlas.atlas import Atlas
 from attlas.cli.terminal import UsageError
-from attlas.errors import RecordingError, explain
+from attlas.errors import RecordingError
 from attlas.files import whole_file
 
 __all__ = ["check_target", "open_folder", "read_text", "save_text"]
@@ -72,7 +72,7 @@ def open_folder(folder: Path, where: str) -> Atlas:
     try:
         return attlas.load(folder)
     except RecordingError as error:
-        raise RecordingError(str(error).replace("load():", f"{where}:", 1)) from error
+        raise error.replaced(where=where) from error
 
 
 def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str) -> None:
@@ -115,4 +115,4 @@ def save_text(text: str, path: Path, where: str) -> Path:
 
 
 def _error(where: str, rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain(where, rule, found=found, fix=fix))
+    return UsageError(where, rule, found=found, fix=fix)

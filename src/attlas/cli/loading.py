@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.cli.terminal import UsageError
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,12 +74,10 @@ def load(
         import transformers
     except ImportError as error:
         raise MissingExtraError(
-            explain(
-                where,
-                "transformers must be installed to run a model.",
-                found="no module named transformers",
-                fix="pip install 'attlas[hf]'",
-            )
+            where,
+            "transformers must be installed to run a model.",
+            found="no module named transformers",
+            fix="pip install 'attlas[hf]'",
         ) from error
     import attlas.huggingface  # noqa: F401 - registers the attention
 
@@ -100,7 +98,7 @@ def load(
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise UsageError(explain(where, rule, found=found, fix=_fix(error, remote=remote))) from error
+        raise UsageError(where, rule, found=found, fix=_fix(error, remote=remote)) from error
     return Loaded(str(name) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
 
 
@@ -172,4 +170,4 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 def _usage(where: str, rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain(where, rule, found=found, fix=fix))
+    return UsageError(where, rule, found=found, fix=fix)

@@ -12,7 +12,6 @@ from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.report.payload import pack
 from attlas.cli.terminal import UsageError
-from attlas.errors import explain
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import NEEDED, heads_of
 
@@ -83,7 +82,7 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
         known = ", ".join(NAMES)
         found = f"--statistics {names}"
         raise UsageError(
-            explain(where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit")
+            where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit"
         )
     if KINDS_OF_HEADS in wanted:
         wanted += [name for name in NEEDED if name in _MAKE]

@@ -16,7 +16,6 @@ from attlas.cli.files import check_target, open_folder
 from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
-from attlas.errors import explain
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -213,4 +212,4 @@ def _linear(figure: Figure) -> None:
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("picture", rule, found=found, fix=fix))
+    return UsageError("picture", rule, found=found, fix=fix)

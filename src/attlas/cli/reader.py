@@ -19,7 +19,7 @@ from attlas.cli.memory import Peak
 from attlas.cli.numbers import block_details, chosen, side_of
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
-from attlas.errors import RecordingError, explain
+from attlas.errors import RecordingError
 from attlas.heads import Head, by_token, repeated_block
 from attlas.heads.kinds import from_statistics, on_block
 from attlas.heads.recorded import NEEDED
@@ -143,12 +143,10 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
     attentions = tuple(output.attentions or ())
     if not attentions or not all(isinstance(A, AttentionMatrix) for A in attentions):
         raise RecordingError(
-            explain(
-                "demo",
-                "the model must take its attention from the interface of transformers.",
-                found=f"{type(model).__name__} computes it itself",
-                fix="a GPT-2, Llama, Mistral, Qwen or Gemma model",
-            )
+            "demo",
+            "the model must take its attention from the interface of transformers.",
+            found=f"{type(model).__name__} computes it itself",
+            fix="a GPT-2, Llama, Mistral, Qwen or Gemma model",
         )
     return attentions, output.logits.cpu()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import tempfile
 import time
@@ -28,7 +27,7 @@ from attlas.cli.memory import Peak
 from attlas.cli.running import Ticks, forward, read_and_write
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, in_bytes
-from attlas.errors import AttlasError, RecordingError, explain
+from attlas.errors import AttlasError, OutOfRangeError, RecordingError, RecordingWarning
 from attlas.files import replace_folder
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
@@ -282,15 +281,21 @@ def _told(terminal: Terminal) -> Iterator[None]:
         try:
             yield
         except RecordingError as error:
-            text = str(error).replace("record():", "record:", 1)
-            text = text.replace("attlas.record(model, patch_sdpa=True)", "attlas record --patch-sdpa")
-            raise RecordingError(text) from error
+            raise error.replaced(where="record", fix=_typed(error.fix)) from error
+        except OutOfRangeError as error:
+            fix = "--layers takes numbers of the attentions above." if "attentions" in error.arguments else error.fix
+            raise error.replaced(UsageError, where="record", fix=fix) from error
         except AttlasError as error:
-            text = str(error).replace("record():", "record:", 1)
-            raise UsageError(re.sub(r"fix: layers=\[(-?\d+)\].*", r"fix: --layers \1", text)) from error
+            raise error.replaced(UsageError, where="record") from error
     for warning in heard:
-        if str(warning.message).startswith("record():"):
-            terminal.complain(str(warning.message).replace("record():", "record:", 1))
+        if isinstance(warning.message, RecordingWarning):
+            missed: RecordingError = warning.message.args[0]
+            terminal.complain(str(missed.replaced(where="record", fix=_typed(missed.fix))))
+
+
+def _typed(fix: str) -> str:
+    """Return a fix of record() as it is typed on the command line."""
+    return "attlas record --patch-sdpa" if fix == "attlas.record(model, patch_sdpa=True)" else fix
 
 
 def _check_sizes(arguments: argparse.Namespace) -> None:
@@ -401,4 +406,4 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("record", rule, found=found, fix=fix))
+    return UsageError("record", rule, found=found, fix=fix)

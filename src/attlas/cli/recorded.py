@@ -16,7 +16,7 @@ from attlas.cli import numbers
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.report.payload import FLOOR
 from attlas.cli.terminal import UsageError
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.heads import by_token
 
 __all__ = ["entry_of", "reading_of"]
@@ -39,13 +39,14 @@ def entry_of(atlas: Atlas, layer: int | str, where: str) -> Entry:
     try:
         return atlas.entry(layer)
     except ShapeError as error:
-        found = next(line for line in str(error).splitlines() if line.startswith("  found: ")).removeprefix("  found: ")
         known = atlas.layers()
         fix = f"--layer {known[-1]}" if known else "a recording with an attention"
         raise UsageError(
-            explain(
-                where, "--layer must be one of the recording.", {"there are": found}, found=f"--layer {layer}", fix=fix
-            )
+            where,
+            "--layer must be one of the recording.",
+            {"there are": error.found},
+            found=f"--layer {layer}",
+            fix=fix,
         ) from error
 
 
@@ -237,4 +238,4 @@ def _cost(atlas: Atlas, entries: Sequence[Entry], n: int) -> Cost:
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("report", rule, found=found, fix=fix))
+    return UsageError("report", rule, found=found, fix=fix)

@@ -24,7 +24,7 @@ from attlas.cli.regress_saved import check_saved, predict_with_saved
 from attlas.cli.regress_table import CsvTable, ParquetTable, Table, open_table, read_table
 from attlas.cli.regress_words import Feature, Fit, as_json, many, say
 from attlas.cli.terminal import Help, Terminal, UsageError
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -356,14 +356,12 @@ def _delimiter(given: str | None) -> str | None:
 def _missing(library: str, what: str, extra: str) -> MissingExtraError:
     module = {"scikit-learn": "sklearn"}.get(library, library)
     return MissingExtraError(
-        explain(
-            "regress",
-            f"{library} must be installed for {what}.",
-            found=f"no module named {module}",
-            fix=f"pip install 'attlas[{extra}]'",
-        )
+        "regress",
+        f"{library} must be installed for {what}.",
+        found=f"no module named {module}",
+        fix=f"pip install 'attlas[{extra}]'",
     )
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("regress", rule, found=found, fix=fix))
+    return UsageError("regress", rule, found=found, fix=fix)

@@ -16,7 +16,6 @@ from typing import Any
 
 from attlas.cli.regress_cells import is_number
 from attlas.cli.terminal import UsageError
-from attlas.errors import explain
 
 __all__ = ["DELIMITERS", "Form", "Records", "open_records"]
 
@@ -204,4 +203,4 @@ def _many(number: int, word: str) -> str:
 
 
 def _error(rule: str, found: str, fix: str, given: dict[str, object] | None = None) -> UsageError:
-    return UsageError(explain("regress", rule, given, found=found, fix=fix))
+    return UsageError("regress", rule, given, found=found, fix=fix)

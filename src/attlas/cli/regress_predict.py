@@ -18,7 +18,6 @@ from attlas.cli.regress_table import Batch, CsvTable, ParquetTable, open_table
 from attlas.cli.regress_words import many
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
-from attlas.errors import explain
 from attlas.files import whole_file
 
 if TYPE_CHECKING:
@@ -73,12 +72,10 @@ def predict(
         absent = [name for name in features if name not in table.names]
         if absent:
             raise UsageError(
-                explain(
-                    "regress",
-                    "every feature must be a column of the rows to predict for.",
-                    found=f"no column {absent[0]} in {table.source}, which has {', '.join(table.names[:24])}",
-                    fix="rename the column, or leave it out with --features",
-                )
+                "regress",
+                "every feature must be a column of the rows to predict for.",
+                found=f"no column {absent[0]} in {table.source}, which has {', '.join(table.names[:24])}",
+                fix="rename the column, or leave it out with --features",
             )
         with terminal.step("predicting", table.parts()) as tick:
             rows = _predicted(model, table, features, arguments, told, tick)

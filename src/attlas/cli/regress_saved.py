@@ -10,7 +10,6 @@ from attlas.cli.regress_csv import Form
 from attlas.cli.regress_predict import predict
 from attlas.cli.regress_table import open_table
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.errors import explain
 
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
@@ -81,4 +80,4 @@ def _features(model: AttentionRegressor, arguments: argparse.Namespace, form: Fo
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("regress", rule, found=found, fix=fix))
+    return UsageError("regress", rule, found=found, fix=fix)

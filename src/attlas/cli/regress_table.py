@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from attlas.cli.regress_cells import is_missing, numbers, trouble
 from attlas.cli.regress_csv import Form, Records, open_records
 from attlas.cli.terminal import UsageError
-from attlas.errors import explain
 
 if TYPE_CHECKING:
     from attlas.estimators.parquet import ParquetFile
@@ -190,4 +189,4 @@ def _choose(good: Sequence[str]) -> str:
 
 
 def _error(rule: str, found: str, fix: str, given: dict[str, object] | None = None) -> UsageError:
-    return UsageError(explain("regress", rule, given, found=found, fix=fix))
+    return UsageError("regress", rule, given, found=found, fix=fix)

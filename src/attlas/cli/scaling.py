@@ -19,7 +19,7 @@ from attlas.cli.loading import load, tokenize
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, percent
-from attlas.errors import MissingExtraError, ShapeError, explain
+from attlas.errors import MissingExtraError, ShapeError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -150,8 +150,7 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: 
     try:
         return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
     except ShapeError as error:
-        text = str(error).replace("temperature():", "scaling:", 1).replace("fix: entropy=", "fix: --target entropy=")
-        raise UsageError(text) from error
+        raise error.replaced(UsageError, where="scaling", fix=f"--target {error.fix}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -393,14 +392,12 @@ def _target(given: str | None) -> tuple[str, float]:
 def _need_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError(
-            explain(
-                "scaling",
-                "matplotlib must be installed for --plot.",
-                found="no module named matplotlib",
-                fix="pip install 'attlas[plot]'",
-            )
+            "scaling",
+            "matplotlib must be installed for --plot.",
+            found="no module named matplotlib",
+            fix="pip install 'attlas[plot]'",
         )
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("scaling", rule, found=found, fix=fix))
+    return UsageError("scaling", rule, found=found, fix=fix)

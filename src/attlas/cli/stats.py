@@ -18,7 +18,6 @@ from attlas.cli.files import open_folder
 from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, others
-from attlas.errors import explain
 from attlas.heads import Head
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the folder and print its heads."""
     if arguments.top is not None and arguments.top < 1:
-        raise UsageError(explain("stats", "--top must be at least 1.", found=f"--top {arguments.top}", fix="--top 5"))
+        raise UsageError("stats", "--top must be at least 1.", found=f"--top {arguments.top}", fix="--top 5")
     atlas = open_atlas(arguments.atlas, terminal, "stats")
     found = _rows(atlas)
     rows = _chosen(atlas, found, arguments)
@@ -148,7 +147,7 @@ def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namesp
             known = list(rows[0]) if rows else []
             near = (difflib.get_close_matches(name, known, 1) or ["head"])[0]
             found, rule = f"--sort {arguments.sort}", f"--sort must be one of {', '.join(known) or 'none'}."
-            raise UsageError(explain("stats", rule, found=found, fix=f"--sort {near}"))
+            raise UsageError("stats", rule, found=found, fix=f"--sort {near}")
         full = [row for row in rows if row[name] is not None]
         rows = sorted(full, key=lambda row: row[name], reverse=not up) + [row for row in rows if row[name] is None]
     return rows[: arguments.top]

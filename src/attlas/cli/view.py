@@ -18,7 +18,7 @@ from attlas.cli import record
 from attlas.cli.files import open_folder
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
-from attlas.errors import AttlasError, explain
+from attlas.errors import AttlasError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -182,7 +182,7 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     try:
         record.write(parser.parse_args(words), terminal)
     except AttlasError as error:
-        raise type(error)(str(error).replace("record:", "view:", 1)) from error
+        raise error.replaced(where="view") from error
     return Path(folder)
 
 
@@ -208,4 +208,4 @@ def _terminable() -> Iterator[None]:
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(explain("view", rule, found=found, fix=fix))
+    return UsageError("view", rule, found=found, fix=fix)

@@ -20,7 +20,7 @@ from attlas.engine.native import statistics as native_statistics
 from attlas.engine.online import LARGEST, larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads
-from attlas.errors import BackendError, explain
+from attlas.errors import BackendError
 from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score
 from attlas.scores.dot import ScaledDot, SoftCap
@@ -78,13 +78,11 @@ def choose(
     }
     if refused.get(plan.backend) is not None:
         raise BackendError(
-            explain(
-                "A @ v",
-                "the plan asks for a backend that cannot run this problem.",
-                {"plan": repr(plan), "score": type(problem.score).__name__},
-                found=f"{plan.backend} does not run: {refused[plan.backend]}",
-                fix="leave the plan out, or Plan(backend='tiled').",
-            )
+            "A @ v",
+            "the plan asks for a backend that cannot run this problem.",
+            {"plan": repr(plan), "score": type(problem.score).__name__},
+            found=f"{plan.backend} does not run: {refused[plan.backend]}",
+            fix="leave the plan out, or Plan(backend='tiled').",
         )
     if plan.backend != "auto":
         others = dict.fromkeys(("native", "reference", "sdpa", "tiled"), f"the plan asks for {plan.backend}")

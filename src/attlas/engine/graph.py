@@ -16,7 +16,7 @@ from attlas.engine.cover import Strip
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.problem import Problem
 from attlas.engine.workspace import Workspace
-from attlas.errors import BackendError, TooLargeError, explain
+from attlas.errors import BackendError, TooLargeError
 from attlas.inputs import transforming
 from attlas.masks.base import Coverage
 from attlas.scores.base import Tokens
@@ -41,14 +41,12 @@ def dense(
     size = batch * heads * (m if rows is None else len(rows)) * n * problem.dtype.itemsize
     if size > DENSE_LIMIT:
         raise TooLargeError(
-            explain(
-                where,
-                "with a gradient it is computed from whole rows, and they would be larger than the limit.",
-                {"A (batch, heads, m, n)": f"{tuple(problem.shape)} {str(problem.dtype).removeprefix('torch.')}"},
-                found=f"{size:,} bytes, the limit is {DENSE_LIMIT:,}",
-                fix="read A.detach(), or under torch.no_grad(), for numbers without a gradient; "
-                "A @ v carries one at any length.",
-            )
+            where,
+            "with a gradient it is computed from whole rows, and they would be larger than the limit.",
+            {"A (batch, heads, m, n)": f"{tuple(problem.shape)} {str(problem.dtype).removeprefix('torch.')}"},
+            found=f"{size:,} bytes, the limit is {DENSE_LIMIT:,}",
+            fix="read A.detach(), or under torch.no_grad(), for numbers without a gradient; "
+            "A @ v carries one at any length.",
         )
     return reference.dense(problem, rows, tokens)
 
@@ -95,7 +93,7 @@ def _collect(given: Problem, part: Part, statistics: Sequence[Statistic]) -> lis
             raise
         # A carry is written to in place, which torch.vmap cannot follow.
         found, fix = str(error).partition("\n")[0], "A.to_dense() inside of the transform, or a loop in place of it."
-        raise BackendError(explain("A.collect()", "no transform of torch may cut it.", found=found, fix=fix)) from error
+        raise BackendError("A.collect()", "no transform of torch may cut it.", found=found, fix=fix) from error
 
 
 class _RecordedPart(Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 
 __all__ = ["Plan"]
 
@@ -61,23 +61,19 @@ class Plan:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ShapeError(
-                explain(
-                    "Plan()",
-                    "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + ".",
-                    found=f"backend = {self.backend!r}",
-                    fix="leave backend out; attlas.explain(A) tells what runs.",
-                )
+                "Plan()",
+                "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + ".",
+                found=f"backend = {self.backend!r}",
+                fix="leave backend out; attlas.explain(A) tells what runs.",
             )
         for name in ("rows", "columns", "cells"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise ShapeError(
-                    explain(
-                        "Plan()",
-                        f"{name} must be a whole number above 0.",
-                        found=f"{name} = {size!r}",
-                        fix=f"leave {name} out for the size that suits this device.",
-                    )
+                    "Plan()",
+                    f"{name} must be a whole number above 0.",
+                    found=f"{name} = {size!r}",
+                    fix=f"leave {name} out for the size that suits this device.",
                 )
 
     def budget(self, device_type: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import ModifiedError, explain
+from attlas.errors import ModifiedError
 from attlas.inputs import accumulation_dtype, holds_numbers, tracing
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
@@ -148,13 +148,11 @@ class Problem:
         for version in self.versions:
             if (version.changes, version.address) != _state(version.tensor):
                 raise ModifiedError(
-                    explain(
-                        where,
-                        "the tensors of a matrix must not change after attend().",
-                        {version.name: version.tensor},
-                        found=f"{version.name} was changed in place",
-                        fix="call attend() again, or attend(q.clone(), k.clone()) before they change.",
-                    )
+                    where,
+                    "the tensors of a matrix must not change after attend().",
+                    {version.name: version.tensor},
+                    found=f"{version.name} was changed in place",
+                    fix="call attend() again, or attend(q.clone(), k.clone()) before they change.",
                 )
 
     @property

@@ -23,7 +23,7 @@ from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
 from attlas.engine.workspace import Workspace
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
@@ -340,13 +340,11 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
         return logits.expand(at.shape)
     except RuntimeError:
         raise ShapeError(
-            explain(
-                f"{type(problem.score).__name__}()",
-                "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
-                {"returned": logits},
-                found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
-                fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
-            )
+            f"{type(problem.score).__name__}()",
+            "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
+            {"returned": logits},
+            found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
+            fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
         ) from None
 
 

@@ -1,17 +1,15 @@
 """Kernel regression as scikit-learn estimators, and the fast sums beneath them."""
 
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError
 
 try:
     import sklearn as sklearn
 except ImportError as error:
     raise MissingExtraError(
-        explain(
-            "attlas.estimators",
-            "scikit-learn must be installed for its estimators.",
-            found="no module named sklearn",
-            fix="pip install 'attlas[sklearn]'",
-        )
+        "attlas.estimators",
+        "scikit-learn must be installed for its estimators.",
+        found="no module named sklearn",
+        fix="pip install 'attlas[sklearn]'",
     ) from error
 
 from attlas.estimators.classifier import AttentionClassifier

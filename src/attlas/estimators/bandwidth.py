@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 
 __all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "rule_of_thumb", "spread_of"]
 
@@ -40,22 +40,20 @@ def check_bandwidth(where: str, bandwidth: object) -> None:
         if bandwidth in RULES:
             return
         rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."
-        raise ShapeError(explain(where, rule, found=f"bandwidth = {bandwidth!r}", fix="bandwidth='loo'"))
+        raise ShapeError(where, rule, found=f"bandwidth = {bandwidth!r}", fix="bandwidth='loo'")
     try:
         value = np.asarray(None if isinstance(bandwidth, bool) else bandwidth, dtype=np.float64)
     except (TypeError, ValueError):
         value = np.asarray(np.nan)
     if bandwidth is None or isinstance(bandwidth, bool) or (value.ndim == 0 and np.isnan(value)):
         rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."
-        raise DtypeError(explain(where, rule, found=kind(bandwidth), fix="bandwidth=1.0"))
+        raise DtypeError(where, rule, found=kind(bandwidth), fix="bandwidth=1.0")
     if value.ndim > 1 or not value.size or not (np.isfinite(value) & (value > 0)).all():
         raise ShapeError(
-            explain(
-                where,
-                "every bandwidth must be a finite number above 0.",
-                found=f"bandwidth = {bandwidth!r}",
-                fix="give the distance over which the prediction may change, such as bandwidth=1.0.",
-            )
+            where,
+            "every bandwidth must be a finite number above 0.",
+            found=f"bandwidth = {bandwidth!r}",
+            fix="give the distance over which the prediction may change, such as bandwidth=1.0.",
         )
 
 
@@ -64,12 +62,10 @@ def given_bandwidth(where: str, bandwidth: object, features: int) -> Floats:
     value = np.asarray(bandwidth, dtype=np.float64)
     if value.ndim and value.shape != (features,):
         raise ShapeError(
-            explain(
-                where,
-                "bandwidth must be one number, or one for each feature.",
-                found=f"{features} features in X, {value.shape[0]} bandwidths",
-                fix=f"give {features} bandwidths, or one number.",
-            )
+            where,
+            "bandwidth must be one number, or one for each feature.",
+            found=f"{features} features in X, {value.shape[0]} bandwidths",
+            fix=f"give {features} bandwidths, or one number.",
         )
     return np.broadcast_to(value, (features,)).copy()
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
@@ -232,7 +232,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         rule = "the leave-one-out error of local lines needs a kernel that has a name."
         found = f"kernel = {type(self.kernel).__name__}(), degree = {self.degree}"
         fix = "kernel='gaussian', degree=0, or for the predictions alone a given bandwidth such as bandwidth='scott'."
-        raise ShapeError(explain(where, rule, found=found, fix=fix))
+        raise ShapeError(where, rule, found=found, fix=fix)
 
     def _fit_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None, loss: Loss) -> None:
         """Choose the bandwidths, and keep the data as tokens; `values` (n, e) are what is predicted."""
@@ -395,9 +395,7 @@ def check_choice(where: str, name: str, value: object, choices: tuple[object, ..
     if any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         return
     known = " or ".join(", ".join(map(repr, choices)).rsplit(", ", 1))
-    raise ShapeError(
-        explain(where, f"{name} must be {known}.", found=f"{name} = {value!r}", fix=f"{name}={choices[0]!r}")
-    )
+    raise ShapeError(where, f"{name} must be {known}.", found=f"{name} = {value!r}", fix=f"{name}={choices[0]!r}")
 
 
 def _check_number(where: str, name: str, value: object, least: int, *, whole: bool) -> None:
@@ -405,4 +403,4 @@ def _check_number(where: str, name: str, value: object, least: int, *, whole: bo
     if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < np.inf:
         return
     rule = f"{name} must be a {'whole ' if whole else ''}number, {least} or more."
-    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=f"{name}={max(least, 1)}"))
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={max(least, 1)}")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.estimators.parquet import ParquetFile
 
 __all__ = ["ROWS", "Chunks", "Source"]
@@ -114,4 +114,4 @@ class Chunks:
 
 
 def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(explain(where, rule, found=found, fix=fix))
+    return ShapeError(where, rule, found=found, fix=fix)

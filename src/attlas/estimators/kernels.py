@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
 __all__ = ["BOUNDED", "KERNELS", "Places", "Profile", "as_score", "check_kernel", "distances", "profile"]
@@ -45,17 +45,12 @@ def check_kernel(where: str, kernel: object) -> None:
     known = ", ".join(map(repr, KERNELS))
     if isinstance(kernel, str):
         raise ShapeError(
-            explain(
-                where,
-                f"kernel must be {known}, or an attlas.Score.",
-                found=f"kernel = {kernel!r}",
-                fix="kernel='gaussian'",
-            )
+            where, f"kernel must be {known}, or an attlas.Score.", found=f"kernel = {kernel!r}", fix="kernel='gaussian'"
         )
     fix = (
         f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
     )
-    raise DtypeError(explain(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix))
+    raise DtypeError(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix)
 
 
 def as_score(kernel: str | Score) -> Score:

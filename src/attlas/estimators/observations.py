@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 
 __all__ = ["Observations", "distinct", "used_weights"]
 
@@ -52,12 +52,10 @@ def used_weights(X: Array, y: Array, sample_weight: ArrayLike | None) -> tuple[A
     kept = np.flatnonzero(weights > 0)
     if not len(kept):
         raise ShapeError(
-            explain(
-                "fit()",
-                "at least one sample weight must be above 0.",
-                found=f"{len(weights)} weights of 0",
-                fix="leave sample_weight out.",
-            )
+            "fit()",
+            "at least one sample weight must be above 0.",
+            found=f"{len(weights)} weights of 0",
+            fix="leave sample_weight out.",
         )
     weights = weights[kept]
     return X[kept], y[kept], None if (weights == 1.0).all() else weights, kept

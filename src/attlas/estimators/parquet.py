@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import MissingExtraError, ShapeError, explain
+from attlas.errors import MissingExtraError, ShapeError
 
 __all__ = ["ParquetFile", "write_parquet"]
 
@@ -159,15 +159,13 @@ def _write_with_polars(path: Path, names: Sequence[str], chunks: Iterable[NDArra
 
 def _missing(where: str, verb: str, path: Path) -> MissingExtraError:
     return MissingExtraError(
-        explain(
-            where,
-            f"polars or pyarrow must be installed to {verb} Parquet.",
-            {"file": str(path)},
-            found="no module named polars or pyarrow",
-            fix="pip install polars",
-        )
+        where,
+        f"polars or pyarrow must be installed to {verb} Parquet.",
+        {"file": str(path)},
+        found="no module named polars or pyarrow",
+        fix="pip install polars",
     )
 
 
 def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(explain(where, rule, found=found, fix=fix))
+    return ShapeError(where, rule, found=found, fix=fix)

@@ -13,7 +13,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
 from attlas.estimators.loo import squared_error
@@ -279,12 +279,10 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         levels = np.asarray(quantiles, dtype=np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():
             raise ShapeError(
-                explain(
-                    "predict_quantile()",
-                    "quantiles must be one level from 0 to 1, or a vector of them.",
-                    found=f"quantiles = {quantiles!r}",
-                    fix="predict_quantile(X, [0.1, 0.5, 0.9])",
-                )
+                "predict_quantile()",
+                "quantiles must be one level from 0 to 1, or a vector of them.",
+                found=f"quantiles = {quantiles!r}",
+                fix="predict_quantile(X, [0.1, 0.5, 0.9])",
             )
         x = self._tokens(X)
         device = x.device
@@ -337,7 +335,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if self.degree or not isinstance(self.kernel, str):
             found = f"degree = {self.degree}" if self.degree else f"kernel = {type(self.kernel).__name__}()"
             rule = "sums that add up belong to local means with a kernel that has a name."
-            raise ShapeError(explain("partial_sums()", rule, found=found, fix="AttentionRegressor('gaussian')"))
+            raise ShapeError("partial_sums()", rule, found=found, fix="AttentionRegressor('gaussian')")
         x = self._tokens(X)
         return self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
 

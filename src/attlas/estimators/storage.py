@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from attlas.errors import AttlasError, CheckpointError, DtypeError, explain
+from attlas.errors import AttlasError, CheckpointError, DtypeError
 from attlas.files import whole_file
 from attlas.scores import Score
 
@@ -173,15 +173,13 @@ def _plain_labels(labels: Array) -> list[Any]:
     if all(isinstance(label, str | int | float | bool) for label in found):
         return found
     raise DtypeError(
-        explain(
-            "save()",
-            "labels must be texts, numbers or True and False.",
-            found=f"labels of the kinds {sorted({type(label).__name__ for label in found})}",
-            fix="fit to y.astype(str).",
-        )
+        "save()",
+        "labels must be texts, numbers or True and False.",
+        found=f"labels of the kinds {sorted({type(label).__name__ for label in found})}",
+        fix="fit to y.astype(str).",
     )
 
 
 def _broken(path: Path, found: str, fix: str = "save() the estimator again.") -> CheckpointError:
     rule = "the file must be one that save() wrote, as it wrote it."
-    return CheckpointError(explain("load()", rule, {"path": str(path)}, found=found, fix=fix))
+    return CheckpointError("load()", rule, {"path": str(path)}, found=found, fix=fix)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.estimators.chunks import ROWS, Chunks, Source
 from attlas.estimators.parquet import ParquetFile
 from attlas.estimators.writing import SUFFIXES, write_chunks
@@ -235,4 +235,4 @@ def _for_model(model: Predicts, source: Source, rows: int) -> Chunks:
 
 
 def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(explain(where, rule, found=found, fix=fix))
+    return ShapeError(where, rule, found=found, fix=fix)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.estimators.parquet import write_parquet
 
 __all__ = ["SUFFIXES", "write_chunks"]
@@ -59,13 +59,11 @@ def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str], where: str) 
         table = chunk.reshape(len(chunk), -1)
         if table.shape[1] != len(names):
             raise ShapeError(
-                explain(
-                    where,
-                    "every column that is written must have a name.",
-                    {"names": ", ".join(names)},
-                    found=f"{len(names)} names, {table.shape[1]} columns",
-                    fix="names=[...], one for each output.",
-                )
+                where,
+                "every column that is written must have a name.",
+                {"names": ", ".join(names)},
+                found=f"{len(names)} names, {table.shape[1]} columns",
+                fix="names=[...], one for each output.",
             )
         yield table
 

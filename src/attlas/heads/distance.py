@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.heads.resting import FirstSeen, follow_first, no_keys_seen
 from attlas.heads.targets import place_shift, row_filter
 from attlas.stats import Part, Statistic
@@ -242,7 +242,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     """
     if bins not in ("each", "log"):
         rule, fix = 'bins must be "each" or "log".', 'bins="log"'
-        raise ShapeError(explain("by_distance()", rule, found=f"bins = {bins!r}", fix=fix))
+        raise ShapeError("by_distance()", rule, found=f"bins = {bins!r}", fix=fix)
     place = place_shift("by_distance()", shift, A.problem)
     mass, cells = A.collect(_Counted())[0]
     m, count = A.shape[-2], mass.shape[-1]

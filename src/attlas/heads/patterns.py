@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.heads.targets import OnTargets, of_each_batch, place_shift
 from attlas.tiles import Tile
 
@@ -224,7 +224,7 @@ class Local(OnTargets):
         super().__init__(counted)
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:
             rule = "width must be a whole number above 0."
-            raise ShapeError(explain("Local()", rule, found=f"width = {width!r}", fix=f"Local(width={NEAR})"))
+            raise ShapeError("Local()", rule, found=f"width = {width!r}", fix=f"Local(width={NEAR})")
         self.width = width
         self.shift = shift
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, check_span, place_span
 
@@ -138,7 +138,7 @@ def _filled(name: str, span: Span, size: int, axis: str) -> range:
     places = place_span("retrieval_score()", name, span, size, axis)
     if not len(places):
         rule = f"{name} must hold one of the {axis} at least."
-        raise ShapeError(explain("retrieval_score()", rule, found=f"{name} = {span!r}", fix=f"{name}=(0, {size})"))
+        raise ShapeError("retrieval_score()", rule, found=f"{name} = {span!r}", fix=f"{name}=(0, {size})")
     return places
 
 
@@ -147,34 +147,28 @@ def _written(A: AttentionMatrix, queries: range, ids: Tensor, written: Tensor | 
     n = A.shape[-1]
     if not isinstance(ids, Tensor) or ids.numel() != n:
         raise ShapeError(
-            explain(
-                "retrieval_score()",
-                "ids must hold the token of each key.",
-                {"ids": ids if isinstance(ids, Tensor) else repr(ids)},
-                found=f"n = {n} keys",
-                fix=f"a tensor of shape ({n},).",
-            )
+            "retrieval_score()",
+            "ids must hold the token of each key.",
+            {"ids": ids if isinstance(ids, Tensor) else repr(ids)},
+            found=f"n = {n} keys",
+            fix=f"a tensor of shape ({n},).",
         )
     if written is not None:
         if isinstance(written, Tensor) and written.numel() == len(queries):
             return written.reshape(-1)
         raise ShapeError(
-            explain(
-                "retrieval_score()",
-                "written must hold one token for each of the rows.",
-                {"written": written if isinstance(written, Tensor) else repr(written)},
-                found=f"{len(queries)} rows",
-                fix=f"a tensor of shape ({len(queries)},).",
-            )
+            "retrieval_score()",
+            "written must hold one token for each of the rows.",
+            {"written": written if isinstance(written, Tensor) else repr(written)},
+            found=f"{len(queries)} rows",
+            fix=f"a tensor of shape ({len(queries)},).",
         )
     first, last = queries.start + shift + 1, queries.stop + shift + 1
     if first < 1 or last > n:
         raise ShapeError(
-            explain(
-                "retrieval_score()",
-                "the token that a query writes must be known: the next one of ids, or written.",
-                found=f"rows {queries.start} to {queries.stop - 1} write tokens {first} to {last - 1} of {n}",
-                fix="leave out the last row, or pass written=.",
-            )
+            "retrieval_score()",
+            "the token that a query writes must be known: the next one of ids, or written.",
+            found=f"rows {queries.start} to {queries.stop - 1} write tokens {first} to {last - 1} of {n}",
+            fix="leave out the last row, or pass written=.",
         )
     return ids.reshape(-1)[first:last]

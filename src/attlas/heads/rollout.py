@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 
 __all__ = ["flow", "rollout"]
@@ -157,7 +157,7 @@ def _through(
     n = _check_matrices(where, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
         rule = "residual must lie between 0 and 1."
-        raise ShapeError(explain(where, rule, found=f"residual = {residual!r}", fix="residual=0.5"))
+        raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
     places = _places(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
     shares = [_share(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
@@ -191,17 +191,15 @@ def _widened(A: AttentionMatrix) -> AttentionMatrix:
 
 def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
     if not matrices:
-        raise ShapeError(explain(where, "there must be a layer.", found="no matrix", fix="output.attentions"))
+        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
     for layer, A in enumerate(matrices):
         if not isinstance(A, AttentionMatrix):
             raise DtypeError(
-                explain(
-                    where,
-                    "matrices must be AttentionMatrix objects, one for each layer.",
-                    {f"matrices[{layer}]": A},
-                    found=kind(A),
-                    fix="output.attentions of a model with attn_implementation='attlas'.",
-                )
+                where,
+                "matrices must be AttentionMatrix objects, one for each layer.",
+                {f"matrices[{layer}]": A},
+                found=kind(A),
+                fix="output.attentions of a model with attn_implementation='attlas'.",
             )
     first = matrices[0]
     for A in matrices:
@@ -209,13 +207,11 @@ def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
         if square and A.ndim == first.ndim and (A.shape[:-3], A.shape[-1]) == (first.shape[:-3], first.shape[-1]):
             continue
         raise ShapeError(
-            explain(
-                where,
-                "every layer must be the self-attention of one whole text: (..., heads, n, n), of one batch and n.",
-                {"first layer": f"shape {tuple(first.shape)}"},
-                found=f"a layer of shape {tuple(A.shape)}",
-                fix="run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3].",
-            )
+            where,
+            "every layer must be the self-attention of one whole text: (..., heads, n, n), of one batch and n.",
+            {"first layer": f"shape {tuple(first.shape)}"},
+            found=f"a layer of shape {tuple(A.shape)}",
+            fix="run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3].",
         )
     return int(first.shape[-1])
 
@@ -227,12 +223,10 @@ def _places(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Te
     if len(places) and whole and bool(((places >= -n) & (places < n)).all()):
         return places.to(torch.int64) % n
     raise ShapeError(
-        explain(
-            where,
-            f"{name} must be whole numbers that name tokens of the text.",
-            found=f"{name} = {places.tolist()}, n = {n} tokens",
-            fix=f"{name}=[0, -1]",
-        )
+        where,
+        f"{name} must be whole numbers that name tokens of the text.",
+        found=f"{name} = {places.tolist()}, n = {n} tokens",
+        fix=f"{name}=[0, -1]",
     )
 
 
@@ -246,11 +240,9 @@ def _share(where: str, heads: Tensor | None, layer: int, A: AttentionMatrix, lay
         if bool((own >= 0).all()) and bool(own.sum() > 0):
             return (own / own.sum()).view(-1, 1, 1)
     raise ShapeError(
-        explain(
-            where,
-            "heads must weigh each head of each layer, with numbers from 0 on that are not all 0.",
-            {"heads": heads if isinstance(heads, Tensor) else repr(heads)},
-            found=f"{layers} layers, {count} heads in layer {layer}",
-            fix=f"a tensor of shape ({count},) or ({layers}, {count}); leave heads out for their mean.",
-        )
+        where,
+        "heads must weigh each head of each layer, with numbers from 0 on that are not all 0.",
+        {"heads": heads if isinstance(heads, Tensor) else repr(heads)},
+        found=f"{layers} layers, {count} heads in layer {layer}",
+        fix=f"a tensor of shape ({count},) or ({layers}, {count}); leave heads out for their mean.",
     )

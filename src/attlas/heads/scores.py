@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.heads.distance import FixedDistance
 from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
 from attlas.heads.resting import Broad, FirstToken
@@ -81,13 +81,11 @@ def scores(
     separators = tuple(separators)
     if ids is None and separators:
         raise ShapeError(
-            explain(
-                "scores()",
-                "separators are found by the tokens of the keys.",
-                {"separators": repr(separators)},
-                found="no ids",
-                fix="scores(A, ids, separators)",
-            )
+            "scores()",
+            "separators are found by the tokens of the keys.",
+            {"separators": repr(separators)},
+            found="no ids",
+            fix="scores(A, ids, separators)",
         )
     wanted: dict[str, Statistic] = {
         "previous_token": PreviousToken(shift, counted),

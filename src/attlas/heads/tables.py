@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.heads.targets import place_shift
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, check_span, place_span
@@ -119,18 +119,16 @@ def span_table(
     where = "span_table()"
     given = [matrices] if isinstance(matrices, AttentionMatrix) else list(matrices)
     if not given:
-        raise ShapeError(explain(where, "there must be a layer.", found="no matrix", fix="output.attentions"))
+        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
     first = given[0]
     for A in given:
         if A.shape != first.shape:
             raise ShapeError(
-                explain(
-                    where,
-                    "the layers of one table must have equal sizes.",
-                    {"first layer": f"shape {tuple(first.shape)}"},
-                    found=f"a layer of shape {tuple(A.shape)}",
-                    fix="one table for each kind of layer.",
-                )
+                where,
+                "the layers of one table must have equal sizes.",
+                {"first layer": f"shape {tuple(first.shape)}"},
+                found=f"a layer of shape {tuple(A.shape)}",
+                fix="one table for each kind of layer.",
             )
     m, n = first.shape[-2:]
     place = place_shift(where, shift, first.problem)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -214,13 +214,11 @@ def row_filter(where: str, counted: Tensor | None, problem: Any) -> Tensor | Non
         return None
     if not isinstance(counted, Tensor) or counted.dtype != torch.bool:
         raise DtypeError(
-            explain(
-                where,
-                "counted must be a tensor of bool, True where a query counts.",
-                {"counted": counted if isinstance(counted, Tensor) else type(counted).__name__},
-                found=str(counted.dtype).removeprefix("torch.") if isinstance(counted, Tensor) else kind(counted),
-                fix="counted=attention_mask.bool()",
-            )
+            where,
+            "counted must be a tensor of bool, True where a query counts.",
+            {"counted": counted if isinstance(counted, Tensor) else type(counted).__name__},
+            found=str(counted.dtype).removeprefix("torch.") if isinstance(counted, Tensor) else kind(counted),
+            fix="counted=attention_mask.bool()",
         )
     return of_each_batch(where, "counted", counted, problem, problem.shape[2], "queries").unsqueeze(1)
 
@@ -233,13 +231,11 @@ def of_each_batch(where: str, name: str, given: Tensor, problem: Any, size: int,
         if len(flat) in (1, batch):
             return flat.to(problem.device)
     raise ShapeError(
-        explain(
-            where,
-            f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch.",
-            {name: given if isinstance(given, Tensor) else type(given).__name__},
-            found=f"{size} {axis} and a batch of {batch}",
-            fix=f"a tensor of shape ({size},) or ({batch}, {size}).",
-        )
+        where,
+        f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch.",
+        {name: given if isinstance(given, Tensor) else type(given).__name__},
+        found=f"{size} {axis} and a batch of {batch}",
+        fix=f"a tensor of shape ({size},) or ({batch}, {size}).",
     )
 
 
@@ -251,11 +247,9 @@ def place_shift(where: str, shift: int | None, problem: Any) -> int:
     if isinstance(shift, int) and not isinstance(shift, bool):
         return shift
     raise ShapeError(
-        explain(
-            where,
-            "distance needs a place for each query: the last stands at the last key, or shift says where.",
-            {"shift": repr(shift)},
-            found=f"m = {m} queries, n = {n} keys",
-            fix="shift=0 where query 0 stands at key 0.",
-        )
+        where,
+        "distance needs a place for each query: the last stands at the last key, or shift says where.",
+        {"shift": repr(shift)},
+        found=f"m = {m} queries, n = {n} keys",
+        fix="shift=0 where query 0 stands at key 0.",
     )

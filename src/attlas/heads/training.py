@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.heads.retrieval import few_rows
 from attlas.heads.targets import mean_of_rows, rows_of
 from attlas.matrix import AttentionMatrix
@@ -55,13 +55,11 @@ class ClipFactors(NamedTuple):
         for name, weight, factor in (("query", query_weight, self.query), ("key", key_weight, self.key)):
             if not weight.ndim or weight.shape[0] % len(factor):
                 raise ShapeError(
-                    explain(
-                        "apply_()",
-                        f"the rows of the {name} projection must be those of its heads, head by head.",
-                        {f"{name}_weight": weight},
-                        found=f"{len(factor)} heads",
-                        fix="pass torch.nn.Linear's weight, of shape (heads * d, size).",
-                    )
+                    "apply_()",
+                    f"the rows of the {name} projection must be those of its heads, head by head.",
+                    {f"{name}_weight": weight},
+                    found=f"{len(factor)} heads",
+                    fix="pass torch.nn.Linear's weight, of shape (heads * d, size).",
                 )
             weight.mul_(
                 factor.to(weight).repeat_interleave(weight.shape[0] // len(factor)).view(-1, *[1] * (weight.ndim - 1))
@@ -127,18 +125,16 @@ def qk_clip(
     """
     if not threshold > 0:
         raise ShapeError(
-            explain("qk_clip()", "threshold must be above 0.", found=f"threshold = {threshold}", fix="threshold=100.0")
+            "qk_clip()", "threshold must be above 0.", found=f"threshold = {threshold}", fix="threshold=100.0"
         )
     if not 0.0 <= alpha <= 1.0:
-        raise ShapeError(explain("qk_clip()", "alpha must lie from 0 to 1.", found=f"alpha = {alpha}", fix="alpha=0.5"))
+        raise ShapeError("qk_clip()", "alpha must lie from 0 to 1.", found=f"alpha = {alpha}", fix="alpha=0.5")
     if not isinstance(A, AttentionMatrix | torch.Tensor):
         raise DtypeError(
-            explain(
-                "qk_clip()",
-                "A must be an AttentionMatrix, or a tensor of largest logits.",
-                found=kind(A),
-                fix="qk_clip(atlas[3]) takes the matrix of layer 3.",
-            )
+            "qk_clip()",
+            "A must be an AttentionMatrix, or a tensor of largest logits.",
+            found=kind(A),
+            fix="qk_clip(atlas[3]) takes the matrix of layer 3.",
         )
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
@@ -147,13 +143,11 @@ def qk_clip(
         largest = A if A.ndim else None
     if largest is None:
         raise ShapeError(
-            explain(
-                "qk_clip()",
-                "there must be a head axis.",
-                {"A": f"shape {tuple(A.shape)}"},
-                found="no leading axis",
-                fix="A[:, 3:4] keeps the axis of head 3.",
-            )
+            "qk_clip()",
+            "there must be a head axis.",
+            {"A": f"shape {tuple(A.shape)}"},
+            found="no leading axis",
+            fix="A[:, 3:4] keeps the axis of head 3.",
         )
     if largest.ndim > 1:
         largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:-1], -math.inf)
@@ -162,12 +156,10 @@ def qk_clip(
     key_heads = heads if key_heads is None else key_heads
     if key_heads < 1 or heads % key_heads:
         raise ShapeError(
-            explain(
-                "qk_clip()",
-                "key heads must divide the query heads.",
-                found=f"{key_heads} key heads, {heads} query heads",
-                fix="key_heads=model.config.num_key_value_heads",
-            )
+            "qk_clip()",
+            "key heads must divide the query heads.",
+            found=f"{key_heads} key heads, {heads} query heads",
+            fix="key_heads=model.config.num_key_value_heads",
         )
     gamma = torch.where(largest > threshold, threshold / largest, torch.ones_like(largest))
     if key_heads != heads:
@@ -258,10 +250,10 @@ class EntropyAlarm:
         for name, value in (("share", self.share), ("drop", 0.5 if self.drop is None else self.drop)):
             if not 0.0 <= value <= 1.0:
                 rule = f"{name} must lie from 0 to 1."
-                raise ShapeError(explain("EntropyAlarm()", rule, found=f"{name} = {value}", fix=f"{name}=0.5"))
+                raise ShapeError("EntropyAlarm()", rule, found=f"{name} = {value}", fix=f"{name}=0.5")
         if isinstance(self.rows, int) and self.rows < 1:
             rule = "rows must be above 0."
-            raise ShapeError(explain("EntropyAlarm()", rule, found=f"rows = {self.rows}", fix="rows=32"))
+            raise ShapeError("EntropyAlarm()", rule, found=f"rows = {self.rows}", fix="rows=32")
 
     @torch.no_grad()
     def check(self, A: AttentionMatrix, before: Collapse | None = None) -> Collapse:

@@ -17,18 +17,16 @@ Examples
 (2, torch.Size([1, 2, 20, 20]))
 """
 
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as error:
     raise MissingExtraError(
-        explain(
-            "attlas.huggingface",
-            "transformers must be installed to run its models.",
-            found="no module named transformers",
-            fix="pip install 'attlas[hf]'",
-        )
+        "attlas.huggingface",
+        "transformers must be installed to run its models.",
+        found="no module named transformers",
+        fix="pip install 'attlas[hf]'",
     ) from error
 
 from attlas.huggingface.attention import attention_forward

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.recording import record
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ class AttentionMonitor(TrainerCallback):
     ) -> None:
         if not isinstance(every, int) or every < 1:
             rule = "every must be a whole number above 0."
-            raise ShapeError(explain("AttentionMonitor()", rule, found=f"every = {every!r}", fix="every=100"))
+            raise ShapeError("AttentionMonitor()", rule, found=f"every = {every!r}", fix="every=100")
         if per not in ("head", "layer", "model"):
             rule = 'per must be "head", "layer" or "model".'
-            raise ShapeError(explain("AttentionMonitor()", rule, found=f"per = {per!r}", fix='per="layer"'))
+            raise ShapeError("AttentionMonitor()", rule, found=f"per = {per!r}", fix='per="layer"')
         self.every = every
         self.per = per
         self.queries = queries

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.masks.picture import picture
 from attlas.tiles import Tile
 
@@ -153,12 +153,10 @@ class Mask(ABC):
 
     def __bool__(self) -> bool:
         raise DtypeError(
-            explain(
-                "a mask",
-                "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks.",
-                found=f"the truth of {self.name()}",
-                fix="combine masks with &, | and ~; ask for `mask is None`.",
-            )
+            "a mask",
+            "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks.",
+            found=f"the truth of {self.name()}",
+            fix="combine masks with &, | and ~; ask for `mask is None`.",
         )
 
     def __repr__(self) -> str:
@@ -173,13 +171,11 @@ def _mask(value: object, operator: str) -> Mask:
     if isinstance(value, Mask):
         return value
     raise DtypeError(
-        explain(
-            f"mask {operator} other",
-            "both sides must be masks of attlas.",
-            {"other": f"{type(value).__name__}"},
-            found=f"{kind(value)} on one side",
-            fix="wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod).",
-        )
+        f"mask {operator} other",
+        "both sides must be masks of attlas.",
+        {"other": f"{type(value).__name__}"},
+        found=f"{kind(value)} on one side",
+        fix="wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod).",
     )
 
 
@@ -187,13 +183,11 @@ def _boolean(mask: Mask, operator: str) -> Mask:
     if not mask.log_weights():
         return mask
     raise ShapeError(
-        explain(
-            f"{operator} of masks",
-            "an additive mask can be combined with & only, since its numbers are added to the scores.",
-            {"mask": mask.name()},
-            found=f"an additive mask beside {operator}",
-            fix=f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}.",
-        )
+        f"{operator} of masks",
+        "an additive mask can be combined with & only, since its numbers are added to the scores.",
+        {"mask": mask.name()},
+        found=f"an additive mask beside {operator}",
+        fix=f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}.",
     )
 
 

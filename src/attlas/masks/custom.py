@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, explain, kind
+from attlas.errors import DtypeError, kind
 from attlas.masks.base import Mask
 from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.tiles import Tile
@@ -136,13 +136,11 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
     else:
         found, fix = type(t).__name__, "from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function."
     raise DtypeError(
-        explain(
-            "from_tensor()",
-            "a mask tensor must be bool (True = may attend) or floating point (added to the scores).",
-            {"t": t if isinstance(t, Tensor) else found},
-            found=found,
-            fix=fix,
-        )
+        "from_tensor()",
+        "a mask tensor must be bool (True = may attend) or floating point (added to the scores).",
+        {"t": t if isinstance(t, Tensor) else found},
+        found=found,
+        fix=fix,
     )
 
 
@@ -186,13 +184,11 @@ class FunctionMask(Mask):
         if isinstance(allowed, Tensor) and not (allowed.is_floating_point() or allowed.is_complex()):
             return allowed.bool()
         raise DtypeError(
-            explain(
-                self.name(),
-                "mask_mod must return True or False.",
-                {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__},
-                found="numbers" if isinstance(allowed, Tensor) else kind(allowed),
-                fix="compare: return scores > 0. Numbers that are added belong into a score.",
-            )
+            self.name(),
+            "mask_mod must return True or False.",
+            {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__},
+            found="numbers" if isinstance(allowed, Tensor) else kind(allowed),
+            fix="compare: return scores > 0. Numbers that are added belong into a score.",
         )
 
     def name(self) -> str:

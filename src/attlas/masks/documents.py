@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, describe, explain
+from attlas.errors import DtypeError, ShapeError, describe
 from attlas.masks.base import Coverage, Mask, edges
 from attlas.tiles import Tile
 
@@ -30,13 +30,11 @@ class _Counted(Mask):
         self.lengths = given.flatten()
         if self.lengths.numel() and int(self.lengths.min()) < 0:
             raise ShapeError(
-                explain(
-                    where,
-                    f"{label} must be 0 or more.",
-                    {label: lengths},
-                    found=f"{label} = {int(self.lengths.min())}",
-                    fix=f"use {label} = 0 for a sequence without such keys.",
-                )
+                where,
+                f"{label} must be 0 or more.",
+                {label: lengths},
+                found=f"{label} = {int(self.lengths.min())}",
+                fix=f"use {label} = 0 for a sequence without such keys.",
             )
 
     def of(self, at: Tile) -> Tensor:
@@ -177,12 +175,10 @@ class Padding(_Counted):
         super().__init__("lengths", lengths)
         if side not in ("right", "left"):
             raise ShapeError(
-                explain(
-                    "Padding()",
-                    'side must be "right" or "left".',
-                    found=f"side = {side!r}",
-                    fix='use side="left" where the filling stands before the tokens.',
-                )
+                "Padding()",
+                'side must be "right" or "left".',
+                found=f"side = {side!r}",
+                fix='use side="left" where the filling stands before the tokens.',
             )
         self.side = side
 
@@ -211,13 +207,11 @@ class Padding(_Counted):
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         if longest > n:
             raise ShapeError(
-                explain(
-                    "attend()",
-                    "the lengths of Padding() must be at most the number of keys.",
-                    {"mask": self.name(), "keys": f"n = {n}"},
-                    found=f"a length of {longest}, n = {n}",
-                    fix=f"count the real keys only: Padding(lengths.clamp(max={n})).",
-                )
+                "attend()",
+                "the lengths of Padding() must be at most the number of keys.",
+                {"mask": self.name(), "keys": f"n = {n}"},
+                found=f"a length of {longest}, n = {n}",
+                fix=f"count the real keys only: Padding(lengths.clamp(max={n})).",
             )
 
     def size(self) -> tuple[int | None, int | None]:
@@ -327,13 +321,11 @@ class Documents(Mask):
             if self.queries is not self.keys:
                 given["query_ids"] = f"{self.queries.axes}"
             raise ShapeError(
-                explain(
-                    "attend()",
-                    "Documents() must have one id for each key, and one for each query.",
-                    given,
-                    found=f"{self.keys.count} ids for n = {n} keys and m = {m} queries",
-                    fix="use Documents(ids, query_ids) with shapes (n,) and (m,).",
-                )
+                "attend()",
+                "Documents() must have one id for each key, and one for each query.",
+                given,
+                found=f"{self.keys.count} ids for n = {n} keys and m = {m} queries",
+                fix="use Documents(ids, query_ids) with shapes (n,) and (m,).",
             )
 
     def size(self) -> tuple[int | None, int | None]:
@@ -351,13 +343,11 @@ class _Ids:
         given = _integers("Documents()", label, ids, "number the documents: [0, 0, 1, 1, 1].")
         if given.ndim == 0:
             raise ShapeError(
-                explain(
-                    "Documents()",
-                    f"{label} must have one id for each token.",
-                    {label: ids},
-                    found="a single number",
-                    fix="number the documents: [0, 0, 1, 1, 1].",
-                )
+                "Documents()",
+                f"{label} must have one id for each token.",
+                {label: ids},
+                found="a single number",
+                fix="number the documents: [0, 0, 1, 1, 1].",
             )
         self.label = label
         self.axes = tuple(given.shape)
@@ -389,7 +379,7 @@ def _integers(where: str, label: str, value: Lengths, fix: str) -> Tensor:
         kind, shown = str(given.dtype).removeprefix("torch."), describe(value)
         if given.dtype == torch.bool and given.ndim > 1:
             fix = f"{where[:-2]} takes counts; for a mask use from_tensor(t[:, None, None, :])."
-    raise DtypeError(explain(where, f"{label} must be whole numbers.", {label: shown}, found=kind, fix=fix))
+    raise DtypeError(where, f"{label} must be whole numbers.", {label: shown}, found=kind, fix=fix)
 
 
 def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int, ...], fix: str) -> None:
@@ -399,11 +389,9 @@ def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int,
     if count == 1 or (count == wanted and (len(axes) == 1 or axes == batch)):
         return
     raise ShapeError(
-        explain(
-            "attend()",
-            f"{mask}() must have one entry for each sequence of the batch, or one for all.",
-            {label: f"{axes}", "batch": f"{batch}"},
-            found=f"{count} entries, {wanted} sequences",
-            fix=fix,
-        )
+        "attend()",
+        f"{mask}() must have one entry for each sequence of the batch, or one for all.",
+        {label: f"{axes}", "batch": f"{batch}"},
+        found=f"{count} entries, {wanted} sequences",
+        fix=fix,
     )

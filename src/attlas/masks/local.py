@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError
 from attlas.masks.base import Coverage, Mask, edges
 from attlas.tiles import Tile
 
@@ -259,12 +259,10 @@ class Dilated(_Local):
         self.step = _whole("Dilated()", "step", step)
         if self.step < 1:
             raise ShapeError(
-                explain(
-                    "Dilated()",
-                    "step must be at least 1.",
-                    found=f"step = {self.step}",
-                    fix="use step=1 for every key of the window.",
-                )
+                "Dilated()",
+                "step must be at least 1.",
+                found=f"step = {self.step}",
+                fix="use step=1 for every key of the window.",
             )
 
     def allows(self, at: Tile) -> Tensor:
@@ -304,12 +302,10 @@ def _whole(where: str, label: str, value: int) -> int:
         return operator.index(value)
     except TypeError:
         raise DtypeError(
-            explain(
-                where,
-                f"{label} must be a whole number.",
-                found=f"{label} = {value!r} ({type(value).__name__})",
-                fix=f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4.",
-            )
+            where,
+            f"{label} must be a whole number.",
+            found=f"{label} = {value!r} ({type(value).__name__})",
+            fix=f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4.",
         ) from None
 
 
@@ -319,10 +315,8 @@ def _reach(where: str, label: str, value: int) -> int:
     if number >= 0:
         return number
     raise ShapeError(
-        explain(
-            where,
-            f"{label} must be 0 or more, or None for no limit.",
-            found=f"{label} = {number}",
-            fix=f"use {label}={-number}: distances to both sides are counted from the query, without a sign.",
-        )
+        where,
+        f"{label} must be 0 or more, or None for no limit.",
+        found=f"{label} = {number}",
+        fix=f"use {label}={-number}: distances to both sides are counted from the query, without a sign.",
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import ShapeError, TooLargeError, explain
+from attlas.errors import ShapeError, TooLargeError
 from attlas.masks.base import Coverage, Mask
 from attlas.tiles import Tile, cut
 
@@ -65,7 +65,7 @@ class Runs(Mask):
         fault = self._fault()
         if fault:
             fix = "attlas.masks.runs_of(mask, batch, heads, m, n) finds the runs of a mask."
-            raise ShapeError(explain("Runs()", "the tables must describe runs of keys.", found=fault, fix=fix))
+            raise ShapeError("Runs()", "the tables must describe runs of keys.", found=fault, fix=fix)
         # One ascending line of all rows: key j of row r stands at r * (n + 1) + j, so that a search finds runs.
         rows = torch.repeat_interleave(torch.arange(self._counts.numel(), device="cpu"), self._counts.flatten())
         self._line_starts = rows * (n + 1) + starts
@@ -74,7 +74,7 @@ class Runs(Mask):
         if bool((starts >= stops).any()) or bool((inner & (starts[1:] <= stops[:-1])).any()):
             found = "a run that is empty, or that touches the one before"
             fix = "sort the runs of each row, and join those that touch."
-            raise ShapeError(explain("Runs()", "the tables must describe runs of keys.", found=found, fix=fix))
+            raise ShapeError("Runs()", "the tables must describe runs of keys.", found=found, fix=fix)
 
     def _fault(self) -> str:
         """Return what is wrong with the tables, or nothing; their order is looked at after that."""
@@ -195,13 +195,11 @@ class Bits(Mask):
     def __init__(self, packed: Tensor, n: int) -> None:
         if packed.ndim != 4 or packed.dtype is not torch.uint8 or packed.shape[-1] != -(-n // 8):
             raise ShapeError(
-                explain(
-                    "Bits()",
-                    "packed must be uint8 of shape (batch, heads, m, ceil(n / 8)).",
-                    {"packed": packed, "n": n},
-                    found=f"{packed.dtype} of shape {tuple(packed.shape)}",
-                    fix="attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask.",
-                )
+                "Bits()",
+                "packed must be uint8 of shape (batch, heads, m, ceil(n / 8)).",
+                {"packed": packed, "n": n},
+                found=f"{packed.dtype} of shape {tuple(packed.shape)}",
+                fix="attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask.",
             )
         self.packed, self.n = packed, n
 
@@ -228,12 +226,10 @@ def _check_sizes(where: str, own: tuple[int, ...], batch: tuple[int, ...], heads
     if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
         return
     raise ShapeError(
-        explain(
-            "attend()",
-            f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads.",
-            found=f"{own} in mask, {wanted} in matrix",
-            fix="find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n).",
-        )
+        "attend()",
+        f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads.",
+        found=f"{own} in mask, {wanted} in matrix",
+        fix="find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n).",
     )
 
 
@@ -358,13 +354,11 @@ def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
         size = max(size, packed.shape[0] * packed.shape[1] * m * packed.shape[-1])
         if size > _BITS_LIMIT:
             raise TooLargeError(
-                explain(
-                    "runs_of()",
-                    "a mask without long runs of keys must fit the limit of packed bits.",
-                    {"mask": mask.name()},
-                    found=f"{size:,} bytes, the limit is {_BITS_LIMIT:,}",
-                    fix="keep statistics and not q and k, or use a mask of attlas, which is stored by its settings.",
-                )
+                "runs_of()",
+                "a mask without long runs of keys must fit the limit of packed bits.",
+                {"mask": mask.name()},
+                found=f"{size:,} bytes, the limit is {_BITS_LIMIT:,}",
+                fix="keep statistics and not q and k, or use a mask of attlas, which is stored by its settings.",
             )
     sizes = [max(strip.shape[axis] for strip in strips) for axis in (0, 1)]
     return Bits(torch.cat([strip.expand(*sizes, -1, -1) for strip in strips], dim=2), n)

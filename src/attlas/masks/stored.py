@@ -8,7 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import as_plain, tracing
 from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score
@@ -27,13 +27,11 @@ class _Stored(Mask):
         t = as_plain("from_tensor()", "t", t)
         if t.ndim < 2:
             raise ShapeError(
-                explain(
-                    "from_tensor()",
-                    "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).",
-                    {"t": t},
-                    found=f"{t.ndim} axes",
-                    fix="t[None, :] for one row of keys that all queries share.",
-                )
+                "from_tensor()",
+                "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).",
+                {"t": t},
+                found=f"{t.ndim} axes",
+                fix="t[None, :] for one row of keys that all queries share.",
             )
         self.tensor = t
         self.axes = tuple(t.shape)
@@ -97,13 +95,11 @@ class _Stored(Mask):
         if all(size in (1, full) for size, full in zip(sizes, wanted, strict=True)):
             if len(self.axes) == 3 and self.axes[0] == heads == wanted[0] > 1:
                 raise ShapeError(
-                    explain(
-                        "attend()",
-                        "the first axis of a mask of three axes must be the batch's or the heads', not both.",
-                        {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-                        found=f"{heads} sequences and {heads} heads",
-                        fix="t[:, None] for a mask per sequence, t[None] for one per head as in torch.",
-                    )
+                    "attend()",
+                    "the first axis of a mask of three axes must be the batch's or the heads', not both.",
+                    {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
+                    found=f"{heads} sequences and {heads} heads",
+                    fix="t[:, None] for a mask per sequence, t[None] for one per head as in torch.",
                 )
             return
         found = [
@@ -117,13 +113,11 @@ class _Stored(Mask):
         elif len(self.axes) == 3 and self.axes[0] == heads:
             fix = "for one mask a head: from_tensor(t[None])."
         raise ShapeError(
-            explain(
-                "attend()",
-                "the mask tensor must have the sizes of the matrix, or 1.",
-                {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-                found=", ".join(found),
-                fix=fix,
-            )
+            "attend()",
+            "the mask tensor must have the sizes of the matrix, or 1.",
+            {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
+            found=", ".join(found),
+            fix=fix,
         )
 
     def size(self) -> tuple[int | None, int | None]:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attlas.errors import RecordingError, ShapeError, explain
+from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
 
 __all__ = ["KVCache"]
@@ -57,12 +57,10 @@ class KVCache:
         for name, size in (("window", window), ("capacity", capacity)):
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise ShapeError(
-                    explain(
-                        "KVCache()",
-                        f"{name} must be a whole number above 0.",
-                        found=f"{name} = {size!r}",
-                        fix=f"leave {name} out.",
-                    )
+                    "KVCache()",
+                    f"{name} must be a whole number above 0.",
+                    found=f"{name} = {size!r}",
+                    fix=f"leave {name} out.",
                 )
         self.window = window
         self.capacity = capacity
@@ -137,12 +135,10 @@ class KVCache:
         keep = length + self.seen if length < 0 else length
         if not 0 <= keep <= self.seen:
             raise ShapeError(
-                explain(
-                    "KVCache.crop()",
-                    "length must be at most the number of tokens seen.",
-                    found=f"length = {length}, {self.seen} tokens seen",
-                    fix=f"use a length from 0 to {self.seen}.",
-                )
+                "KVCache.crop()",
+                "length must be at most the number of tokens seen.",
+                found=f"length = {length}, {self.seen} tokens seen",
+                fix=f"use a length from 0 to {self.seen}.",
             )
         for layer in self._layers.values():
             layer.crop(keep)
@@ -184,13 +180,11 @@ class KVCache:
             reason = f"format {about.get('format')!r}"
         if about.get("format") != _FORMAT:
             raise RecordingError(
-                explain(
-                    "KVCache.load()",
-                    "path must be a file that KVCache.save() wrote.",
-                    {"path": str(path)},
-                    found=reason,
-                    fix="cache.save(path), then KVCache.load(path)",
-                )
+                "KVCache.load()",
+                "path must be a file that KVCache.save() wrote.",
+                {"path": str(path)},
+                found=reason,
+                fix="cache.save(path), then KVCache.load(path)",
             )
         cache = cls(int(about["window"]) or None)
         for name in tensors:
@@ -244,13 +238,11 @@ class _Layer:
             if same and new.dtype is old.dtype and new.device == old.device and keys.shape[2] == values.shape[2]:
                 continue
             raise ShapeError(
-                explain(
-                    "KVCache.update()",
-                    f"{name} must continue those before: batch, heads, size, dtype and device.",
-                    {"keys": keys, "values": values, f"{name} before": old[:, :, : self.stop]},
-                    found=f"shape {tuple(new.shape)}, {new.dtype} after {tuple(old.shape[:2])}, {old.dtype}",
-                    fix="use a new KVCache() for another batch; cache.reorder(index) where its sequences change.",
-                )
+                "KVCache.update()",
+                f"{name} must continue those before: batch, heads, size, dtype and device.",
+                {"keys": keys, "values": values, f"{name} before": old[:, :, : self.stop]},
+                found=f"shape {tuple(new.shape)}, {new.dtype} after {tuple(old.shape[:2])}, {old.dtype}",
+                fix="use a new KVCache() for another batch; cache.reorder(index) where its sequences change.",
             )
 
     def _make_room(self, m: int) -> None:
@@ -285,11 +277,9 @@ class _Layer:
         first = 0 if self.window is None else max(0, length - (self.window - 1))
         if first < self.base:
             raise ShapeError(
-                explain(
-                    "KVCache.crop()",
-                    "the window of what is left must still be there.",
-                    found=f"token {first} is needed, the first one kept is {self.base}",
-                    fix="read the text again with a new cache.",
-                )
+                "KVCache.crop()",
+                "the window of what is left must still be there.",
+                found=f"token {first} is needed, the first one kept is {self.base}",
+                fix="read the text again with a new cache.",
             )
         self.stop = length - self.base

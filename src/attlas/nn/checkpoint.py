@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attlas.errors import CheckpointError, explain
+from attlas.errors import CheckpointError
 from attlas.files import whole_file
 
 __all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
@@ -168,4 +168,4 @@ def _listed(names: list[str]) -> str:
 
 
 def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
-    return CheckpointError(explain(_WHERE, rule, {"folder": str(folder)}, found=found, fix=fix))
+    return CheckpointError(_WHERE, rule, {"folder": str(folder)}, found=found, fix=fix)

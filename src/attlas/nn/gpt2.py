@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import tracing
 from attlas.masks import Mask, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -151,12 +151,10 @@ class GPT2(nn.Module):
         super().__init__()
         if config.activation_function not in _ACTIVATIONS:
             raise ShapeError(
-                explain(
-                    "GPT2()",
-                    "activation_function must be one of " + ", ".join(_ACTIVATIONS) + ".",
-                    found=f"activation_function = {config.activation_function!r}",
-                    fix='GPT2Config(activation_function="gelu_new")',
-                )
+                "GPT2()",
+                "activation_function must be one of " + ", ".join(_ACTIVATIONS) + ".",
+                found=f"activation_function = {config.activation_function!r}",
+                fix='GPT2Config(activation_function="gelu_new")',
             )
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
@@ -244,12 +242,10 @@ class GPT2(nn.Module):
     def _check_length(self, length: int) -> None:
         if length > self.config.n_positions:
             raise ShapeError(
-                explain(
-                    "GPT2()",
-                    "a text must not be longer than the places that the model knows.",
-                    found=f"{length} tokens, n_positions = {self.config.n_positions}",
-                    fix=f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens.",
-                )
+                "GPT2()",
+                "a text must not be longer than the places that the model knows.",
+                found=f"{length} tokens, n_positions = {self.config.n_positions}",
+                fix=f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens.",
             )
 
     @torch.no_grad()
@@ -307,13 +303,11 @@ class GPT2(nn.Module):
         first, end = cache.get_seq_length(), begun
         if first >= begun:
             raise ShapeError(
-                explain(
-                    "generate()",
-                    "input_ids must hold what the cache has read, and at least one token more.",
-                    {"input_ids": input_ids},
-                    found=f"{begun} tokens, {first} in the cache",
-                    fix="pass the whole text so far, or cache.crop(-1) first.",
-                )
+                "generate()",
+                "input_ids must hold what the cache has read, and at least one token more.",
+                {"input_ids": input_ids},
+                found=f"{begun} tokens, {first} in the cache",
+                fix="pass the whole text so far, or cache.crop(-1) first.",
             )
         padded = attention_mask is not None and not bool(attention_mask.all())
         ids = functional.pad(input_ids, (0, max_new_tokens))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -100,12 +100,10 @@ class GPT2Attention(nn.Module):
         self.head_dim = self.embed_dim // self.num_heads
         if self.head_dim * self.num_heads != self.embed_dim:
             raise ShapeError(
-                explain(
-                    "GPT2Attention()",
-                    "n_head must divide n_embd.",
-                    found=f"n_embd = {self.embed_dim}, n_head = {self.num_heads}",
-                    fix="GPT2Config(n_embd=768, n_head=12)",
-                )
+                "GPT2Attention()",
+                "n_head must divide n_embd.",
+                found=f"n_embd = {self.embed_dim}, n_head = {self.num_heads}",
+                fix="GPT2Config(n_embd=768, n_head=12)",
             )
         self.is_cross_attention = is_cross_attention
         self.layer_idx = 0 if layer_idx is None else layer_idx
@@ -162,13 +160,11 @@ class GPT2Attention(nn.Module):
         """
         if (encoder_hidden_states is not None) != self.is_cross_attention:
             raise ShapeError(
-                explain(
-                    "GPT2Attention()",
-                    "encoder_hidden_states belong to cross-attention, and only to it.",
-                    found=f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states "
-                    + ("missing" if encoder_hidden_states is None else "given"),
-                    fix=f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})",
-                )
+                "GPT2Attention()",
+                "encoder_hidden_states belong to cross-attention, and only to it.",
+                found=f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states "
+                + ("missing" if encoder_hidden_states is None else "given"),
+                fix=f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})",
             )
         if encoder_hidden_states is not None:
             (q,) = self._heads(self.q_attn(hidden_states), 1)

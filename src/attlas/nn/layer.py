@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.attend import attend, attention
-from attlas.errors import RecordingError, ShapeError, explain
+from attlas.errors import RecordingError, ShapeError
 from attlas.inputs import tracing
 from attlas.masks import Mask, from_function, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -47,22 +47,18 @@ class PoolingLayer(nn.Module):
         """
         if self._kept is None:
             raise RecordingError(
-                explain(
-                    f"{type(self).__name__}.weights",
-                    "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
-                    found="no call that can be read",
-                    fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
-                )
+                f"{type(self).__name__}.weights",
+                "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
+                found="no call that can be read",
+                fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
             )
         matrix, versions = self._kept
         if versions != _versions(self):
             raise RecordingError(
-                explain(
-                    f"{type(self).__name__}.weights",
-                    "weights are computed when they are read, with the parameters that made them.",
-                    found="parameters that have changed since the call",
-                    fix="read layer.weights before optimizer.step(), or call the layer again.",
-                )
+                f"{type(self).__name__}.weights",
+                "weights are computed when they are read, with the parameters that made them.",
+                found="parameters that have changed since the call",
+                fix="read layer.weights before optimizer.step(), or call the layer again.",
             )
         return matrix
 
@@ -113,12 +109,7 @@ def checked_dropout(name: str, dropout: float) -> float:
     if isinstance(dropout, int | float) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
         return float(dropout)
     raise ShapeError(
-        explain(
-            f"{name}()",
-            "dropout must be a probability, from 0 to 1.",
-            found=f"dropout = {dropout!r}",
-            fix="dropout=0.1",
-        )
+        f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
     )
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain
+from attlas.errors import DtypeError, ShapeError
 from attlas.masks import Coverage, Mask
 from attlas.tiles import Tile
 
@@ -30,23 +30,19 @@ class ValidLengths(Mask):
             lengths = torch.as_tensor(lengths)
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
             raise DtypeError(
-                explain(
-                    f"{where}()",
-                    "valid_lens must be whole numbers.",
-                    {"valid_lens": lengths},
-                    found=str(lengths.dtype).removeprefix("torch."),
-                    fix="count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :].",
-                )
+                f"{where}()",
+                "valid_lens must be whole numbers.",
+                {"valid_lens": lengths},
+                found=str(lengths.dtype).removeprefix("torch."),
+                fix="count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :].",
             )
         if lengths.ndim not in (1, 2):
             raise ShapeError(
-                explain(
-                    f"{where}()",
-                    "valid_lens must have the shape (batch,) or (batch, m).",
-                    {"valid_lens": lengths},
-                    found=f"{lengths.ndim} axes",
-                    fix="give one length for each sequence: torch.tensor([7, 5]).",
-                )
+                f"{where}()",
+                "valid_lens must have the shape (batch,) or (batch, m).",
+                {"valid_lens": lengths},
+                found=f"{lengths.ndim} axes",
+                fix="give one length for each sequence: torch.tensor([7, 5]).",
             )
         self.where = where
         self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
@@ -83,13 +79,11 @@ class ValidLengths(Mask):
         if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
             return
         raise ShapeError(
-            explain(
-                f"{self.where}()",
-                "valid_lens must hold one length for each sequence, or one for each query.",
-                {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"},
-                found=f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}",
-                fix=f"give {size} lengths, or a tensor of shape ({size}, {m}).",
-            )
+            f"{self.where}()",
+            "valid_lens must hold one length for each sequence, or one for each query.",
+            {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"},
+            found=f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}",
+            fix=f"give {size} lengths, or a tensor of shape ({size}, {m}).",
         )
 
     def size(self) -> tuple[int | None, int | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, TooLargeError, explain
+from attlas.errors import ShapeError, TooLargeError
 from attlas.matrix import AttentionMatrix
 
 __all__ = ["HeadMean"]
@@ -94,13 +94,11 @@ class HeadMean:
         named = (*entries[:split], *missing, *entries[split + 1 :])
         if len(named) > self.ndim or len(dots) > 1:
             raise ShapeError(
-                explain(
-                    "mean[...]",
-                    "there are more indices than axes.",
-                    {"mean": f"shape {tuple(self.shape)}"},
-                    found=f"{len(entries) - len(dots)} indices, {self.ndim} axes",
-                    fix="mean[0, 17, :] for one row of one sequence.",
-                )
+                "mean[...]",
+                "there are more indices than axes.",
+                {"mean": f"shape {tuple(self.shape)}"},
+                found=f"{len(entries) - len(dots)} indices, {self.ndim} axes",
+                fix="mean[0, 17, :] for one row of one sequence.",
             )
         leading = named[:-2]
         if not dots and len(entries) <= len(leading):
@@ -137,13 +135,11 @@ class HeadMean:
         size = self.shape.numel() * self.dtype.itemsize
         if limit is not None and size > limit:
             raise TooLargeError(
-                explain(
-                    "mean.to_dense()",
-                    "the whole matrix would be larger than the limit.",
-                    {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
-                    found=f"{size:,} bytes, the limit is {limit:,}",
-                    fix="read a part, mean[..., :64, :]; limit=None insists.",
-                )
+                "mean.to_dense()",
+                "the whole matrix would be larger than the limit.",
+                {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
+                found=f"{size:,} bytes, the limit is {limit:,}",
+                fix="read a part, mean[..., :64, :]; limit=None insists.",
             )
         count = self.heads.shape[-3]
         total = torch.zeros(self.shape, dtype=self.dtype, device=self.device)

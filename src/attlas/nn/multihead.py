@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -226,13 +226,11 @@ class MultiHeadAttention(nn.Module):
             if t.ndim == 3 and t.shape[-1] == size:
                 found = f"query has {batch} sequences, {name} has {t.shape[0]}, with the axes {order}"
             raise ShapeError(
-                explain(
-                    "MultiHeadAttention()",
-                    "tokens must have the sizes of the layer, and one batch.",
-                    {"query": tokens[0], "key": tokens[1], "value": tokens[2], "batch_first": self.batch_first},
-                    found=found,
-                    fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
-                )
+                "MultiHeadAttention()",
+                "tokens must have the sizes of the layer, and one batch.",
+                {"query": tokens[0], "key": tokens[1], "value": tokens[2], "batch_first": self.batch_first},
+                found=found,
+                fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
             )
         if self.in_proj_weight is not None and shared:
             parts = functional.linear(tokens[0], self.in_proj_weight, self.in_proj_bias).split(sizes, dim=-1)
@@ -308,10 +306,8 @@ def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
     if whole and embed_dim % num_heads == 0 and num_heads % num_kv_heads == 0:
         return
     raise ShapeError(
-        explain(
-            "MultiHeadAttention()",
-            "num_heads must divide embed_dim, and num_kv_heads must divide num_heads.",
-            found=f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}",
-            fix="MultiHeadAttention(embed_dim=512, num_heads=8)",
-        )
+        "MultiHeadAttention()",
+        "num_heads must divide embed_dim, and num_kv_heads must divide num_heads.",
+        found=f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}",
+        fix="MultiHeadAttention(embed_dim=512, num_heads=8)",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attlas.errors import DtypeError, explain
+from attlas.errors import DtypeError
 from attlas.masks import Mask
 from attlas.nn.layer import PoolingLayer
 from attlas.scores import Gaussian, ScaledDot, Score
@@ -84,13 +84,11 @@ class AttentionPooling(PoolingLayer):
         super().__init__(0.0)
         if not (isinstance(kernel, type) and issubclass(kernel, Score)):
             raise DtypeError(
-                explain(
-                    "AttentionPooling()",
-                    "kernel must be a class of score that takes (bandwidth, learn=...).",
-                    {"kernel": repr(kernel)},
-                    found=f"a {type(kernel).__name__}",
-                    fix="kernel=attlas.Laplace",
-                )
+                "AttentionPooling()",
+                "kernel must be a class of score that takes (bandwidth, learn=...).",
+                {"kernel": repr(kernel)},
+                found=f"a {type(kernel).__name__}",
+                fix="kernel=attlas.Laplace",
             )
         make: Callable[..., Score] = kernel
         self.score = make(bandwidth, learn=learn)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 
 __all__ = ["Sampler"]
 
@@ -59,4 +59,4 @@ def _nucleus(logits: Tensor, p: float) -> Tensor:
 
 def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
     if not fine:
-        raise ShapeError(explain("generate()", f"{name} must be {rule}.", found=f"{name} = {value!r}", fix=fix))
+        raise ShapeError("generate()", f"{name} must be {rule}.", found=f"{name} = {value!r}", fix=fix)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from attlas.errors import RecordingError, explain
+from attlas.errors import RecordingError, RecordingWarning
 from attlas.recording.census import INTERFACE, SDPA, Census, Site, calls
 
 __all__ = ["counted_from_the_end", "no_query", "nothing", "partly"]
@@ -22,28 +22,24 @@ def nothing(model: nn.Module, census: Census, ran: set[str], passes: int, *, pat
     """Return the error of a recording that heard of no attention."""
     given = {"model": type(model).__name__}
     if not passes and not ran:
-        text = explain(
+        return RecordingError(
             "record()",
             "the model must run inside the block.",
             given,
             found="no call of the model, and no attention",
             fix="with attlas.record(model) as atlas: model(ids), the same model, in the same thread.",
         )
-        return RecordingError(text)
     silent = census.silent(ran, ())
     found = _listed(silent) if silent else "no module that is called an attention"
     rule = "an attention that computes its weights by itself cannot be recorded, and this model has no other."
-    return RecordingError(explain("record()", rule, given, found=found, fix=_way_out(silent, patched=patched)))
+    return RecordingError("record()", rule, given, found=found, fix=_way_out(silent, patched=patched))
 
 
-def partly(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+def partly(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> RecordingWarning:
     """Return the warning about attentions that ran and were not heard of."""
-    return explain(
-        "record()",
-        "some attentions of the model computed their weights by themselves, and are not in the atlas.",
-        found=_listed(silent),
-        fix=_way_out(silent, patched=patched),
-    )
+    rule = "some attentions of the model computed their weights by themselves, and are not in the atlas."
+    error = RecordingError("record()", rule, found=_listed(silent), fix=_way_out(silent, patched=patched))
+    return RecordingWarning(error)
 
 
 def _listed(silent: Sequence[tuple[str, nn.Module]]) -> str:
@@ -67,23 +63,19 @@ def _way_out(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
 def no_query(queries: slice | range | None) -> RecordingError:
     """Return the error of a recording whose queries were never reached."""
     return RecordingError(
-        explain(
-            "record()",
-            "the queries must lie within the text.",
-            found=f"queries = {queries!r}, and no call had such a query",
-            fix="queries=slice(-32, None) for the last 32.",
-        )
+        "record()",
+        "the queries must lie within the text.",
+        found=f"queries = {queries!r}, and no call had such a query",
+        fix="queries=slice(-32, None) for the last 32.",
     )
 
 
 def counted_from_the_end(site: Site) -> RecordingError:
     """Return the error of layers counted from an end that is not known."""
     return RecordingError(
-        explain(
-            "record()",
-            "layers that share a module are known one by one as they run, so there is no last one to count from.",
-            {"module": site.path},
-            found="a negative layer, and a module that is used again in one pass",
-            fix="layers=[0, 1], counted from the first.",
-        )
+        "record()",
+        "layers that share a module are known one by one as they run, so there is no last one to count from.",
+        {"module": site.path},
+        found="a negative layer, and a module that is used again in one pass",
+        fix="layers=[0, 1], counted from the first.",
     )

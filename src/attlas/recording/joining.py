@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas import stats
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.stats import Statistic
 
 __all__ = ["Joined", "can_join", "fitting"]
@@ -146,10 +146,8 @@ def _check_enough(statistic: Statistic, keys: int) -> None:
     if keys < _wanted(statistic):
         name = type(statistic).__name__
         raise ShapeError(
-            explain(
-                f"{name}()",
-                "k cannot be larger than the number of keys.",
-                found=f"k = {_wanted(statistic)}, n = {keys} when the recording ended",
-                fix=f"{name}({keys}), or a longer text.",
-            )
+            f"{name}()",
+            "k cannot be larger than the number of keys.",
+            found=f"k = {_wanted(statistic)}, n = {keys} when the recording ended",
+            fix=f"{name}({keys}), or a longer text.",
         )

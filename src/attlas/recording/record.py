@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
-from attlas.errors import DtypeError, RecordingError, ShapeError, explain, kind
+from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import complaints, facts
 from attlas.recording.census import Census, Site
@@ -137,38 +137,30 @@ def record(
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(
-            explain(
-                "record()",
-                "model must be an nn.Module.",
-                {"model": model.__name__ if isinstance(model, type) else type(model).__name__},
-                found=kind(model),
-                fix="attlas.record(model), the model itself: pipe.model of a pipeline.",
-            )
+            "record()",
+            "model must be an nn.Module.",
+            {"model": model.__name__ if isinstance(model, type) else type(model).__name__},
+            found=kind(model),
+            fix="attlas.record(model), the model itself: pipe.model of a pipeline.",
         )
     if keep not in KEEPS:
         names = ", ".join(f'"{name}"' for name in KEEPS)
-        raise ShapeError(
-            explain("record()", f"keep must be one of {names}.", found=f"keep = {keep!r}", fix='keep="cpu"')
-        )
+        raise ShapeError("record()", f"keep must be one of {names}.", found=f"keep = {keep!r}", fix='keep="cpu"')
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
     if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
         raise ShapeError(
-            explain(
-                "record()",
-                'keep="statistics" keeps nothing but statistics.',
-                found="no statistic",
-                fix="statistics=[stats.Entropy(), stats.ColumnMass()]",
-            )
+            "record()",
+            'keep="statistics" keeps nothing but statistics.',
+            found="no statistic",
+            fix="statistics=[stats.Entropy(), stats.ColumnMass()]",
         )
     if folder is not None and keep != "disk":
         raise ShapeError(
-            explain(
-                "record()",
-                'a folder is written by keep="disk" only.',
-                found=f"folder = {str(folder)!r}, keep = {keep!r}",
-                fix='keep="disk", or atlas.save(folder) after the block.',
-            )
+            "record()",
+            'a folder is written by keep="disk" only.',
+            found=f"folder = {str(folder)!r}, keep = {keep!r}",
+            fix='keep="disk", or atlas.save(folder) after the block.',
         )
     selection = Selection(layers, heads, queries)
     return Recording(
@@ -235,12 +227,10 @@ class Recording(AbstractContextManager[Atlas]):
     def __enter__(self) -> Atlas:
         if self._entered:
             raise RecordingError(
-                explain(
-                    "record()",
-                    "a recording is entered once.",
-                    found="the same recording in a second `with`",
-                    fix="with attlas.record(model) as atlas: each time anew; recordings of their own may be nested.",
-                )
+                "record()",
+                "a recording is entered once.",
+                found="the same recording in a second `with`",
+                fix="with attlas.record(model) as atlas: each time anew; recordings of their own may be nested.",
             )
         self._entered = True
         with ExitStack() as stack:

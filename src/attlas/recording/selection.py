@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attlas.atlas.entry import KINDS
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
 from attlas.recording.census import Site
 
 __all__ = ["Selection"]
@@ -60,13 +60,11 @@ class Selection:
                 paths = [site.path for site in sites]
                 more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
                 raise OutOfRangeError(
-                    explain(
-                        "record()",
-                        "each layer must be one of the model's attentions.",
-                        {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
-                        found=f"layer {name!r}",
-                        fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
-                    )
+                    "record()",
+                    "each layer must be one of the model's attentions.",
+                    {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
+                    found=f"layer {name!r}",
+                    fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
                 )
 
     def wants(self, site: Site, sites: Sequence[Site]) -> bool:
@@ -93,13 +91,11 @@ class Selection:
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
             raise OutOfRangeError(
-                explain(
-                    "record()",
-                    "each head must be one of the layer's.",
-                    {"layer": f"{site.key} ({site.path})"},
-                    found=f"head {wrong[0]}, the layer has {count}",
-                    fix=f"use heads from 0 to {count - 1}, or from {-count} to -1.",
-                )
+                "record()",
+                "each head must be one of the layer's.",
+                {"layer": f"{site.key} ({site.path})"},
+                found=f"head {wrong[0]}, the layer has {count}",
+                fix=f"use heads from 0 to {count - 1}, or from {-count} to -1.",
             )
         return tuple(sorted({head % count for head in chosen}))
 
@@ -138,13 +134,11 @@ def _layer_list(given: Any) -> tuple[int | str, ...]:
     if items is None or not all(_is_number(item) or isinstance(item, str) for item in items):
         wrong = given if items is None else next(i for i in items if not (_is_number(i) or isinstance(i, str)))
         raise DtypeError(
-            explain(
-                "record()",
-                "layers must be numbers or names of attentions.",
-                {"layers": repr(given)[:80]},
-                found=kind(wrong),
-                fix='layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
-            )
+            "record()",
+            "layers must be numbers or names of attentions.",
+            {"layers": repr(given)[:80]},
+            found=kind(wrong),
+            fix='layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
         )
     return items
 
@@ -153,13 +147,11 @@ def _head_list(given: Any) -> tuple[int, ...]:
     items = (given,) if _is_number(given) else tuple(given) if isinstance(given, Iterable) else None
     if items is None or not items or not all(map(_is_number, items)):
         raise DtypeError(
-            explain(
-                "record()",
-                "heads must be whole numbers, at least one.",
-                {"heads": repr(given)[:80]},
-                found="no head" if items == () else kind(given),
-                fix=_HEADS_FIX,
-            )
+            "record()",
+            "heads must be whole numbers, at least one.",
+            {"heads": repr(given)[:80]},
+            found="no head" if items == () else kind(given),
+            fix=_HEADS_FIX,
         )
     return items
 
@@ -171,10 +163,8 @@ def _check_queries(queries: Any) -> None:
     if fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop)):
         return
     raise ShapeError(
-        explain(
-            "record()",
-            "queries must be a slice or a range of whole numbers, without a step.",
-            found=f"queries = {queries!r}",
-            fix="queries=slice(-32, None)",
-        )
+        "record()",
+        "queries must be a slice or a range of whole numbers, without a step.",
+        found=f"queries = {queries!r}",
+        fix="queries=slice(-32, None)",
     )

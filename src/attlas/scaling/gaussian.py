@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 
 __all__ = ["Expected", "expected", "limit"]
 
@@ -102,17 +102,13 @@ def expected(keys: int, variance: float) -> Expected:
     (5.74, 0.82)
     """
     if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
-        raise ShapeError(
-            explain("expected()", "keys must be a whole number above 0.", found=f"keys = {keys!r}", fix="keys=512")
-        )
+        raise ShapeError("expected()", "keys must be a whole number above 0.", found=f"keys = {keys!r}", fix="keys=512")
     if not (math.isfinite(variance) and variance >= 0.0):
         raise ShapeError(
-            explain(
-                "expected()",
-                "variance must be a finite number, 0 or more.",
-                found=f"variance = {variance!r}",
-                fix="variance=1.0",
-            )
+            "expected()",
+            "variance must be a finite number, 0 or more.",
+            found=f"variance = {variance!r}",
+            fix="variance=1.0",
         )
     if keys == 1 or variance == 0.0:
         return Expected(variance, math.log(keys), 1.0 / keys, 1.0 - 1.0 / keys)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, explain, kind
+from attlas.errors import DtypeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.gaussian import Expected, expected
 from attlas.scaling.jacobian import Jacobian
@@ -147,13 +147,11 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
     for layer, A in enumerate(layers):
         if not isinstance(A, AttentionMatrix):
             raise DtypeError(
-                explain(
-                    "heads()",
-                    "every layer must be an AttentionMatrix.",
-                    {f"attentions[{layer}]": type(A).__name__},
-                    found=kind(A),
-                    fix='load the model with attn_implementation="attlas" and pass output_attentions=True.',
-                )
+                "heads()",
+                "every layer must be an AttentionMatrix.",
+                {f"attentions[{layer}]": type(A).__name__},
+                found=kind(A),
+                fix='load the model with attn_implementation="attlas" and pass output_attentions=True.',
             )
         found += _of_layer(A, layer)
     return Heads(tuple(found))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.heads import AllowedKeys
@@ -110,14 +110,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     tensor([2., 2., 2.])
     """
     if not isinstance(A, AttentionMatrix):
-        raise DtypeError(
-            explain(
-                "temperature()",
-                "A must be an AttentionMatrix.",
-                found=kind(A),
-                fix="A = attlas.attend(q, k)",
-            )
-        )
+        raise DtypeError("temperature()", "A must be an AttentionMatrix.", found=kind(A), fix="A = attlas.attend(q, k)")
     if variance is not None and entropy is not None:
         raise _wrong(
             "one target can be met, not two.",
@@ -235,4 +228,4 @@ class _Surprise(Statistic):
 
 
 def _wrong(rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(explain("temperature()", rule, found=found, fix=fix))
+    return ShapeError("temperature()", rule, found=found, fix=fix)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.scaling.gaussian import Expected, expected
 
 __all__ = ["DISTRIBUTIONS", "MEASURES", "SIZES", "Estimate", "Measured", "Sampler", "Study", "study"]
@@ -294,13 +294,11 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution
     if not isinstance(sample, Tensor) or not sample.is_floating_point():
         raise DtypeError(
-            explain(
-                "study()",
-                "distribution must be a name, or a function that returns a floating-point tensor.",
-                {"distribution": name},
-                found=f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample),
-                fix="distribution=lambda shape, generator: torch.randn(shape, generator=generator)",
-            )
+            "study()",
+            "distribution must be a name, or a function that returns a floating-point tensor.",
+            {"distribution": name},
+            found=f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample),
+            fix="distribution=lambda shape, generator: torch.randn(shape, generator=generator)",
         )
     if sample.shape != (_SAMPLE,):
         found = f"shape {tuple(sample.shape)} for ({_SAMPLE},)"
@@ -327,4 +325,4 @@ def _at_least(name: str, value: int, least: int, fix: str) -> None:
 
 
 def _wrong(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
-    return ShapeError(explain("study()", rule, None if name is None else {"distribution": name}, found=found, fix=fix))
+    return ShapeError("study()", rule, None if name is None else {"distribution": name}, found=found, fix=fix)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.autodiff import recorded_gradients
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import tracing
 from attlas.scores.base import Score, Tokens
 from attlas.tiles import Tile, cut
@@ -77,12 +77,10 @@ class Additive(Score):
         for name, size in (("query_size", query_size), ("key_size", key_size), ("hidden_size", hidden_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ShapeError(
-                    explain(
-                        "Additive()",
-                        "sizes must be whole numbers above 0.",
-                        found=f"{name} = {size!r}",
-                        fix="give Additive(q.shape[-1], k.shape[-1], hidden_size=128).",
-                    )
+                    "Additive()",
+                    "sizes must be whole numbers above 0.",
+                    found=f"{name} = {size!r}",
+                    fix="give Additive(q.shape[-1], k.shape[-1], hidden_size=128).",
                 )
         self.query_size, self.key_size, self.hidden_size = query_size, key_size, hidden_size
         self.W_q = nn.Linear(query_size, hidden_size, bias=bias)
@@ -104,13 +102,11 @@ class Additive(Score):
         if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
             return
         raise ShapeError(
-            explain(
-                "attend()",
-                f"the last axes of q and k must be {self.query_size} and {self.key_size} when score is {self._name()}.",
-                {"q (..., m, d)": q, "k (..., n, dk)": k},
-                found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
-                fix=f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size}).",
-            )
+            "attend()",
+            f"the last axes of q and k must be {self.query_size} and {self.key_size} when score is {self._name()}.",
+            {"q (..., m, d)": q, "k (..., n, dk)": k},
+            found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
+            fix=f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size}).",
         )
 
     def extra_repr(self) -> str:

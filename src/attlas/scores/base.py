@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import tracing
 from attlas.tiles import Tile
 
@@ -121,15 +121,13 @@ class Score(nn.Module):
         if not isinstance(other, Score):
             tensor = isinstance(other, Tensor) and other.ndim
             raise DtypeError(
-                explain(
-                    "score + other",
-                    "both sides must be scores.",
-                    {"other": other if tensor else type(other).__name__},
-                    found=f"{kind(other)} on one side",
-                    fix="score + attlas.TensorBias(t) adds a tensor of log-weights."
-                    if tensor
-                    else "add a Score; a constant shift of all log-weights changes no weight.",
-                )
+                "score + other",
+                "both sides must be scores.",
+                {"other": other if tensor else type(other).__name__},
+                found=f"{kind(other)} on one side",
+                fix="score + attlas.TensorBias(t) adds a tensor of log-weights."
+                if tensor
+                else "add a Score; a constant shift of all log-weights changes no weight.",
             )
         return Sum(self, other)
 
@@ -144,13 +142,11 @@ class Score(nn.Module):
             return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
             raise DtypeError(
-                explain(
-                    "score * factor",
-                    "a score is multiplied by one finite number, or by a tensor with one or one for each head.",
-                    {"factor": type(factor).__name__},
-                    found=f"factor = {factor!r}",
-                    fix="0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it.",
-                )
+                "score * factor",
+                "a score is multiplied by one finite number, or by a tensor with one or one for each head.",
+                {"factor": type(factor).__name__},
+                found=f"factor = {factor!r}",
+                fix="0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it.",
             )
         return Scaled(self, float(factor))
 
@@ -267,17 +263,15 @@ class ScaledByTensor(Score):
         if not factor.is_floating_point():
             found = str(factor.dtype).removeprefix("torch.")
             raise DtypeError(
-                explain("tensor * score", "the factor must be of floating point.", found=found, fix="factor.float()")
+                "tensor * score", "the factor must be of floating point.", found=found, fix="factor.float()"
             )
         if factor.ndim > 1:
             raise ShapeError(
-                explain(
-                    "tensor * score",
-                    "the factor is one number, or one for each head.",
-                    {"factor": factor},
-                    found=f"{factor.ndim} axes",
-                    fix="factor.flatten()",
-                )
+                "tensor * score",
+                "the factor is one number, or one for each head.",
+                {"factor": factor},
+                found=f"{factor.ndim} axes",
+                fix="factor.flatten()",
             )
         self.inner = inner
         self.factor = factor
@@ -307,13 +301,11 @@ class ScaledByTensor(Score):
         self.inner.check(q, k, heads)
         if self.factor.numel() not in (1, heads):
             raise ShapeError(
-                explain(
-                    "attend()",
-                    "the factor of a score is one number, or one for each head.",
-                    {"factor": self.factor, "q (..., m, d)": q},
-                    found=f"{self.factor.numel()} numbers, {heads} heads",
-                    fix=f"a tensor of shape () or ({heads},).",
-                )
+                "attend()",
+                "the factor of a score is one number, or one for each head.",
+                {"factor": self.factor, "q (..., m, d)": q},
+                found=f"{self.factor.numel()} numbers, {heads} heads",
+                fix=f"a tensor of shape () or ({heads},).",
             )
 
     def _of_heads(self, head_ids: Tensor) -> Tensor:
@@ -329,4 +321,4 @@ def finite_number(where: str, name: str, value: float, fix: str, *, above: float
     if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > above:
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
-    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=fix))
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)

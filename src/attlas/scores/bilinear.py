@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.scores.base import Dot, Score, Tokens, finite_number
 from attlas.tiles import Tile
 
@@ -68,12 +68,10 @@ class Bilinear(Score):
         for name, size in (("query_size", query_size), ("key_size", key_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ShapeError(
-                    explain(
-                        "Bilinear()",
-                        "sizes must be whole numbers above 0.",
-                        found=f"{name} = {size!r}",
-                        fix="give Bilinear(q.shape[-1], k.shape[-1]).",
-                    )
+                    "Bilinear()",
+                    "sizes must be whole numbers above 0.",
+                    found=f"{name} = {size!r}",
+                    fix="give Bilinear(q.shape[-1], k.shape[-1]).",
                 )
         self.query_size, self.key_size = query_size, key_size
         self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
@@ -93,14 +91,12 @@ class Bilinear(Score):
         if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
             return
         raise ShapeError(
-            explain(
-                "attend()",
-                f"the last axes of q and k must be {self.query_size} and {self.key_size} "
-                f"when score is Bilinear({self.query_size}, {self.key_size}).",
-                {"q (..., m, d)": q, "k (..., n, dk)": k},
-                found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
-                fix=f"use score=Bilinear({q.shape[-1]}, {k.shape[-1]}).",
-            )
+            "attend()",
+            f"the last axes of q and k must be {self.query_size} and {self.key_size} "
+            f"when score is Bilinear({self.query_size}, {self.key_size}).",
+            {"q (..., m, d)": q, "k (..., n, dk)": k},
+            found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
+            fix=f"use score=Bilinear({q.shape[-1]}, {k.shape[-1]}).",
         )
 
     def extra_repr(self) -> str:

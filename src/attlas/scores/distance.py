@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.autodiff import recorded_gradients
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.tiles import cut
 
 __all__ = ["Distance", "checked_bandwidth"]
@@ -82,34 +82,28 @@ def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
             value = torch.empty(0, dtype=torch.bool)
     if not value.is_floating_point():
         raise DtypeError(
-            explain(
-                where,
-                "bandwidth must be a number, a sequence of numbers or a floating-point tensor.",
-                {"bandwidth": bandwidth},
-                found=f"a {str(value.dtype).removeprefix('torch.')} tensor"
-                if isinstance(bandwidth, Tensor)
-                else kind(bandwidth),
-                fix="give a float, such as bandwidth=1.0, or tensor.float().",
-            )
+            where,
+            "bandwidth must be a number, a sequence of numbers or a floating-point tensor.",
+            {"bandwidth": bandwidth},
+            found=f"a {str(value.dtype).removeprefix('torch.')} tensor"
+            if isinstance(bandwidth, Tensor)
+            else kind(bandwidth),
+            fix="give a float, such as bandwidth=1.0, or tensor.float().",
         )
     if value.ndim > 1 or not value.numel():
         raise ShapeError(
-            explain(
-                where,
-                "bandwidth must be one number, or one for each coordinate of q and k.",
-                {"bandwidth": value},
-                found=f"{value.ndim} axes, {value.numel()} numbers",
-                fix="give a scalar, or a tensor of shape (d,).",
-            )
+            where,
+            "bandwidth must be one number, or one for each coordinate of q and k.",
+            {"bandwidth": value},
+            found=f"{value.ndim} axes, {value.numel()} numbers",
+            fix="give a scalar, or a tensor of shape (d,).",
         )
     bad = ~(value.detach().isfinite() & (value.detach() > 0))
     if bad.any():
         raise ShapeError(
-            explain(
-                where,
-                "every bandwidth must be a finite number above 0.",
-                found=f"bandwidth = {value.detach()[bad][0].item()!r}",
-                fix="give the distance at which a weight should have fallen, such as bandwidth=1.0.",
-            )
+            where,
+            "every bandwidth must be a finite number above 0.",
+            found=f"bandwidth = {value.detach()[bad][0].item()!r}",
+            fix="give the distance at which a weight should have fallen, such as bandwidth=1.0.",
         )
     return value

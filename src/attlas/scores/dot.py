@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.scores.base import Dot, Score, Tokens, finite_number
 from attlas.tiles import Tile
 
@@ -111,13 +111,11 @@ class SoftCap(Score):
         super().__init__()
         if not isinstance(score, Score):
             raise DtypeError(
-                explain(
-                    "SoftCap()",
-                    "score must be an attlas.Score.",
-                    {"score": repr(score)},
-                    found=kind(score),
-                    fix="attlas.SoftCap(attlas.ScaledDot(), 50.0)",
-                )
+                "SoftCap()",
+                "score must be an attlas.Score.",
+                {"score": repr(score)},
+                found=kind(score),
+                fix="attlas.SoftCap(attlas.ScaledDot(), 50.0)",
             )
         self.score = score
         self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
@@ -194,11 +192,9 @@ def check_same_size(name: str, q: Tensor, k: Tensor) -> None:
     if q.shape[-1] == k.shape[-1]:
         return
     raise ShapeError(
-        explain(
-            "attend()",
-            f"q and k must have the same last axis when score is {name}.",
-            {"q (..., m, d)": q, "k (..., n, d)": k},
-            found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
-            fix=f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size).",
-        )
+        "attend()",
+        f"q and k must have the same last axis when score is {name}.",
+        {"q (..., m, d)": q, "k (..., n, d)": k},
+        found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
+        fix=f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size).",
     )

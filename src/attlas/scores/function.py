@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, explain, kind
+from attlas.errors import DtypeError, kind
 from attlas.scores.base import Score, Tokens
 from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile
@@ -64,7 +64,7 @@ class ScoreMod(Score):
         super().__init__()
         if not isinstance(score, Score | None):
             fix = "ScoreMod(score_mod, attlas.ScaledDot())"
-            raise DtypeError(explain("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix))
+            raise DtypeError("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix)
         self.score_mod = score_mod
         self.inner = ScaledDot() if score is None else score
         self._function = TileFunction(score_mod, f"score_mod {self._name()}", ("score", "b", "h", "i", "j"))

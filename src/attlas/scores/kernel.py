@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.inputs import tracing
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.distance import Distance, checked_bandwidth
@@ -41,13 +41,11 @@ class _Kernel(Score):
             return
         if value.requires_grad:
             raise ShapeError(
-                explain(
-                    f"{type(self).__name__}()",
-                    "learn=True makes a parameter of its own, so bandwidth must not require a gradient.",
-                    {"bandwidth": bandwidth},
-                    found="requires_grad = True",
-                    fix="leave learn out; the tensor is learned as it is.",
-                )
+                f"{type(self).__name__}()",
+                "learn=True makes a parameter of its own, so bandwidth must not require a gradient.",
+                {"bandwidth": bandwidth},
+                found="requires_grad = True",
+                fix="leave learn out; the tensor is learned as it is.",
             )
         start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
         self.log_bandwidth = nn.Parameter(start.log())
@@ -79,23 +77,19 @@ class _Kernel(Score):
         given = {"q (..., m, d)": q, "k (..., n, d)": k}
         if q.shape[-1] != k.shape[-1]:
             raise ShapeError(
-                explain(
-                    "attend()",
-                    f"q and k must have the same last axis when score is {name}.",
-                    given,
-                    found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
-                    fix="give both the same coordinates, or project them to one size.",
-                )
+                "attend()",
+                f"q and k must have the same last axis when score is {name}.",
+                given,
+                found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
+                fix="give both the same coordinates, or project them to one size.",
             )
         if self.size is not None and self.size != q.shape[-1]:
             raise ShapeError(
-                explain(
-                    "attend()",
-                    f"bandwidth of {name} must be one number, or one for each coordinate of q and k.",
-                    given,
-                    found=f"d = {q.shape[-1]} in q and k, {self.size} bandwidths",
-                    fix=f"give {q.shape[-1]} bandwidths, or one number for all coordinates.",
-                )
+                "attend()",
+                f"bandwidth of {name} must be one number, or one for each coordinate of q and k.",
+                given,
+                found=f"d = {q.shape[-1]} in q and k, {self.size} bandwidths",
+                fix=f"give {q.shape[-1]} bandwidths, or one number for all coordinates.",
             )
 
     def extra_repr(self) -> str:

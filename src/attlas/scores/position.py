@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import as_plain, tracing
 from attlas.scores.base import Score
 from attlas.tiles import Tile
@@ -248,23 +248,19 @@ class TensorBias(Score):
         super().__init__()
         if not isinstance(t, Tensor) or not t.is_floating_point():
             raise DtypeError(
-                explain(
-                    "TensorBias()",
-                    "t must be a floating-point tensor of log-weights.",
-                    {"t": t if isinstance(t, Tensor) else type(t).__name__},
-                    found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t),
-                    fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
-                )
+                "TensorBias()",
+                "t must be a floating-point tensor of log-weights.",
+                {"t": t if isinstance(t, Tensor) else type(t).__name__},
+                found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t),
+                fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
             )
         if t.ndim > 4:
             raise ShapeError(
-                explain(
-                    "TensorBias()",
-                    "t has at most the four axes batch, heads, m and n.",
-                    {"t": t},
-                    found=f"{t.ndim} axes",
-                    fix="t.flatten(0, -4) makes one batch axis.",
-                )
+                "TensorBias()",
+                "t has at most the four axes batch, heads, m and n.",
+                {"t": t},
+                found=f"{t.ndim} axes",
+                fix="t.flatten(0, -4) makes one batch axis.",
             )
         self.t = as_plain("TensorBias()", "t", t)
 
@@ -282,13 +278,11 @@ class TensorBias(Score):
         if all(size in (1, full) for size, full in zip(sizes, whole, strict=True)):
             return
         raise ShapeError(
-            explain(
-                "attend()",
-                "the tensor of TensorBias() must broadcast to (batch, heads, m, n).",
-                {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k},
-                found=f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}",
-                fix="t.unsqueeze(1) if its first axis is the batch and it has no heads.",
-            )
+            "attend()",
+            "the tensor of TensorBias() must broadcast to (batch, heads, m, n).",
+            {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k},
+            found=f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}",
+            fix="t.unsqueeze(1) if its first axis is the batch and it has no heads.",
         )
 
     def extra_repr(self) -> str:
@@ -335,23 +329,19 @@ def _checked_slopes(slopes: object) -> Tensor:
             value = torch.empty(0, dtype=torch.bool)
     if not value.is_floating_point():
         raise DtypeError(
-            explain(
-                "Alibi()",
-                "slopes must be a number of heads, or a floating-point number for each head.",
-                {"slopes": slopes},
-                found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
-                fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
-            )
+            "Alibi()",
+            "slopes must be a number of heads, or a floating-point number for each head.",
+            {"slopes": slopes},
+            found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
+            fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
         )
     if value.ndim != 1 or not bool(value.detach().isfinite().all()):
         raise ShapeError(
-            explain(
-                "Alibi()",
-                "slopes must be one finite number for each head.",
-                {"slopes": slopes},
-                found=f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite",
-                fix="give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,).",
-            )
+            "Alibi()",
+            "slopes must be one finite number for each head.",
+            {"slopes": slopes},
+            found=f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite",
+            fix="give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,).",
         )
     return value
 
@@ -360,7 +350,7 @@ def _count(where: str, name: str, value: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     rule = f"{name} must be a whole number above 0."
-    raise ShapeError(explain(where, rule, found=f"{name} = {value!r}", fix=f"give {name} as an int, such as 8."))
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"give {name} as an int, such as 8.")
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
@@ -374,11 +364,11 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None
         fix = f"give max_distance={4 * buckets}, or leave buckets out."
     else:
         return
-    raise ShapeError(explain("RelativeBias()", rule, found=found, fix=fix))
+    raise ShapeError("RelativeBias()", rule, found=found, fix=fix)
 
 
 def _check_heads(where: str, what: str, given: int, heads: int, fix: str) -> None:
     if given == heads:
         return
     rule = f"{where} must have one {what} for each head of q."
-    raise ShapeError(explain("attend()", rule, found=f"{heads} heads in q, {given} in {where}", fix=fix))
+    raise ShapeError("attend()", rule, found=f"{heads} heads in q, {given} in {where}", fix=fix)

@@ -13,7 +13,7 @@ from attlas.engine import graph, tiled
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.scores.position import TensorBias
 from attlas.tiles import Tile
@@ -56,13 +56,11 @@ def statistic_of(A: Any, statistic: Statistic) -> Any:
     if isinstance(A, Tensor):
         return _of_weights(A, statistic)
     raise DtypeError(
-        explain(
-            f"stats.{type(statistic).__name__}",
-            "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them.",
-            {"A": kind(A)},
-            found=kind(A),
-            fix="stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k)).",
-        )
+        f"stats.{type(statistic).__name__}",
+        "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them.",
+        {"A": kind(A)},
+        found=kind(A),
+        fix="stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k)).",
     )
 
 
@@ -71,7 +69,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     where = f"stats.{type(statistic).__name__} of a tensor"
     if statistic.of_logits:
         found, fix = "weights after softmax", "attlas.attend(q, k), which knows the log-weights."
-        raise DtypeError(explain(where, "weights do not tell log-weights.", {"A": weights}, found=found, fix=fix))
+        raise DtypeError(where, "weights do not tell log-weights.", {"A": weights}, found=found, fix=fix)
     _check_weights(where, weights)
     lead = tuple(weights.shape[:-2])
     heads = lead[-1] if len(lead) > 1 else 1
@@ -100,9 +98,9 @@ def _check_weights(where: str, weights: Tensor) -> None:
         slack = 1e-3 + weights.shape[-1] ** 0.5 * torch.finfo(weights.dtype).eps
         if not (least >= 0 and most <= 1 + slack):
             rule = "weights are not negative, and those of a row sum to 1, or to less with a sink."
-            raise ShapeError(explain(where, rule, {"A": weights}, found=f"minimum {least}, row sum {most}", fix=fix))
+            raise ShapeError(where, rule, {"A": weights}, found=f"minimum {least}, row sum {most}", fix=fix)
     if rule:
-        raise ShapeError(explain(where, rule, {"A": weights}, found=f"{weights.ndim} axes, {weights.dtype}", fix=fix))
+        raise ShapeError(where, rule, {"A": weights}, found=f"{weights.ndim} axes, {weights.dtype}", fix=fix)
 
 
 class _LogWeights(TensorBias):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
@@ -210,12 +210,10 @@ class ColumnArgMax(Statistic):
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:
             raise ShapeError(
-                explain(
-                    "ColumnArgMax()",
-                    "the largest of no queries has no place.",
-                    found="m = 0 queries",
-                    fix="give attend() a query.",
-                )
+                "ColumnArgMax()",
+                "the largest of no queries has no place.",
+                found="m = 0 queries",
+                fix="give attend() a query.",
             )
         largest = _zeros_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
@@ -303,23 +301,14 @@ def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = Non
 def check_heads(where: str, A: Any, heads: str | None) -> None:
     """Raise a ShapeError unless the heads of a matrix can be combined so."""
     if heads not in (None, "sum", "mean"):
-        raise ShapeError(
-            explain(
-                where,
-                'heads must be "sum", "mean" or None.',
-                found=f"heads = {heads!r}",
-                fix='heads="mean"',
-            )
-        )
+        raise ShapeError(where, 'heads must be "sum", "mean" or None.', found=f"heads = {heads!r}", fix='heads="mean"')
     if heads is not None and A.ndim < 3:
         raise ShapeError(
-            explain(
-                where,
-                "there must be heads to combine.",
-                {"A": f"shape {tuple(A.shape)}"},
-                found=f"heads = {heads!r}, and A has no leading axis",
-                fix="leave heads out.",
-            )
+            where,
+            "there must be heads to combine.",
+            {"A": f"shape {tuple(A.shape)}"},
+            found=f"heads = {heads!r}, and A has no leading axis",
+            fix="leave heads out.",
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
@@ -125,13 +125,11 @@ def _check_fits(name: str, k: int, problem: Problem) -> None:
     n = problem.shape[3]
     if k > n:
         raise ShapeError(
-            explain(
-                f"{name}()",
-                "k cannot be larger than the number of keys.",
-                {"A": f"{problem.shape[2]} queries × {n} keys"},
-                found=f"k = {k}, n = {n}",
-                fix=f"{name}({n})" if n else "give attend() a key.",
-            )
+            f"{name}()",
+            "k cannot be larger than the number of keys.",
+            {"A": f"{problem.shape[2]} queries × {n} keys"},
+            found=f"k = {k}, n = {n}",
+            fix=f"{name}({n})" if n else "give attend() a key.",
         )
 
 
@@ -331,12 +329,10 @@ class Coverage(Statistic):
         if self.levels and all(_is_share(level) for level in self.levels):
             return
         raise ShapeError(
-            explain(
-                "Coverage()",
-                "levels must be numbers above 0 and at most 1.",
-                found=f"levels = {self.levels!r}",
-                fix="Coverage((0.9, 0.95, 0.99))",
-            )
+            "Coverage()",
+            "levels must be numbers above 0 and at most 1.",
+            found=f"levels = {self.levels!r}",
+            fix="Coverage((0.9, 0.95, 0.99))",
         )
 
     def start(self, problem: Problem) -> Tensor:
@@ -397,14 +393,7 @@ def check_number(where: str, name: str, value: object) -> None:
     """Raise a ShapeError unless `value` is a whole number above 0."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return
-    raise ShapeError(
-        explain(
-            where,
-            f"{name} must be a whole number above 0.",
-            found=f"{name} = {value!r}",
-            fix=f"{name}=8",
-        )
-    )
+    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=f"{name}=8")
 
 
 def topk(A: Weights, k: int) -> Largest:

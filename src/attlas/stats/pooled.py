@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.largest import check_number
@@ -74,9 +74,7 @@ class Picture(Statistic):
         check_number("Picture()", "height", height)
         check_number("Picture()", "width", width)
         if pool not in ("mean", "max"):
-            raise ShapeError(
-                explain("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
-            )
+            raise ShapeError("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
         for name, window in (("rows", rows), ("columns", columns)):
             if window is not None:
                 check_span("Picture()", name, window)
@@ -96,15 +94,13 @@ class Picture(Statistic):
         columns = place_span("Picture()", "columns", self.columns, n, "keys")
         if self.height > len(rows) or self.width > len(columns):
             raise ShapeError(
-                explain(
-                    "Picture()",
-                    "a picture cannot have more blocks than the window has rows or columns.",
-                    {"window": f"{len(rows)} queries × {len(columns)} keys"},
-                    found=f"height = {self.height}, width = {self.width}",
-                    fix=f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
-                    if len(rows) and len(columns)
-                    else "leave rows and columns out for the whole matrix.",
-                )
+                "Picture()",
+                "a picture cannot have more blocks than the window has rows or columns.",
+                {"window": f"{len(rows)} queries × {len(columns)} keys"},
+                found=f"height = {self.height}, width = {self.width}",
+                fix=f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
+                if len(rows) and len(columns)
+                else "leave rows and columns out for the whole matrix.",
             )
         return rows, columns
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
@@ -31,12 +31,10 @@ def check_span(where: str, name: str, value: Any) -> None:
     if fits and all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
         return
     raise ShapeError(
-        explain(
-            where,
-            f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step.",
-            found=f"{name} = {value!r}",
-            fix=f"{name}=slice(0, 64)",
-        )
+        where,
+        f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step.",
+        found=f"{name} = {value!r}",
+        fix=f"{name}=slice(0, 64)",
     )
 
 
@@ -51,12 +49,10 @@ def place_span(where: str, name: str, value: Span | None, size: int, axis: str) 
     if 0 <= start <= stop <= size:
         return range(start, stop)
     raise ShapeError(
-        explain(
-            where,
-            f"{name} must lie within the {size} {axis} of the matrix, and start before it stops.",
-            found=f"{name} = {value!r}",
-            fix=f"{name}=slice(0, {size})",
-        )
+        where,
+        f"{name} must lie within the {size} {axis} of the matrix, and start before it stops.",
+        found=f"{name} = {value!r}",
+        fix=f"{name}=slice(0, {size})",
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem, spread_heads
-from attlas.errors import DtypeError, ShapeError, explain, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.tiles import Tile
 
 __all__ = ["Pooled"]
@@ -51,13 +51,11 @@ class Pooled(Statistic):
     def __init__(self, v: Tensor) -> None:
         if not isinstance(v, Tensor) or not v.is_floating_point():
             raise DtypeError(
-                explain(
-                    "Pooled()",
-                    "v must be a floating point tensor.",
-                    {"v": v},
-                    found=str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v),
-                    fix="v.float()",
-                )
+                "Pooled()",
+                "v must be a floating point tensor.",
+                {"v": v},
+                found=str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v),
+                fix="v.float()",
             )
         self.v = v
 
@@ -90,12 +88,10 @@ class Pooled(Statistic):
         own = before // batch if batch and before % batch == 0 else 0
         if v.ndim < 2 or v.shape[-2] != n or own == 0 or heads % own:
             raise ShapeError(
-                explain(
-                    "Pooled()",
-                    "v must have a row for each key, and the leading axes of the matrix.",
-                    {"v (..., n, e)": v},
-                    found=f"a matrix of {batch} batches, {heads} heads and {n} keys",
-                    fix="v of shape (batch, heads, n, e).",
-                )
+                "Pooled()",
+                "v must have a row for each key, and the leading axes of the matrix.",
+                {"v (..., n, e)": v},
+                found=f"a matrix of {batch} batches, {heads} heads and {n} keys",
+                fix="v of shape (batch, heads, n, e).",
             )
         return v.reshape(batch, own, n, v.shape[-1])

@@ -13,7 +13,7 @@ import re
 from functools import cache
 from importlib import resources
 
-from attlas.errors import AttlasError, explain
+from attlas.errors import AttlasError
 
 __all__ = ["DATA", "BundleError", "offline_page", "policy", "script", "styles", "widget_module"]
 
@@ -104,7 +104,7 @@ def _read(name: str) -> str:
 
 
 def _error(rule: str, found: str) -> BundleError:
-    return BundleError(explain("attlas.view.bundle", rule, found=found, fix="install attlas again."))
+    return BundleError("attlas.view.bundle", rule, found=found, fix="install attlas again.")
 
 
 def styles() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attlas.atlas import Atlas
-from attlas.errors import MissingExtraError, explain
+from attlas.errors import MissingExtraError
 from attlas.matrix import AttentionMatrix
 from attlas.view.server import serve
 from attlas.view.service import Service
@@ -75,12 +75,10 @@ def show(
         from attlas.view.widget import Viewer
     except ImportError as error:
         raise MissingExtraError(
-            explain(
-                "view()",
-                "anywidget must be installed to show the viewer in a notebook.",
-                found=f"no module named {error.name or 'anywidget'}",
-                fix="pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser.",
-            )
+            "view()",
+            "anywidget must be installed to show the viewer in a notebook.",
+            found=f"no module named {error.name or 'anywidget'}",
+            fix="pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser.",
         ) from error
     return Viewer(Service(shown, tokens=tokens, title=title or ""), height)
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
-from attlas.errors import MissingExtraError, PortError, ShapeError, explain
+from attlas.errors import MissingExtraError, PortError, ShapeError
 from attlas.view.assets import assets
 from attlas.view.guard import Guard
 from attlas.view.service import Service
@@ -259,12 +259,10 @@ def need_extra() -> None:
             __import__(name)
         except ImportError as error:
             raise MissingExtraError(
-                explain(
-                    "view",
-                    "starlette and uvicorn must be installed to open the viewer.",
-                    found=f"no module named {name}",
-                    fix="pip install 'attlas[view]'",
-                )
+                "view",
+                "starlette and uvicorn must be installed to open the viewer.",
+                found=f"no module named {name}",
+                fix="pip install 'attlas[view]'",
             ) from error
 
 
@@ -273,14 +271,14 @@ def _listen(port: int | None) -> socket.socket:
     if port is not None:
         if not 0 <= port <= 65_535:
             fix = f"--port {_FIRST_PORT}, or leave it out"
-            raise ShapeError(explain("view", "the port must be between 0 and 65535.", found=f"port {port}", fix=fix))
+            raise ShapeError("view", "the port must be between 0 and 65535.", found=f"port {port}", fix=fix)
         try:
             return _bound(port)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             found = f"port {port} is taken" if taken else f"{error.strerror or error}: port {port}"
             fix = "another --port, or none for the next that is free"
-            raise PortError(explain("view", "the port must be free.", found=found, fix=fix)) from None
+            raise PortError("view", "the port must be free.", found=found, fix=fix) from None
     for number in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
         try:
             return _bound(number)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
-from attlas.errors import DtypeError, explain, kind
+from attlas.errors import DtypeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.recording.places import first_query_of, is_causal
@@ -116,13 +116,11 @@ class Source:
             shown = atlas_of(shown)
         if not isinstance(shown, Atlas):
             raise DtypeError(
-                explain(
-                    "Service()",
-                    "there must be an atlas or a matrix to show.",
-                    {"shown": type(shown).__name__},
-                    found=kind(shown),
-                    fix='Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).',
-                )
+                "Service()",
+                "there must be an atlas or a matrix to show.",
+                {"shown": type(shown).__name__},
+                found=kind(shown),
+                fix='Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).',
             )
         self.atlas = shown
         self.title = title or shown.model or "attlas"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.engine.native import few, library, walks
 from attlas.engine.problem import Problem
-from attlas.errors import BackendError, explain
+from attlas.errors import BackendError
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import SoftCap
 
@@ -213,13 +213,11 @@ def done(status: int, form: Form) -> bool:
     """Return whether a kernel did what it was asked for; False where the tokens do not allow it."""
     if status not in (library.code("DONE"), library.code("NOT_FINITE")):
         raise BackendError(
-            explain(
-                "attlas.engine.native",
-                "a kernel must do what it was asked for.",
-                {"q": form.q, "k": form.k},
-                found=f"status {status}",
-                fix="Plan(backend='tiled'), and please report it.",
-            )
+            "attlas.engine.native",
+            "a kernel must do what it was asked for.",
+            {"q": form.q, "k": form.k},
+            found=f"status {status}",
+            fix="Plan(backend='tiled'), and please report it.",
         )
     return status == library.code("DONE")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attlas.errors import BackendError, TooLargeError, explain
+from attlas.errors import BackendError, TooLargeError
 
 __all__ = [
     "SETS",
@@ -68,12 +68,10 @@ class _Library:
             size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
             if size != ctypes.sizeof(kind):
                 raise BackendError(
-                    explain(
-                        "attlas.engine.native",
-                        f"{kind.__name__} must lie in memory as the compiler laid it out.",
-                        found=f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library",
-                        fix="build the kernels again: make native.",
-                    )
+                    "attlas.engine.native",
+                    f"{kind.__name__} must lie in memory as the compiler laid it out.",
+                    found=f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library",
+                    fix="build the kernels again: make native.",
                 )
             function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
             function.restype = ctypes.c_int32
@@ -135,12 +133,10 @@ def _library() -> tuple[_Library, int]:
     if library is None:
         remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
         raise BackendError(
-            explain(
-                "attlas.engine.native",
-                "the native kernels must be there to be called.",
-                found=f"{reason}",
-                fix=f"{remedy}, or use Plan(backend='tiled').",
-            )
+            "attlas.engine.native",
+            "the native kernels must be there to be called.",
+            found=f"{reason}",
+            fix=f"{remedy}, or use Plan(backend='tiled').",
         )
     return library, number
 
@@ -170,12 +166,10 @@ def _named(file: Path, setting: str) -> str:
     wanted = setting or (able[-1] if able else "none")
     if wanted not in able:
         raise BackendError(
-            explain(
-                "ATTLAS_NATIVE",
-                "it must name an instruction set that was compiled and that this processor can run.",
-                found=f"ATTLAS_NATIVE={wanted}",
-                fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
-            )
+            "ATTLAS_NATIVE",
+            "it must name an instruction set that was compiled and that this processor can run.",
+            found=f"ATTLAS_NATIVE={wanted}",
+            fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
         )
     return wanted
 
@@ -406,21 +400,17 @@ def call(door: str, **fields: Any) -> int:
     if not fields.keys() <= known:
         unknown = fields.keys() - known
         raise BackendError(
-            explain(
-                "attlas.engine.native",
-                f"{kind.__name__} must have every field that is set.",
-                found=f"no {', '.join(sorted(unknown))}",
-                fix="build the kernels again: make native.",
-            )
+            "attlas.engine.native",
+            f"{kind.__name__} must have every field that is set.",
+            found=f"no {', '.join(sorted(unknown))}",
+            fix="build the kernels again: make native.",
         )
     status = int(function(ctypes.byref(kind(**fields)), number))
     if status == library.codes["NO_MEMORY"]:
         raise TooLargeError(
-            explain(
-                "attlas.engine.native",
-                "the scratch memory of the kernels must fit.",
-                found=f"no memory left for {door}",
-                fix="use fewer threads: torch.set_num_threads(1).",
-            )
+            "attlas.engine.native",
+            "the scratch memory of the kernels must fit.",
+            found=f"no memory left for {door}",
+            fix="use fewer threads: torch.set_num_threads(1).",
         )
     return status

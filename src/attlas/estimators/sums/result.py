@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, explain
+from attlas.errors import ShapeError
 
 __all__ = ["Moments", "Sums"]
 
@@ -124,13 +124,11 @@ class Sums:
         both = self.numerator.shape, (self.first is None)
         if both != (other.numerator.shape, other.first is None):
             raise ShapeError(
-                explain(
-                    "Sums.merge()",
-                    "both sums must belong to the same queries and have the same parts.",
-                    {"numerator": self.numerator, "other numerator": other.numerator},
-                    found=f"moments: {self.first is not None} and {other.first is not None}",
-                    fix="call kernel_sums with the same x, number of values and moments.",
-                )
+                "Sums.merge()",
+                "both sums must belong to the same queries and have the same parts.",
+                {"numerator": self.numerator, "other numerator": other.numerator},
+                found=f"moments: {self.first is not None} and {other.first is not None}",
+                fix="call kernel_sums with the same x, number of values and moments.",
             )
         scale = torch.maximum(self.log_scale, other.log_scale)
         mine, theirs = self._at(scale), other._at(scale)

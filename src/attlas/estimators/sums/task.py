@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attlas.errors import DeviceError, DtypeError, ShapeError, explain
+from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
 __all__ = ["Task", "checked"]
@@ -102,22 +102,22 @@ def checked(
     _check_settings(kernel, tolerance, moments)
     fault, fix = _shapes(x, keys, values, weights, leave_one_out)
     if fault:
-        raise ShapeError(explain(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix))
+        raise ShapeError(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
         found = ", ".join(sorted({str(t.dtype) for t in given.values()}))
         raise DtypeError(
-            explain(_WHERE, "all tensors must be float32, or all float64.", given, found=found, fix="x.double(), ...")
+            _WHERE, "all tensors must be float32, or all float64.", given, found=found, fix="x.double(), ..."
         )
     if any(t.device != x.device for t in given.values()):
         found = ", ".join(sorted({str(t.device) for t in given.values()}))
-        raise DeviceError(explain(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ..."))
+        raise DeviceError(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ...")
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
-        raise ShapeError(explain(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()"))
+        raise ShapeError(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()")
     h = torch.as_tensor(bandwidth, dtype=torch.float64).detach().cpu()
     if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
         found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
-        raise ShapeError(explain(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix))
+        raise ShapeError(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix)
     x, keys, values = (t.detach() for t in (x, keys, values))
     weights = None if weights is None else weights.detach()
     h = h.expand(x.shape[1]).contiguous()
@@ -127,12 +127,12 @@ def checked(
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
     if kernel not in _SCORES:
         names = ", ".join(sorted(_SCORES))
-        raise ShapeError(explain(_WHERE, f"kernel must be one of {names}.", found=f"{kernel!r}", fix='"gaussian"'))
+        raise ShapeError(_WHERE, f"kernel must be one of {names}.", found=f"{kernel!r}", fix='"gaussian"')
     if not 0 <= tolerance < 1:
         found = f"tolerance = {tolerance!r}"
-        raise ShapeError(explain(_WHERE, "tolerance must lie in [0, 1).", found=found, fix="tolerance=1e-7"))
+        raise ShapeError(_WHERE, "tolerance must lie in [0, 1).", found=found, fix="tolerance=1e-7")
     if moments not in (0, 1):
-        raise ShapeError(explain(_WHERE, "moments must be 0 or 1.", found=f"moments = {moments!r}", fix="moments=1"))
+        raise ShapeError(_WHERE, "moments must be 0 or 1.", found=f"moments = {moments!r}", fix="moments=1")
 
 
 def _shapes(x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, leave_one_out: bool) -> tuple[str, str]:
