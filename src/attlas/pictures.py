@@ -305,7 +305,7 @@ def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | 
     """
     from matplotlib.colors import LogNorm
 
-    values = np.ma.masked_invalid(weights.numpy()).clip(FLOOR, 1.0)
+    values = np.ma.masked_invalid(weights.detach().numpy()).clip(FLOOR, 1.0)
     ax.set_facecolor(LAND)
     ax.imshow(
         values,
