@@ -178,3 +178,28 @@ def test_no_axis_of_that_number(matrix: attlas.AttentionMatrix) -> None:
     for call in (lambda: matrix.sum(4), lambda: matrix.mean(-5), lambda: matrix.squeeze(4), lambda: matrix.sum(True)):
         with pytest.raises(ShapeError, match="dim must be an axis"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("operation", "pattern", "settings"),
+    [
+        ("rearrange", "b h i j -> (b h) i j", {}),
+        ("rearrange", "b h i j -> b i j h", {}),
+        ("reduce", "b h i j -> b i j", {"reduction": "mean"}),
+        ("reduce", "b h i j -> b h j", {"reduction": "max"}),
+        ("reduce", "b h i (j x) -> b h i j", {"reduction": "sum", "x": 3}),
+        ("repeat", "b h i j -> b h r i j", {"r": 2}),
+        ("einsum", "b h i j, b h j d -> b h i d", {}),
+    ],
+)
+def test_einops(operation: str, pattern: str, settings: dict[str, Any]) -> None:
+    einops = pytest.importorskip("einops")
+    q, k, v = (torch.randn(2, 3, n, 4, requires_grad=True) for n in (5, 9, 9))
+    A = attlas.attend(q, k)
+    found, expected = (
+        getattr(einops, operation)(*((t, v) if operation == "einsum" else (t,)), pattern, **settings)
+        for t in (A, torch.softmax(q @ k.mT / 2, dim=-1))
+    )
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(t.square().sum(), (q, k)) for t in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)

@@ -250,3 +250,18 @@ def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") ->
         found=f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}",
         fix=fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.",
     )
+
+
+try:
+    from einops._backends import TorchBackend
+except ImportError:
+    pass
+else:
+
+    class _EinopsBackend(TorchBackend):
+        """What einops does with a lazy matrix; einops finds the subclasses of its backends by itself."""
+
+        framework_name = "attlas"
+
+        def is_appropriate_type(self, tensor: object) -> bool:
+            return isinstance(tensor, LazyTensor)

@@ -66,6 +66,7 @@ class ClipFactors(NamedTuple):
             )
 
 
+@torch.no_grad()
 def qk_clip(
     A: AttentionMatrix | Tensor, threshold: float = 100.0, key_heads: int | None = None, alpha: float = 0.5
 ) -> ClipFactors:
