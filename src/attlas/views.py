@@ -95,10 +95,9 @@ class TransposedMatrix(_View):
         part = self.matrix._select(where)
         if where.rows is None:
             return TransposedMatrix(part)
-        if where.pairs:
-            return part._read(where._replace(rows=where.columns, columns=where.rows))
-        cells = part._cells(where.columns, where.rows)
-        return where.squeezed(part._axes.restore(cells).mT)
+        cells = part._read(where._replace(rows=where.columns, columns=where.rows))
+        one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
+        return cells if one_axis else cells.mT
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all weights as a Tensor; see `AttentionMatrix.to_dense`."""
