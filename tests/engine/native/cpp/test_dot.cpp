@@ -42,7 +42,7 @@ void compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, bool wit
   const int64_t high_blocks = z.m > 1 ? 2 : 1, wide_blocks = z.n > 1 ? 2 : 1;
   const int64_t whole_rows[2] = {0, z.m}, whole_columns[2] = {0, z.n};
   const int64_t blocks = z.batch * z.heads * high_blocks * wide_blocks;
-  Results<T> r{blank<T>(rows * z.e), blank<T>(rows), blank<T>(rows), blank<T>(rows), blank<T>(rows), blank<T>(rows),
+  Results<T> r{blank<double>(rows), blank<T>(rows * z.e), blank<T>(rows), blank<T>(rows), blank<T>(rows), blank<T>(rows),
                blank<T>(rows), blank<T>(rows), blank<T>(rows * k), blank<T>(z.batch * z.heads * z.n),
                blank<T>(z.batch * z.heads * z.n), blank<T>(z.batch * z.heads * (z.m + z.n - 1)), blank<T>(blocks),
                blank<T>(blocks), std::vector<int64_t>(size_t(rows * k)), std::vector<int64_t>(size_t(rows * 2))};
