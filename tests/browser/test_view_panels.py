@@ -77,21 +77,6 @@ def address(atlas: Atlas) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import Error, sync_playwright
-
-    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as playwright:
-        try:
-            running = playwright.chromium.launch(executable_path=own, args=arguments)
-        except Error as error:
-            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     """Open the viewer; at the end nothing may have been complained of, and nobody else asked."""
@@ -294,32 +279,62 @@ def test_a_token_pins_its_row_and_the_list_is_exact(open_page: Any, atlas: Atlas
     assert page.locator(".text-hint").is_visible()
 
 
-def test_tokens_have_the_colour_of_their_weight(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#e=0&h=1&pin=120.60&lo=-10&hi=0&pal=cividis")
-    until(page, "document.querySelectorAll('.largest button').length === 8")
-    row = atlas[0][0, 1, 120]
-    colours = page.evaluate(
-        """() => Object.fromEntries(
-          [...document.querySelectorAll(".t")].map((t) => [t.dataset.position, [t.style.background, t.className]]),
+def inks(page: Any) -> dict[int, tuple[float, str]]:
+    """Share of full colour and classes of each token that is there."""
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".t")].map(
+          (t) => [Number(t.dataset.position), t.style.background, t.className],
         )"""
     )
-    text = (Path(bundle.__file__).parent / "static" / "palettes.js").read_text("utf-8")
-    table = bytes.fromhex(re.sub("[^0-9a-f]", "", re.search(r'cividis:\s*((?:"[0-9a-f]+"[\s+]*)+)', text)[1]))
-    checked = 0
-    for position in range(128):
-        background, classes = colours[str(position)]
-        weight = float(row[position])
-        if position > 120 or np.log2(weight) <= -10:
-            assert background == ""
-            assert ("masked" in classes) == (position > 120)
-            continue
-        red, green, blue = map(int, re.findall(r"\d+", background)[:3])
-        at = round(255 * min(1, (np.log2(weight) + 10) / 10))
-        near = [list(table[3 * i : 3 * i + 3]) for i in (at - 1, at, at + 1) if 0 <= i < 256]
-        assert [red, green, blue] in near
-        checked += 1
-    assert checked > 20
-    assert "own" in colours["120"][1]
+    share = {position: re.search(r"([\d.]+)%", background) for position, background, _ in found}
+    return {
+        position: (float(share[position][1]) / 100 if share[position] else 0.0, name) for position, _, name in found
+    }
+
+
+def test_tokens_are_coloured_in_proportion_to_their_weight(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=0&h=1&pin=120.60&f=log")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    row = atlas[0][0, 1, 120].double().numpy()
+    shown = inks(page)
+    for position in range(121):
+        assert shown[position][0] == pytest.approx(row[position] / row.max(), abs=0.0051)  # paper at 0
+    assert "own" in shown[120][1]
+    assert all(shown[position] == (0.0, "t masked") for position in range(121, 128))
+    page.get_by_role("button", name="log", exact=True).first.click()
+    assert state(page)["ink"] == "log"
+    low = -np.ceil(np.log2(N)) - 4
+    shown = inks(page)
+    for position in range(121):
+        expected = max(0.0, (np.log2(row[position]) - low) / (np.log2(row.max()) - low))
+        assert shown[position][0] == pytest.approx(expected, abs=0.0051)
+
+
+def test_pointing_at_a_token_shows_its_row_at_once(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=2")
+    page.locator('.t[data-position="100"]').hover()
+    best = atlas[1][0, 2, 100].topk(8)
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    row = atlas[1][0, 2, 100]
+    assert inks(page)[50][0] == pytest.approx(float(row[50] / row.max()), abs=0.0051)
+    assert "pin" not in state(page)
+    page.locator(".largest button").nth(2).hover()  # on the way to the list the row stays
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    until(page, "!document.querySelector('.text-hint').hidden")
+
+
+def test_the_text_stays_where_it_is_when_a_token_is_clicked(open_page: Any) -> None:
+    page = open_page()
+    token = page.locator('.t[data-position="40"]')
+    before = token.bounding_box()
+    token.click()
+    until(page, "document.querySelectorAll('.cell-facts dd').length > 4")
+    page.wait_for_timeout(300)
+    assert token.bounding_box() == before
+    assert "own" in token.get_attribute("class")
 
 
 def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
@@ -444,7 +459,7 @@ def test_the_colour_bar_by_mouse_and_keyboard(open_page: Any) -> None:
     page.get_by_role("checkbox", name="without first key").check()
     found = state(page)
     assert (found["pal"], found["v"]) == ("magma", "nosink")
-    assert page.locator(".colourbar").get_by_text("rows renormalised").is_visible()
+    assert page.locator(".colourbar").get_by_text("renormalised").is_visible()
 
 
 def test_without_the_first_key_numbers_are_renormalised(open_page: Any, atlas: Atlas) -> None:

@@ -102,11 +102,10 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     }
   }
   function dress(span) {
-    const { classes, background, ink } = paint(Number(span.dataset.position));
+    const { classes, background } = paint(Number(span.dataset.position));
     const kept = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
     span.className = [...kept, ...classes].join(" ");
     span.style.background = background;
-    span.style.color = ink;
   }
   const find = (position) => pieces[Math.floor(position / piece)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
 

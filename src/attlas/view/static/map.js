@@ -112,7 +112,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, tokens, announce, size: () => size });
+  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: ask, size: () => size });
   const painter = createPainter(base, { tiles, tracks, cells, tokens, spans });
   const camera = createCamera({
     store,
@@ -121,7 +121,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     moved: ask,
     reduced: () => motion.matches,
   });
-  const pointing = createPointing({ store, scene, camera, tip, tracks, announce, changed: ask });
+  const pointing = createPointing({ store, scene, camera, tip, tracks, announce, changed: ask, waits: (on) => stage.classList.toggle("waiting", on) });
 
   // ---- frames
 
@@ -156,7 +156,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     top.setTransform(1, 0, 0, 1, 0, 0);
     top.clearRect(0, 0, overlay.width, overlay.height);
     top.setTransform(size.dpr, 0, 0, size.dpr, 0, 0);
-    drawCrosshair(top, drawn.panes, { scale: drawn.scale, hover, pin, look, keyboard: pointing.keyboard() });
+    drawCrosshair(top, drawn.panes, { scale: drawn.scale, hover, block: pointing.block(), pin, look, keyboard: pointing.keyboard() });
   }
 
   const settled = () => !dirty && !lacking.missing && !lacking.pending && !camera.moving();

@@ -125,7 +125,7 @@ export async function gather(transport, state, { signal, tell }) {
 
 // What the offline page begins with: the state, less what belongs to a window.
 function view(state) {
-  const { info, heads, hover, progress, panel, found, dark, ...kept } = state;
+  const { info, heads, hover, reading, pointed, progress, panel, found, dark, ...kept } = state;
   return kept;
 }
 

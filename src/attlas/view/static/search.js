@@ -93,7 +93,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   const show = () => {
     const { i, j } = cellOf(matches[index]);
     map.centre(i, j);
-    store.set({ hover: { i, j }, found: { matches, index } });
+    store.set({ hover: { i, j }, reading: null, found: { matches, index } });
     const shown = `${whole(index + 1)} of ${whole(total)}${total > matches.length ? ` (the first ${whole(matches.length)})` : ""}`;
     say(shown);
     announce(`Match ${shown}, position ${whole(matches[index][0])}`);
@@ -145,7 +145,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     }
     if (query.kind === "cell") {
       map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, 3) });
-      store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j } });
+      store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
       say("");
       announce(`Cell ${whole(query.query)}, ${whole(query.key)}`);
       return;

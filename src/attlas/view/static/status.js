@@ -11,7 +11,7 @@ export function mountStatus(element, { store, transport, map }) {
   const scale = make("span", { class: "status-scale" });
   const progress = make("span", { class: "status-progress", role: "status" });
   const trouble = make("span", { class: "status-trouble", role: "status" });
-  element.append(trouble, progress, scale);
+  element.append(scale, progress, trouble);
 
   const show = (state) => {
     scale.textContent = [blockText(map.level(), state), variantText(state), compareText(map.refused())].filter(Boolean).join(" · ");
