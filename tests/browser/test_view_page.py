@@ -249,3 +249,92 @@ def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
     assert found["keys"]
     block = 2 ** np.ceil(np.log2(max(1.0, found["pixel"])))
     assert all(abs(place - key - 0.5) <= block for place in found["keys"])
+
+
+# ------------------------------------------------------------------------------------------------------- search
+
+
+def matched(page: Any, text: str) -> None:
+    box = page.get_by_label("Search: token text")
+    box.fill(text)
+    box.press("Enter")
+
+
+def test_a_match_is_pinned_and_its_weights_are_shown(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=3&r=75&c=75")
+    matched(page, "w7")  # 7, and 70 to 79
+    until(page, "location.hash.includes('pin=70.70')")  # the first one behind the left edge of the map
+    best = small[0][0, 0, 70].topk(8)
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('pin=71.71')")
+    page.keyboard.press("Shift+Enter")
+    until(page, "location.hash.includes('pin=70.70')")
+
+
+def test_in_a_pinned_row_a_masked_match_moves_the_pin(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=3&r=75&c=30&pin=75.30")
+    matched(page, "w7")
+    until(page, "document.querySelector('.search-result').textContent === '1 of 11'")
+    assert state(page)["pin"] == "75.30"  # key 7 is seen from query 75
+    assert page.locator(".t.at-key").get_attribute("data-position") == "7"
+    for _ in range(6):
+        page.keyboard.press("Enter")
+    assert state(page)["pin"] == "75.30"
+    page.keyboard.press("Enter")  # key 76 is not
+    until(page, "location.hash.includes('pin=76.76')")
+
+
+# ----------------------------------------------------------------------------------------------------- offline
+
+
+def saved(page: Any, kind: str) -> tuple[str, bytes]:
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download(timeout=60_000) as download:
+        page.locator(f"[data-export={kind}]").click()
+    found = download.value
+    with open(found.path(), "rb") as file:
+        body = file.read()
+    page.keyboard.press("Escape")
+    return found.suggested_filename, body
+
+
+def test_a_page_with_rounded_numbers_says_so_and_shows_what_is_right(show: Callable[..., Any], tmp_path: Any) -> None:
+    n = 1100  # too many cells for exact weights of all
+    A = random_matrix(n, heads=2, seed=3)
+    page = show(A, "z=4&r=600.5&c=500.5&pin=600.500")
+    _, body = saved(page, "html")
+    file = tmp_path / "page.html"
+    file.write_bytes(body)
+    offline = page.context.new_page()
+    offline.goto(f"{file.as_uri()}#z=4&r=600.5&c=500.5")
+    offline.wait_for_selector(READY)
+    assert "(0·0)" in offline.locator(".offline-note").inner_text()
+    offline.keyboard.press("?")
+    words = offline.locator("dialog[open]").inner_text()
+    assert "Most numbers are rounded" in words
+    assert "Every number is exact" not in words
+    offline.keyboard.press("Escape")
+    stage = offline.locator(".stage")
+    box = stage.bounding_box()
+    for dx, dy in ((0, 40), (-40, 56), (-100, 16)):
+        offline.mouse.move(box["x"] + box["width"] / 2 + dx, box["y"] + box["height"] / 2 + dy)
+        offline.locator(".tip-more").wait_for()
+        told = offline.locator(".tip-weight").inner_text()
+        i, j = (int(place.replace(",", "")) for place in offline.locator(".tip .place").all_inner_texts())
+        weight = float(A[0, 0, i, j])
+        assert told.startswith("≈ ")
+        assert len(re.sub(r"^0\.0*|\D", "", told.split("×")[0].split()[1])) <= 3
+        assert number(told) == pytest.approx(weight, rel=6e-3)
+        assert "largest" not in offline.locator(".tip-more").inner_text()  # a rank among rounded weights
+    offline.close()
+
+
+def test_a_table_has_both_heads(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=4&r=100.5&c=50.5&s=1.1&m=side")
+    _, body = saved(page, "csv")
+    rows = [line.split(",") for line in body.decode().splitlines()]
+    assert rows[0] == ["query", "key", "query_token", "key_token", "weight_0_0", "weight_1_1"]
+    for query, key, _, _, first, second in rows[1::97]:
+        assert np.float32(first) == pytest.approx(float(small[0][0, 0, int(query), int(key)]), rel=1e-5)
+        assert np.float32(second) == pytest.approx(float(small[1][0, 1, int(query), int(key)]), rel=1e-5)

@@ -189,7 +189,7 @@ def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> N
 
 
 def test_thumbnails_show_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#p=max")
+    page = open_page("#p=max&pal=viridis")
     until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
     found = page.evaluate(
         """async () => {
@@ -544,7 +544,7 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     A = atlas[1][0, 2]
     assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
     assert offline.locator(".offline-note").inner_text() == (
-        "Offline copy: 2 of 6 heads, weights exact in float32, blocks as maxima only, with the first key only."
+        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, with the first key only."
     )
     assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
     offline.locator('.t[data-position="100"]').click()
@@ -554,9 +554,18 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     offline.get_by_label("Search: token text").fill("🦊")
     total = sum("🦊" in token for token in TOKENS)
     until(offline, f"document.querySelector('.search-result').textContent.endsWith('of {total}')")
-    offline.locator(".thumb").nth(4).click()  # a head that is not in the file
-    offline.wait_for_timeout(400)
-    assert "does not hold" in offline.locator(".attlas").inner_text()
+    away = offline.locator(".thumb").nth(4)  # a head that is not in the file
+    assert "not in this file" in away.get_attribute("title")
+    assert away.get_attribute("aria-disabled") == "true"
+    away.click(force=True)
+    offline.keyboard.press("[")  # goes through what is there
+    link_says(offline, "h", "1")
+    assert offline.locator('option:text-is("head 0")').first.is_disabled()
+    assert offline.get_by_role("button", name="mean", exact=True).last.is_disabled()
+    assert offline.get_by_role("checkbox", name="without first key").is_disabled()
+    offline.keyboard.press("?")
+    assert "computed from queries and keys when the page was saved" in offline.locator("dialog[open]").inner_text()
+    offline.keyboard.press("Escape")
     # A page that was saved from the saved page opens too.
     offline.locator(".thumb").nth(5).click()
     _, again = saved(offline, "html")

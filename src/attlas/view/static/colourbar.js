@@ -84,7 +84,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   );
   const palette = picker("Palette", PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
   const sink = make("input", { type: "checkbox" });
-  const sinkLabel = make("label", { class: "sink", title: "Leave out the first key and divide each row by what is left" }, sink, make("span", {}, "without first key"));
+  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, "without first key"));
   sink.addEventListener("change", () => {
     store.set({ variant: sink.checked ? "nosink" : "plain" });
     announce(sink.checked ? "The first key is left out, rows are renormalised" : "All keys are shown");
@@ -186,13 +186,16 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
     scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
-    pool.set(state.pool);
+    const { only } = state.info ?? {};
+    const otherPool = only && { mean: "max", max: "mean" }[only.pool];
+    pool.set(state.pool, only ? { [otherPool]: `This file holds blocks as ${only.pool === "mean" ? "means" : "maxima"} only` } : {});
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
-    sink.disabled = entry !== undefined && entry.n < 2;
+    sink.disabled = Boolean(only) || (entry !== undefined && entry.n < 2);
+    sinkLabel.title = only ? `This file holds rows ${only.variant === "nosink" ? "without" : "with"} the first key only` : "Leave out the first key and divide each row by what is left";
     showReading();
   }
 

@@ -276,13 +276,14 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
 }
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
-// The shortest decimal that is this float32, with its power of ten as people write it.
-function exactly(weight) {
+// The shortest decimal that is this float32, with its power of ten as people write it; three digits of a rounded one.
+function exactly(weight, rounded = false) {
+  if (rounded) return `≈ ${digits(weight)}`;
   const text = float32Text(weight);
   const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
   return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
 }
-const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+const weighed = ({ weight, rounded }) => [exactly(weight, rounded), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, found) {
   const { pool, block, exact, other, otherBlock, largest } = found;
@@ -295,7 +296,7 @@ function headline(target, found) {
     if (block?.pending) return [line("tip-mask", "not computed yet")];
     const side = whole(2 ** target.level);
     const words = `${pool === "max" ? "largest" : "mean"} of ${side} × ${side} cells`;
-    const value = pool === "max" && largest ? exactly(largest[2]) : block ? `≈ ${digits(block.weight)}` : "…";
+    const value = pool === "max" && largest ? exactly(largest[2], largest[3]) : block ? `≈ ${digits(block.weight)}` : "…";
     const lines = [line("tip-weight", value, " ", make("small", {}, words))];
     if (target.other && otherBlock) {
       lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, "second head")));
@@ -303,10 +304,10 @@ function headline(target, found) {
     }
     return lines;
   }
-  const first = exact ? weighed(exact.weight) : [block ? `≈ ${digits(block.weight)}` : "…"];
+  const first = exact ? weighed(exact) : [block ? `≈ ${digits(block.weight)}` : "…"];
   const lines = [line("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
   if (target.other) {
-    const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
+    const second = other ? weighed(other) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
     lines.push(...quotient(exact?.weight, other?.weight));
   }
@@ -331,7 +332,7 @@ function places(target, tokens, { largest }) {
 
 function more(target, { exact, largest, pool }) {
   const lines = [];
-  if (largest && pool === "mean") lines.push(`the largest of them: ${exactly(largest[2])}`);
+  if (largest && pool === "mean") lines.push(`the largest of them: ${exactly(largest[2], largest[3])}`);
   if (exact?.allowed && !target.level) {
     const parts = [];
     if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);

@@ -1,6 +1,7 @@
 // What can be taken away: a link, a picture, a table, a page that works offline.
 
 import { createDialog, download, make } from "./elements.js";
+import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
@@ -39,7 +40,10 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const count = countOf(region());
     const limit = `at most ${whole(csvLimit)}`;
     if (count > csvLimit) return `${whole(count)} cells are in view, ${limit} fit: zoom in.`;
-    return `CSV of the ${whole(count)} cells in view, exact float32 weights, with positions and tokens (${limit}).`;
+    const { info } = store.state;
+    const numbers = info.held ? "weights as far as this file has their digits" : "exact float32 weights";
+    const heads = packedHeads(store.state).length > 1 ? " of both heads" : "";
+    return `CSV of the ${whole(count)} cells in view, ${numbers}${heads}, with positions and tokens (${limit}).`;
   }
   function pageWords() {
     const { state } = store;
@@ -115,15 +119,20 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   }
   async function saveTable(signal) {
     const { state } = store;
-    const { info, entry, head, batch, variant } = state;
-    const given = info.entries[entry];
+    const { info, batch, variant } = state;
+    const given = info.entries[state.entry];
     const cells = region();
-    const weights = await fetchRegion(transport, { entry, head, batch, variant }, cells, {
-      signal,
-      onPart: (share) => {
-        bar.value = share;
-      },
-    });
+    const heads = [];
+    const chosen = packedHeads(state).filter(({ entry }) => comparable(info, state.entry, entry));
+    for (const [at, { entry, head }] of chosen.entries()) {
+      const found = await fetchRegion(transport, { entry, head, batch, variant }, cells, {
+        signal,
+        onPart: (share) => {
+          bar.value = (at + share) / chosen.length;
+        },
+      });
+      heads.push({ name: headMark(info, entry, head).replace("·", "_"), ...found });
+    }
     const texts = new Map();
     const stretches = [
       [given.first_query + cells.r0, given.first_query + cells.r1],
@@ -132,7 +141,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     for (const [start, stop] of stretches) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
     const textOf = (position) => texts.get(position) ?? "";
     // A blob of a million lines as one string would need twice its size: the table is small enough for one.
-    download(fileName("csv"), new Blob([table(weights, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
+    download(fileName("csv"), new Blob([table(heads, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
     return `${whole(countOf(cells))} cells saved.`;
   }
   async function savePage(signal) {

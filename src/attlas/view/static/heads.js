@@ -3,6 +3,7 @@
 import { make, picker } from "./elements.js";
 import { createHistogram } from "./histogram.js";
 import { digits, headMark, headName, whole } from "./numbers.js";
+import { holds } from "./state.js";
 import { createThumbs } from "./thumbs.js";
 
 const pauses = [1_000, 2_000, 4_000, 8_000, 15_000];
@@ -136,6 +137,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (head === "mean") words.replaceChildren("mean");
     if (canvas) canvas.cell = cell;
     if (given.readable === false) button.classList.add("unreadable", "drawn");
+    if (!holds(store.state.info, entry, head)) {
+      button.classList.add("absent");
+      button.setAttribute("aria-disabled", "true");
+    }
     button.addEventListener("click", (event) => pick(cell, event.shiftKey || event.ctrlKey || event.metaKey));
     button.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.shiftKey) {
@@ -158,6 +163,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (number !== null) parts.push(`${column.label} ${digits(number)}`);
     if (cell.sampled) parts.push("thumbnail of sampled queries");
     if (info.entries[cell.entry].readable === false) parts.push("statistics only, no map");
+    if (!holds(info, cell.entry, cell.head)) parts.push("not in this file: open the recording with attlas view");
     if (second && second.entry === cell.entry && second.head === cell.head) parts.push("second head");
     cell.button.title = parts.join(" · ");
     cell.button.setAttribute("aria-label", parts.join(", "));
@@ -169,7 +175,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   }
   function pick(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
-    if (!linked) {
+    if (!holds(info, cell.entry, cell.head)) announce(`${headName(info, cell.entry, cell.head)} is not in this file`);
+    else if (!linked) {
       store.set({ entry: cell.entry, head: cell.head });
       announce(headName(info, cell.entry, cell.head));
     } else if (second && second.entry === cell.entry && second.head === cell.head) {

@@ -123,6 +123,11 @@ export function readHash(text) {
   return found;
 }
 
+/** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
+export function holds(info, entry, head) {
+  return !info.held || info.held.some((each) => each.entry === entry && each.head === head);
+}
+
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */
 export function same(a, b) {
   if (Object.is(a, b)) return true;

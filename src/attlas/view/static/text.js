@@ -28,10 +28,11 @@ export function largest(values, count) {
 
 export function mountText(element, { store, transport, map, tokens, announce, uid }) {
   let weights = null; // Float32Array of the row or column that is shown
+  let rounded = false; // whether they are
   let asked = null;
   let shownCount = listed;
   let timer = 0;
-  const lines = new Map(); // rows and columns that came last: key -> Float32Array
+  const lines = new Map(); // rows and columns that came last: key -> {weights, rounded}
 
   const by = segmented(
     "Whose weights",
@@ -94,8 +95,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const [name, place] = which === "query" ? ["row", { i }] : ["column", { j }];
     const key = `${entry}/${head}/${batch}/${variant}/${name}/${i}/${j}`;
     if (!lines.has(key)) {
-      const { buffer } = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
-      lines.set(key, new Float32Array(buffer));
+      const answer = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
+      lines.set(key, { weights: new Float32Array(answer.buffer), rounded: Boolean(answer.rounded) });
       if (lines.size > keptLines) lines.delete(lines.keys().next().value);
     }
     return lines.get(key);
@@ -128,7 +129,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       cell?.catch(() => {}); // told below, after the row
       const found = await line;
       if (signal.aborted) return;
-      weights = found;
+      ({ weights, rounded } = found);
       shownCount = listed;
       flow.repaint();
       await showList();
@@ -166,10 +167,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, "query and key of the pinned cell"];
-    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : digits(cell.weight, 4), "attention weight of this pair"]];
+    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4), "attention weight of this pair"]];
     if (cell.allowed !== false) {
-      lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
-      lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
+      if (!cell.rounded) lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
+      if (cell.logit !== null) lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
     }
     lines.push(["row entropy", digits(cell.row_entropy), "of the query’s weights, in nats"]);
     if (cell.column_mass !== null && cell.column_mass !== undefined) lines.push(["key’s mass", digits(cell.column_mass), "sum of the weights that all queries give to this key"]);
@@ -197,7 +198,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         bar.style.width = `${(100 * weight) / scale}%`;
         const button = make(
           "button",
-          { type: "button", title: `Weight ${digits(weight, 5)} · position ${whole(first + place)}` },
+          { type: "button", title: `Weight ${rounded ? "≈ " : ""}${digits(weight, rounded ? 3 : 5)} · position ${whole(first + place)}` },
           chip(first + place),
           make("span", { class: "place" }, whole(first + place)),
           make("span", { class: "share" }, percent(weight)),
