@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 import zlib
 from functools import cache
 from html import escape
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from numpy.typing import NDArray
 from attlas import stats
 from attlas.atlas import Atlas, Entry
 from attlas.matrix import AttentionMatrix
-from attlas.pictures import DEPTH
 from attlas.view import codes
 from attlas.view.exact import Head
 from attlas.view.source import atlas_of
@@ -168,9 +169,8 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 @cache
 def _colours() -> NDArray[np.uint8]:
-    """Return 256 colours from the smallest to the largest weight: those of the page and of pictures."""
-    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in DEPTH])
-    place = np.linspace(0, len(stops) - 1, 256)
-    return (
-        np.stack([np.interp(place, range(len(stops)), stops[:, i]) for i in range(3)], axis=1).round().astype(np.uint8)
-    )
+    """Return the 256 colours that the page begins with; they are written down there, once."""
+    text = resources.files("attlas.view").joinpath("static", "palettes.js").read_text("utf-8")
+    found = re.search(r"viridis:\s*((?:\"[0-9a-f]+\"[\s+]*)+)", text)
+    digits = "" if found is None else re.sub(r"[^0-9a-f]", "", found[1])
+    return np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(-1, 3)
