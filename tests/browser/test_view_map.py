@@ -205,7 +205,7 @@ def test_opens_on_the_whole_matrix(opened: Callable[..., Any]) -> None:
     assert tab.title().startswith("Layer 0, head 0")
     canvas = tab.get_by_role("application")
     assert re.match(r"Attention map, queries 0 to 639, keys 0 to 639", canvas.get_attribute("aria-label"))
-    assert tab.locator(".slot-status").inner_text() == "maximum of 2 × 2 cells a block"
+    assert tab.locator(".slot-status").inner_text() == "a pixel shows the largest weight of 2 × 2 cells"
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     (corner, masked) = pixels(tab, [(630.0, 5.0), (9.0, 600.0)])
     assert tuple(corner["colour"]) != tuple(masked["colour"])

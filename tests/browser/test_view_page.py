@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,10 +23,11 @@ CUT = """() => [...document.querySelectorAll("button, select, input, .flow, .thu
   if (!box.width || part.closest(".search:not(.has-result) .icon")) return false;
   return box.left < -0.5 || box.right > innerWidth + 0.5;
 }).map((part) => part.outerHTML.slice(0, 90))"""
-PLACES = """() => [...document.querySelectorAll(".top button, .foot button, .foot select, .foot input, .stage")].map((part) => {
-  const { left, top, width, height } = part.getBoundingClientRect();
+KEPT = ".top button, .foot button, .foot select, .foot input, .stage"
+PLACES = f"""() => [...document.querySelectorAll("{KEPT}")].map((part) => {{
+  const {{ left, top, width, height }} = part.getBoundingClientRect();
   return [part.textContent || part.className, left, top, width, height];
-})"""
+}})"""
 
 
 def entries_of(matrices: list[attlas.AttentionMatrix]) -> list[Entry]:
@@ -293,8 +295,7 @@ def saved(page: Any, kind: str) -> tuple[str, bytes]:
     with page.expect_download(timeout=60_000) as download:
         page.locator(f"[data-export={kind}]").click()
     found = download.value
-    with open(found.path(), "rb") as file:
-        body = file.read()
+    body = Path(found.path()).read_bytes()
     page.keyboard.press("Escape")
     return found.suggested_filename, body
 
@@ -338,3 +339,85 @@ def test_a_table_has_both_heads(show: Callable[..., Any], small: Atlas) -> None:
     for query, key, _, _, first, second in rows[1::97]:
         assert np.float32(first) == pytest.approx(float(small[0][0, 0, int(query), int(key)]), rel=1e-5)
         assert np.float32(second) == pytest.approx(float(small[1][0, 1, int(query), int(key)]), rel=1e-5)
+
+
+# -------------------------------------------------------------------------------------------- what a head does
+
+
+def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Callable[..., Any]) -> None:
+    pytest.importorskip("transformers", reason="a model is recorded; transformers is in the extra `hf`")
+    from attlas import models
+    from attlas.cli.loading import load, tokenize
+
+    loaded = load(models.path())
+    ids = tokenize(loaded, "def attention(x):\n    return x + attention(x)\n" * 9, None)
+    with attlas.record(loaded.model, tokens=loaded.tokenizer) as atlas, torch.no_grad():
+        loaded.model(torch.as_tensor(ids).reshape(1, -1))
+    page = show(atlas)
+    until(page, "document.querySelector('.thumb-kind').textContent !== ''")
+    rows = page.evaluate("fetch('./api/heads').then((answer) => answer.json())")
+    page.close()
+    telling = rows["telling"]
+    strengths = {
+        (row["entry"], row["head"]): row["values"].get(rows["kinds"][row["kinds"][0]]["measure"] or "", 0.0)
+        for row in rows["rows"]
+    }
+    assert strengths[telling["entry"], telling["head"]] == max(strengths.values())
+    page = show(atlas)  # now that the heads are known
+    assert page.locator(".pick-layer").input_value() == str(telling["entry"])
+    assert page.locator(".pick-head").input_value() == str(telling["head"])
+    (row,) = (row for row in rows["rows"] if (row["entry"], row["head"]) == (telling["entry"], telling["head"]))
+    says = page.locator(".says").inner_text()
+    assert f"Layer {telling['entry']}, head {telling['head']}: {row['kinds'][0]}" in says
+    assert rows["kinds"][row["kinds"][0]]["does"] in says
+    assert page.locator(".thumb-kind").all_inner_texts() == [
+        rows["kinds"][row["kinds"][0]]["short"] for row in rows["rows"]
+    ]
+    linked = show(atlas, "e=0&h=1&z=2&r=20&c=20")  # a link says where to begin
+    assert linked.locator(".pick-head").input_value() == "1"
+    assert not {"agreement", "agreement_2"} & {column["name"] for column in rows["columns"]}
+    assert all(column["description"] for column in rows["columns"])
+
+
+# -------------------------------------------------------------------------------------------------------- text
+
+
+def test_the_text_breaks_where_it_breaks_and_nowhere_else(show: Callable[..., Any]) -> None:
+    lines = ["def f( x )", " \n    ", "    return x * 2 ", "\n  # one_long_name and_another", " \n", "\n"]
+    tokens = [part for line in lines * 60 for part in re.findall(r"\s*[a-z]{1,4}|\s*\S|\s+", line)]
+    n = len(tokens)
+    A = attlas.attend(torch.zeros(1, 1, n, 4), torch.zeros(1, 1, n, 4), mask=attlas.Causal())
+    page = show(Atlas(entries_of([A]), tokens=tokens), width=1600, height=1800)
+    page.wait_for_selector('.t[data-position="400"]', state="attached")
+    found = page.evaluate(
+        """() => {
+          const left = document.querySelector(".piece").getBoundingClientRect().left;
+          return {
+            tops: [...document.querySelectorAll(".t")].map((t) => {
+              const boxes = [...t.getClientRects()].filter((box) => box.width > 0);
+              return [Number(t.dataset.position), boxes[0]?.top, boxes.at(-1)?.top];
+            }),
+            places: [...document.querySelectorAll(".piece-place")].map((one) => one.getBoundingClientRect().right - left),
+            starts: [...document.querySelectorAll(".piece .t:first-of-type")].map((t) => Number(t.dataset.position)),
+            text: document.querySelector(".flow").textContent,
+          };
+        }"""
+    )
+    tops = {position: (first, last) for position, first, last in found["tops"] if first is not None}
+    assert len([start for start in found["starts"] if start]) >= 3
+    for start in filter(None, found["starts"]):
+        if start in tops and start - 1 in tops and "\n" not in tokens[start - 1] and "\n" not in tokens[start]:
+            assert tops[start][0] == pytest.approx(tops[start - 1][1], abs=1)  # on the same line
+    assert all(right < 0 for right in found["places"])  # numbers stand in the margin
+    assert "return x" in found["text"]
+    assert "2 ·↵" in found["text"] or "2·↵" in found["text"]
+
+
+def test_without_a_text_there_is_no_empty_pane(show: Callable[..., Any], large: Any) -> None:
+    page = show(large)
+    assert not page.locator(".slot-text").is_visible()
+    page.get_by_role("button", name="Text", exact=True).click()
+    assert not page.locator(".flow").is_visible()
+    page.evaluate("location.hash = 'z=3&r=1500&c=1400&pin=1500.1400&a=both'")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    assert "1,500 1,500" not in page.locator(".subject").inner_text()

@@ -23,7 +23,7 @@ import torch
 import attlas
 from attlas import stats
 from attlas.atlas import Atlas, Entry
-from attlas.view import Service, bundle
+from attlas.view import Service
 from attlas.view.tokens import Text
 
 pytestmark = pytest.mark.browser
@@ -342,7 +342,7 @@ def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
     flow = page.locator(".flow")
     page.wait_for_selector('.t[data-position="20"]')
     shown = flow.inner_text()
-    for word in ("🦊", "日本", "</script>", "<b>", "&amp;", "·return", "↵", "⇥"):
+    for word in ("🦊", "日本", "</script>", "<b>", "&amp;", " return", "↵", "⇥"):
         assert word in shown
     assert page.locator(".flow b:not(.joined)").count() == 0
     page.locator('.t[data-position="13"]').hover()  # the crosshair of the map follows
@@ -544,7 +544,8 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     A = atlas[1][0, 2]
     assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
     assert offline.locator(".offline-note").inner_text() == (
-        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, with the first key only."
+        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, "
+        "with the first key only."
     )
     assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
     offline.locator('.t[data-position="100"]').click()

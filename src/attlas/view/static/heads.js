@@ -131,10 +131,11 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const value = make("span", { class: "thumb-value" });
     const canvas = head === "mean" ? null : make("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const picture = canvas && make("span", { class: "thumb-picture" }, canvas);
-    const words = make("span", { class: "thumb-words" }, mark, value);
+    const kind = make("span", { class: "thumb-kind" });
+    const words = make("span", { class: "thumb-words" }, mark, value, kind);
     const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, words);
-    const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, words, sampled: false, row: null };
-    if (head === "mean") words.replaceChildren("mean");
+    const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
+    if (head === "mean") words.replaceChildren(`mean of ${given.heads.length}`);
     if (canvas) canvas.cell = cell;
     if (given.readable === false) button.classList.add("unreadable", "drawn");
     if (!holds(store.state.info, entry, head)) {
@@ -171,7 +172,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     cell.button.classList.toggle("second", Boolean(second && second.entry === cell.entry && second.head === cell.head));
     if (cell.head === "mean") return;
     cell.value.textContent = number === null ? "" : short(number);
-    cell.words.dataset.kind = cell.row?.measures?.[0] ?? cell.row?.kinds[0] ?? "";
+    const [first] = cell.row?.kinds ?? [];
+    cell.kind.textContent = known.kinds?.[first]?.short ?? first ?? "";
   }
   function pick(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
@@ -234,7 +236,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     statistic.select.disabled = !known.columns.length;
     order.set(how);
     order.select.disabled = !known.columns.length;
-    explain.textContent = column?.description ?? "";
+    explain.textContent = column ? `${column.description.replace(/\.$/, "")}${column.unit ? `, in ${column.unit}` : ""}: the number under each map.` : "";
     explain.hidden = !column?.description;
     fillKinds(rows, filter.kind);
     const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
@@ -381,5 +383,5 @@ function short(value) {
   if (size >= 100) return value.toFixed(0);
   if (size >= 10) return value.toFixed(1);
   if (size >= 0.01 || value === 0) return value.toFixed(2);
-  return value.toExponential(0);
+  return size < 0.0005 ? "≈ 0" : value.toFixed(3);
 }

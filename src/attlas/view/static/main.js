@@ -12,10 +12,14 @@ import { createRequests } from "./requests.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
 import { bindHash, createStore, holds, readHash, same } from "./state.js";
+import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
 import { rangeOf } from "./colour.js";
+
+// Fields of a link that say what is looked at.
+const PLACED = ["entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
 let mounted = 0;
 
@@ -38,14 +42,16 @@ export function mount(root, transport, options = {}) {
   endings.push(() => shell.destroy());
 
   async function start() {
-    const { json: info } = await requests.get("info");
-    if (destroyed) return null;
     const found = { ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) };
-    const store = createStore({ ...startOf(info), ...found, info });
+    // What is known of the heads at once says where to begin; a link says it itself.
+    const linked = Object.keys(found).some((field) => PLACED.includes(field));
+    const [{ json: info }, heads] = await Promise.all([requests.get("info"), linked ? null : requests.get("heads").catch(() => null)]);
+    if (destroyed) return null;
+    const store = createStore({ ...startOf(info, heads?.json), ...found, info });
     endings.push(keepValid(store));
     endings.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
-    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid });
+    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
     const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers };
     if (options.hash) endings.push(bindHash(store));
@@ -59,6 +65,7 @@ export function mount(root, transport, options = {}) {
       [mountHelp, shell.help],
       [mountCompare, shell.compare],
       [mountStatus, shell.status],
+      [mountSays, shell.says],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);
@@ -84,10 +91,10 @@ export function mount(root, transport, options = {}) {
   };
 }
 
-// The first entry whose cells can be read.
-function startOf(info) {
+// The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
+function startOf(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
-  return { entry: Math.max(0, readable) };
+  return { entry: Math.max(0, readable), ...heads?.telling, ...(info.texts ? {} : { aside: "heads" }) };
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.

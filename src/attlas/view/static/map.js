@@ -52,7 +52,7 @@ function createStage(element, uid) {
   return { stage, base, overlay };
 }
 
-function createTools(stage, map) {
+function createTools(element, map) {
   const button = (text, label, run) => {
     const one = make("button", { type: "button", title: label, "aria-label": label }, text);
     one.addEventListener("click", run);
@@ -61,7 +61,7 @@ function createTools(stage, map) {
   const closer = button("+", "Zoom in  +", () => map.zoomBy(1));
   const zoom = make("div", {}, button("−", "Zoom out  −", () => map.zoomBy(-1)), closer);
   const places = make("div", {}, button("Diagonal", "Go to the diagonal  d", () => map.diagonal()), button("Fit", "Show the whole matrix  0", () => map.fit()));
-  stage.append(make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }, places, zoom));
+  element.append(places, zoom);
   return {
     show(now) {
       closer.disabled = now >= ZOOM_MAX - 0.001;
@@ -70,7 +70,7 @@ function createTools(stage, map) {
 }
 
 /** Mount the map in `element`; the returned object is the `map` of the page's context. */
-export function createMap(element, { store, transport, tokens, announce, uid }) {
+export function createMap(element, { store, transport, tokens, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
   const top = overlay.getContext("2d");
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -315,7 +315,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     },
   };
 
-  const tools = createTools(stage, map);
+  const tools = createTools(toolsElement, map);
   const watch = new ResizeObserver(resize);
   const blur = () => pointing.setKeyboard(false);
   const endings = [

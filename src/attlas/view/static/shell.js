@@ -44,6 +44,8 @@ export function createShell(root, uid) {
     text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
     colourbar: slot("colourbar"),
     status: slot("status"),
+    says: make("p", { class: "says" }),
+    tools: make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);
   textButton.setAttribute("aria-controls", part.text.id);
@@ -52,7 +54,8 @@ export function createShell(root, uid) {
   const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
   const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
   const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
-  const body = make("div", { class: "body" }, part.heads, part.map, part.text, scrim);
+  const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
+  const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
   part.map.append(notice);
   const noscript = [...root.childNodes];

@@ -59,9 +59,9 @@ function jobOf(jobs, { entry, head, variant }) {
 }
 
 function blockText(level, { pool }) {
-  if (!level) return "every cell";
+  if (!level) return "every cell is drawn";
   const side = whole(2 ** level);
-  return `${pool === "max" ? "maximum" : "mean"} of ${side} × ${side} cells a block`;
+  return `a pixel shows the ${pool === "max" ? "largest weight" : "mean"} of ${side} × ${side} cells`;
 }
 
 function variantText({ variant }) {

@@ -1,0 +1,29 @@
+// One line over the map: what the head that is shown does, as far as its numbers tell.
+
+import { make } from "./elements.js";
+import { headName, percent } from "./numbers.js";
+
+/** Mount the line. */
+export function mountSays(element, { store }) {
+  const name = make("b");
+  const does = make("span");
+  element.append(name, " ", does);
+  const show = ({ info, heads, entry, head }) => {
+    const row = heads?.rows.find((each) => each.entry === entry && each.head === head);
+    const [first] = row?.kinds ?? [];
+    const kind = heads?.kinds?.[first];
+    const value = kind && row.values[kind.measure];
+    name.textContent = [headName(info, entry, head), first].filter(Boolean).join(": ");
+    does.textContent = kind ? `${kind.does}${typeof value === "number" ? ` ${percent(value)}` : ""}` : "";
+    const column = heads?.columns.find((each) => each.name === kind?.measure);
+    element.title = column ? `${percent(value)}: ${column.description}` : "";
+  };
+  show(store.state);
+  const off = store.on(["heads", "entry", "head"], show);
+  return {
+    destroy() {
+      off();
+      element.replaceChildren();
+    },
+  };
+}
