@@ -397,8 +397,8 @@ def test_the_text_breaks_where_it_breaks_and_nowhere_else(show: Callable[..., An
               const boxes = [...t.getClientRects()].filter((box) => box.width > 0);
               return [Number(t.dataset.position), boxes[0]?.top, boxes.at(-1)?.top];
             }),
-            places: [...document.querySelectorAll(".piece-place")].map((one) => one.getBoundingClientRect().right - left),
-            starts: [...document.querySelectorAll(".piece .t:first-of-type")].map((t) => Number(t.dataset.position)),
+            places: [...document.querySelectorAll(".piece-place")].map((p) => p.getBoundingClientRect().right - left),
+            starts: [...document.querySelectorAll(".piece-place + .t")].map((t) => Number(t.dataset.position)),
             text: document.querySelector(".flow").textContent,
           };
         }"""
@@ -421,3 +421,54 @@ def test_without_a_text_there_is_no_empty_pane(show: Callable[..., Any], large: 
     page.evaluate("location.hash = 'z=3&r=1500&c=1400&pin=1500.1400&a=both'")
     until(page, "document.querySelectorAll('.largest button').length === 8")
     assert "1,500 1,500" not in page.locator(".subject").inner_text()
+
+
+# ------------------------------------------------------------------------------------------------ small things
+
+
+def test_a_comparison_shows_that_it_is_on(show: Callable[..., Any]) -> None:
+    page = show(random_matrix(1024), "z=-1&r=512&c=400&s=0.1&m=ratio")
+    assert "on" in page.get_by_role("button", name="Compare").get_attribute("class").split()
+    assert "divided by Layer 0, head 1" in page.locator(".says").inner_text()
+    box = page.locator(".stage").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 - 60, box["y"] + box["height"] / 2 + 90)
+    page.get_by_text("first ÷ second =").wait_for()  # of blocks too
+    first, second = (number(line) for line in page.locator(".tip-weight").all_inner_texts())
+    said = number(page.get_by_text("first ÷ second =").inner_text().split("= ")[1])
+    assert said == pytest.approx(first / second, rel=0.02)
+
+
+def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
+    page = show(random_matrix(1024), "z=-1&r=512&c=400")
+    shape = page.locator(".stage").bounding_box()
+    page.get_by_role("button", name="Export").click()
+    for times in (1, 4):
+        page.locator(".export-density").get_by_text(f"{times}×").click()
+        with page.expect_download(timeout=60_000) as download:
+            page.locator("[data-export=png]").click()
+        data = Path(download.value.path()).read_bytes()
+        width = int.from_bytes(data[16:20], "big")
+        assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
+    caption = page.evaluate(
+        """async () => {
+          const { captionOf } = await import(new URL("./picture.js", document.baseURI).href);
+          const info = { title: "file.py · tiny", model: "tiny" };
+          return captionOf({ info, pool: "max", variant: "plain", compare: "none", second: null }, 2);
+        }"""
+    )
+    assert caption == "file.py · tiny · a pixel shows the largest weight of 4 × 4 cells"
+
+
+def test_nothing_stands_on_the_map(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small)
+    stage, tools = page.locator(".stage").bounding_box(), page.locator(".map-tools").bounding_box()
+    assert tools["y"] + tools["height"] <= stage["y"] + 0.5
+
+
+def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=4&r=100.5&c=60.5")
+    box = page.locator(".stage").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    until(page, "location.hash.includes('pin=')")
+    page.keyboard.press("Escape")
+    until(page, "!location.hash.includes('pin=')")

@@ -26,7 +26,7 @@ const says = {
 
 export function mountCompare(element, { store, announce, uid }) {
   const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": "Compare two heads", hidden: true });
-  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id, title: "Show a second head" }, "Compare");
+  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, "Compare");
   const choice = make("select", { "aria-label": "Second head", id: uid("second") });
   const swap = make("button", { type: "button", class: "icon", title: "Swap the two heads", "aria-label": "Swap the two heads" }, "⇄");
   const how = segmented("How two heads are shown", modes, (compare) => pick(compare));
@@ -101,6 +101,8 @@ export function mountCompare(element, { store, announce, uid }) {
     }
     box.hidden = panel !== "compare";
     open.setAttribute("aria-expanded", String(!box.hidden));
+    open.classList.toggle("on", compare !== "none");
+    open.title = compare === "none" ? "Show a second head" : `Two heads are compared: ${modes.find(({ value }) => value === compare).text}`;
     words.textContent = says[compare];
     choice.value = second === null ? "" : `${second.entry}:${second.head}`;
     swap.disabled = second === null;

@@ -1,6 +1,6 @@
 // What can be taken away: a link, a picture, a table, a page that works offline.
 
-import { createDialog, download, make } from "./elements.js";
+import { createDialog, download, make, segmented } from "./elements.js";
 import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
@@ -23,16 +23,22 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
 
   const kinds = [
     { name: "link", title: "Copy link", run: copyLink, words: () => "This view: head, place, zoom, colours, pin. It works while this viewer runs." },
-    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption." },
+    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below." },
     { name: "csv", title: "Table", run: saveTable, words: tableWords },
     { name: "html", title: "Offline page", run: savePage, words: pageWords },
   ];
+  let dense = 2;
+  const density = segmented("Pixels of the picture for one of the screen", [1, 2, 4].map((value) => ({ value, text: `${value}×` })), (value) => {
+    dense = value;
+    density.set(dense);
+  });
+  density.set(dense);
   for (const kind of kinds) {
     kind.says = make("span", { class: "export-words" });
     kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
     kind.button.addEventListener("click", () => start(kind));
   }
-  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-foot" }, line, bar, cancel));
+  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, "Picture at"), density.element), make("div", { class: "export-foot" }, line, bar, cancel));
   dialog.element.classList.add("export");
 
   const region = () => cellsOf(map.visibleRegion(), store.state.info.entries[store.state.entry]);
@@ -108,10 +114,12 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const title = info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "attlas";
     return `${title}-${headMark(info, entry, head).replace("·", "-")}.${ending}`;
   };
-  async function savePicture() {
+  async function savePicture(signal) {
     const read = getComputedStyle(root);
     const style = Object.fromEntries(["card", "ink", "soft", "line", "sans"].map((name) => [name, read.getPropertyValue(`--${name}`).trim()]));
-    const canvas = drawPicture(map, store.state, style);
+    const { state } = store;
+    const view = map.visibleRegion();
+    const canvas = drawPicture(await map.picture(dense, signal), view, state, style);
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
     if (!blob) throw new Error("The browser could not make the picture");
     download(fileName("png"), blob);

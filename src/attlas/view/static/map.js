@@ -18,6 +18,7 @@ import { createTracks } from "./tracks.js";
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
 const CHURN = 90; // ms between two looks at what is wanted while zooming
+const PATIENCE = 6000; // ms without a new tile after which a picture is made of what is here
 const LABEL = 400; // ms after a movement until the canvas is described anew
 
 const PLACE = ["row", "column", "zoom"];
@@ -90,6 +91,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   let overlayEmpty = false;
   let wantedAt = 0;
   let lacking = { missing: 0, pending: false };
+  let exported = null; // a denser scene whose tiles are wanted too
   let shape = "";
   let destroyed = false;
 
@@ -177,7 +179,9 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
       const known = items.get(item.key);
       if (!known || item.distance < known.distance) items.set(item.key, item);
     };
-    for (const layer of drawn.panes.flatMap((pane) => (pane.readable ? pane.layers : []))) {
+    const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? pane.layers : []));
+    if (exported) for (const layer of layersOf(exported)) wantedBy(layer, false).forEach(add);
+    for (const layer of layersOf(drawn)) {
       wantedBy(layer, !incomplete && !camera.moving()).forEach(add);
       const small = thumbnailItem(layer);
       if (incomplete && needsPass(info, layer.level) && !tiles.has(small.key)) add(small);
@@ -302,7 +306,28 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
       const names = Object.values(TRACK_OF);
       return lacking.pending || scene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
     },
-    canvas: () => base,
+    /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, level}. */
+    async picture(dpr, signal) {
+      const { width, height } = size;
+      const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
+      const dense = sceneOf(store.state, width, height, dpr, hasSpans);
+      const paint = createPainter(canvas, { tiles, tracks, cells, tokens, spans });
+      const how = { look, palette, budget: { left: () => true }, state: store.state };
+      try {
+        for (let [left, since] = [Infinity, performance.now()]; ; ) {
+          const { missing } = paint.draw(dense, how);
+          if (missing < left) [left, since] = [missing, performance.now()];
+          if (!missing || performance.now() - since > PATIENCE) return { canvas, width, height, level: dense.level };
+          exported = dense;
+          invalidate();
+          await new Promise((done) => setTimeout(done, 100));
+          signal.throwIfAborted();
+        }
+      } finally {
+        exported = null;
+        invalidate();
+      }
+    },
     focus: () => overlay.focus(),
     destroy() {
       destroyed = true;

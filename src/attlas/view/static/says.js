@@ -8,18 +8,20 @@ export function mountSays(element, { store }) {
   const name = make("b");
   const does = make("span");
   element.append(name, " ", does);
-  const show = ({ info, heads, entry, head }) => {
+  const show = ({ info, heads, entry, head, second, compare }) => {
     const row = heads?.rows.find((each) => each.entry === entry && each.head === head);
     const [first] = row?.kinds ?? [];
     const kind = heads?.kinds?.[first];
     const value = kind && row.values[kind.measure];
     name.textContent = [headName(info, entry, head), first].filter(Boolean).join(": ");
-    does.textContent = kind ? `${kind.does}${typeof value === "number" ? ` ${percent(value)}` : ""}` : "";
+    if (second && compare !== "none") {
+      does.textContent = { side: "beside ", triangle: "below, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
+    } else does.textContent = kind ? `${kind.does}${typeof value === "number" ? ` ${percent(value)}` : ""}` : "";
     const column = heads?.columns.find((each) => each.name === kind?.measure);
     element.title = column ? `${percent(value)}: ${column.description}` : "";
   };
   show(store.state);
-  const off = store.on(["heads", "entry", "head"], show);
+  const off = store.on(["heads", "entry", "head", "second", "compare"], show);
   return {
     destroy() {
       off();

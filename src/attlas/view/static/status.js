@@ -58,7 +58,8 @@ function jobOf(jobs, { entry, head, variant }) {
   return { entry: mine.entry, head: mine.head, fraction: mine.done / mine.total, secondsLeft: Math.ceil(mine.seconds_left ?? 0) };
 }
 
-function blockText(level, { pool }) {
+/** What one pixel stands for, in words. */
+export function blockText(level, { pool }) {
   if (!level) return "every cell is drawn";
   const side = whole(2 ** level);
   return `a pixel shows the ${pool === "max" ? "largest weight" : "mean"} of ${side} × ${side} cells`;
