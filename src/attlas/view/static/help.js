@@ -29,8 +29,8 @@ const exact = [
 ];
 const facts = [
   [
-    "Rows look, columns are looked at",
-    "A row is a token, the query. A column is a token that it attends to, a key. The darker a cell (in the dark theme: the brighter), the more of the row’s attention it gets; each row adds up to 1.",
+    "How to read the map",
+    "A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1.",
   ],
   [
     "The picture holds codes",

@@ -15,7 +15,7 @@ export function mountSays(element, { store }) {
     const value = kind && row.values[kind.measure];
     name.textContent = [headName(info, entry, head), first].filter(Boolean).join(": ");
     if (second && compare !== "none") {
-      does.textContent = { side: "beside ", triangle: "below, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
+      does.textContent = { side: "beside ", triangle: "below the diagonal, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
     } else does.textContent = kind ? `${kind.does}${typeof value === "number" ? ` ${percent(value)}` : ""}` : "";
     const column = heads?.columns.find((each) => each.name === kind?.measure);
     element.title = column ? `${percent(value)}: ${column.description}` : "";
