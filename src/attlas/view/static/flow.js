@@ -44,6 +44,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     box.replaceChildren(all);
     for (const { element: part } of pieces) watch.observe(part);
   }
+  const breaksAfter = (position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
   // Where a piece begins: behind the next end of a line, else before the next blank. Undefined while the texts around
   // are not here.
   function beginOf(at) {
@@ -74,7 +75,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(from))];
     for (let position = from; position < to; position++) content.push(tokenElement(position));
     part.element.replaceChildren(...content);
-    part.element.append(make("i", { class: "piece-end" }));
+    if (!breaksAfter(to - 1)) part.element.append(make("i", { class: "piece-end" }));
     part.element.style.minHeight = "";
     join(at);
     join(at + 1);
@@ -84,11 +85,10 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
   function join(at) {
     const [before, part] = [pieces[at - 1], pieces[at]];
     if (!before?.filled || !part?.filled) return;
-    const open = !/\n$/.test((part.from <= texts && tokens.peek(part.from - 1)) || "") && part.from < texts;
-    const end = before.element.querySelector(".piece-end").getBoundingClientRect();
+    const end = before.element.querySelector(".piece-end")?.getBoundingClientRect();
     const { left, bottom } = before.element.getBoundingClientRect();
-    part.element.style.textIndent = open ? `${end.left - left}px` : "";
-    part.element.style.marginTop = open ? `${end.top - bottom}px` : "";
+    part.element.style.textIndent = end ? `${end.left - left}px` : "";
+    part.element.style.marginTop = end ? `${end.top - bottom}px` : "";
   }
   function empty(at, height) {
     const part = pieces[at];

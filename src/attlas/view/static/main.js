@@ -42,12 +42,13 @@ export function mount(root, transport, options = {}) {
   endings.push(() => shell.destroy());
 
   async function start() {
-    const found = { ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) };
     // What is known of the heads at once says where to begin; a link says it itself.
-    const linked = Object.keys(found).some((field) => PLACED.includes(field));
-    const [{ json: info }, heads] = await Promise.all([requests.get("info"), linked ? null : requests.get("heads").catch(() => null)]);
+    const link = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
+    const isPlace = (found) => Object.keys(found).some((field) => PLACED.includes(field));
+    const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
-    const store = createStore({ ...startOf(info, heads?.json), ...found, info });
+    const found = link(); // it may have changed meanwhile
+    const store = createStore({ ...startOf(info, isPlace(found) ? null : heads?.json), ...found, info });
     endings.push(keepValid(store));
     endings.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
