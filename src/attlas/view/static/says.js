@@ -13,10 +13,11 @@ export function mountSays(element, { store }) {
     const [first] = row?.kinds ?? [];
     const kind = heads?.kinds?.[first];
     const value = kind && row.values[kind.measure];
-    name.textContent = [headName(info, entry, head), first].filter(Boolean).join(": ");
+    const share = typeof value === "number" ? `, ${percent(value)}` : "";
+    name.textContent = `${headName(info, entry, head)}${first ? `: ${first}${share}` : ""}`;
     if (second && compare !== "none") {
       does.textContent = { side: "beside ", triangle: "below the diagonal, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
-    } else does.textContent = kind ? `${kind.does}${typeof value === "number" ? ` ${percent(value)}` : ""}` : "";
+    } else does.textContent = kind ? kind.does : "";
     const column = heads?.columns.find((each) => each.name === kind?.measure);
     element.title = column ? `${percent(value)}: ${column.description}` : "";
   };
