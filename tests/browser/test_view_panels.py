@@ -23,7 +23,7 @@ import torch
 import attlas
 from attlas import stats
 from attlas.atlas import Atlas, Entry
-from attlas.view import Service, bundle
+from attlas.view import Service
 from attlas.view.tokens import Text
 
 pytestmark = pytest.mark.browser
@@ -75,21 +75,6 @@ def address(atlas: Atlas) -> Iterator[str]:
 
     with closing(Service(atlas, title="panels & <b>text</b>")) as service, Server(service, port=0) as server:
         yield server.url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import Error, sync_playwright
-
-    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as playwright:
-        try:
-            running = playwright.chromium.launch(executable_path=own, args=arguments)
-        except Error as error:
-            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -204,7 +189,7 @@ def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> N
 
 
 def test_thumbnails_show_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#p=max")
+    page = open_page("#p=max&pal=viridis")
     until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
     found = page.evaluate(
         """async () => {
@@ -294,32 +279,62 @@ def test_a_token_pins_its_row_and_the_list_is_exact(open_page: Any, atlas: Atlas
     assert page.locator(".text-hint").is_visible()
 
 
-def test_tokens_have_the_colour_of_their_weight(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#e=0&h=1&pin=120.60&lo=-10&hi=0&pal=cividis")
-    until(page, "document.querySelectorAll('.largest button').length === 8")
-    row = atlas[0][0, 1, 120]
-    colours = page.evaluate(
-        """() => Object.fromEntries(
-          [...document.querySelectorAll(".t")].map((t) => [t.dataset.position, [t.style.background, t.className]]),
+def inks(page: Any) -> dict[int, tuple[float, str]]:
+    """Share of full colour and classes of each token that is there."""
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".t")].map(
+          (t) => [Number(t.dataset.position), t.style.background, t.className],
         )"""
     )
-    text = (Path(bundle.__file__).parent / "static" / "palettes.js").read_text("utf-8")
-    table = bytes.fromhex(re.sub("[^0-9a-f]", "", re.search(r'cividis:\s*((?:"[0-9a-f]+"[\s+]*)+)', text)[1]))
-    checked = 0
-    for position in range(128):
-        background, classes = colours[str(position)]
-        weight = float(row[position])
-        if position > 120 or np.log2(weight) <= -10:
-            assert background == ""
-            assert ("masked" in classes) == (position > 120)
-            continue
-        red, green, blue = map(int, re.findall(r"\d+", background)[:3])
-        at = round(255 * min(1, (np.log2(weight) + 10) / 10))
-        near = [list(table[3 * i : 3 * i + 3]) for i in (at - 1, at, at + 1) if 0 <= i < 256]
-        assert [red, green, blue] in near
-        checked += 1
-    assert checked > 20
-    assert "own" in colours["120"][1]
+    share = {position: re.search(r"([\d.]+)%", background) for position, background, _ in found}
+    return {
+        position: (float(share[position][1]) / 100 if share[position] else 0.0, name) for position, _, name in found
+    }
+
+
+def test_tokens_are_coloured_in_proportion_to_their_weight(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=0&h=1&pin=120.60&f=log")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    row = atlas[0][0, 1, 120].double().numpy()
+    shown = inks(page)
+    for position in range(121):
+        assert shown[position][0] == pytest.approx(row[position] / row.max(), abs=0.0051)  # paper at 0
+    assert "own" in shown[120][1]
+    assert all(shown[position] == (0.0, "t masked") for position in range(121, 128))
+    page.get_by_role("button", name="log", exact=True).first.click()
+    assert state(page)["ink"] == "log"
+    low = -np.ceil(np.log2(N)) - 4
+    shown = inks(page)
+    for position in range(121):
+        expected = max(0.0, (np.log2(row[position]) - low) / (np.log2(row.max()) - low))
+        assert shown[position][0] == pytest.approx(expected, abs=0.0051)
+
+
+def test_pointing_at_a_token_shows_its_row_at_once(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=2")
+    page.locator('.t[data-position="100"]').hover()
+    best = atlas[1][0, 2, 100].topk(8)
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    row = atlas[1][0, 2, 100]
+    assert inks(page)[50][0] == pytest.approx(float(row[50] / row.max()), abs=0.0051)
+    assert "pin" not in state(page)
+    page.locator(".largest button").nth(2).hover()  # on the way to the list the row stays
+    assert told(page) == pytest.approx(best.values.tolist(), rel=1e-4)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    until(page, "!document.querySelector('.text-hint').hidden")
+
+
+def test_the_text_stays_where_it_is_when_a_token_is_clicked(open_page: Any) -> None:
+    page = open_page()
+    token = page.locator('.t[data-position="40"]')
+    before = token.bounding_box()
+    token.click()
+    until(page, "document.querySelectorAll('.cell-facts dd').length > 4")
+    page.wait_for_timeout(300)
+    assert token.bounding_box() == before
+    assert "own" in token.get_attribute("class")
 
 
 def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
@@ -327,7 +342,7 @@ def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
     flow = page.locator(".flow")
     page.wait_for_selector('.t[data-position="20"]')
     shown = flow.inner_text()
-    for word in ("🦊", "日本", "</script>", "<b>", "&amp;", "·return", "↵", "⇥"):
+    for word in ("🦊", "日本", "</script>", "<b>", "&amp;", " return", "↵", "⇥"):
         assert word in shown
     assert page.locator(".flow b:not(.joined)").count() == 0
     page.locator('.t[data-position="13"]').hover()  # the crosshair of the map follows
@@ -444,7 +459,7 @@ def test_the_colour_bar_by_mouse_and_keyboard(open_page: Any) -> None:
     page.get_by_role("checkbox", name="without first key").check()
     found = state(page)
     assert (found["pal"], found["v"]) == ("magma", "nosink")
-    assert page.locator(".colourbar").get_by_text("rows renormalised").is_visible()
+    assert page.locator(".colourbar").get_by_text("renormalised").is_visible()
 
 
 def test_without_the_first_key_numbers_are_renormalised(open_page: Any, atlas: Atlas) -> None:
@@ -529,7 +544,8 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     A = atlas[1][0, 2]
     assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
     assert offline.locator(".offline-note").inner_text() == (
-        "Offline copy: 2 of 6 heads, weights exact in float32, blocks as maxima only, with the first key only."
+        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, "
+        "with the first key only."
     )
     assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
     offline.locator('.t[data-position="100"]').click()
@@ -539,9 +555,18 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     offline.get_by_label("Search: token text").fill("🦊")
     total = sum("🦊" in token for token in TOKENS)
     until(offline, f"document.querySelector('.search-result').textContent.endsWith('of {total}')")
-    offline.locator(".thumb").nth(4).click()  # a head that is not in the file
-    offline.wait_for_timeout(400)
-    assert "does not hold" in offline.locator(".attlas").inner_text()
+    away = offline.locator(".thumb").nth(4)  # a head that is not in the file
+    assert "not in this file" in away.get_attribute("title")
+    assert away.get_attribute("aria-disabled") == "true"
+    away.click(force=True)
+    offline.keyboard.press("[")  # goes through what is there
+    link_says(offline, "h", "1")
+    assert offline.locator('option:text-is("head 0")').first.is_disabled()
+    assert offline.get_by_role("button", name="mean", exact=True).last.is_disabled()
+    assert offline.get_by_role("checkbox", name="without first key").is_disabled()
+    offline.keyboard.press("?")
+    assert "computed from queries and keys when the page was saved" in offline.locator("dialog[open]").inner_text()
+    offline.keyboard.press("Escape")
     # A page that was saved from the saved page opens too.
     offline.locator(".thumb").nth(5).click()
     _, again = saved(offline, "html")

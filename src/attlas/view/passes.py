@@ -20,6 +20,7 @@ __all__ = ["Kind", "PassJob", "PassKey", "Passes"]
 Kind: TypeAlias = Literal["all", "sums"]
 
 _FORMAT = 1
+_TELLING = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
 _AT_ONCE = 1 << 23  # cells up to which a pass is made while one waits: some milliseconds
 _MAPPED = 256 << 20  # bytes of passes that are held open
 
@@ -67,9 +68,10 @@ class PassJob:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take, as far as one can tell."""
+        """How long it will take; None while too little of it is done to tell."""
         done = int(self.found.done.sum())
-        return self.seconds / done * (len(self.found.done) - done) if done else None
+        told = done >= min(max(_TELLING, len(self.found.done) // 20), len(self.found.done))
+        return self.seconds / done * (len(self.found.done) - done) if told else None
 
     def step(self, wanted: Wanted = None) -> bool:
         """Compute one band; return whether there are more."""

@@ -149,6 +149,7 @@ class Source:
             "title": self.title,
             "model": self.atlas.model,
             "text_length": self.length,
+            "texts": len(self.text),
             "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
         }

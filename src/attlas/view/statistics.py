@@ -14,7 +14,7 @@ from attlas import stats
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
-from attlas.heads import KINDS
+from attlas.heads import KINDS, MIXED
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import heads_of
 from attlas.stats import Statistic
@@ -51,18 +51,29 @@ _DESCRIBED = (
     ),
     _Column("distance", "mean distance", "tokens", "How many places back the weight lies, on average."),
     _Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
+    _Column(
+        "top_k_mass",
+        "mass of the largest",
+        "",
+        "Sum of the largest weights of a query that were kept, mean over the queries.",
+    ),
     _Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
 )
 _COLUMNS = {column.name: column for column in _DESCRIBED}
 _MEASURES = (*(kind.measure for kind in KINDS), "distance", "induction_text", "duplicate_text")
 _ON_BLOCK = ("induction", "duplicate")
+# What the two columns "on the text" are made of: over all queries, where those are over the ones that have a copy.
+_RAW = ("agreement", "agreement_2")
+_UNKNOWN = "A statistic of the recording, mean over the queries."
+_WORDS = {kind.name: {"short": kind.short, "does": kind.does, "measure": kind.measure} for kind in (*KINDS, MIXED)}
 
 
 class _Known(NamedTuple):
-    """Columns of an entry, a number for each head, and the kinds of each head."""
+    """Columns of an entry, a number for each head; the kinds of each head, and the measure that decides the first."""
 
     columns: dict[str, list[float]]
     kinds: list[list[str]]
+    strengths: list[float]
 
 
 class HeadTable:
@@ -95,27 +106,40 @@ class HeadTable:
         return found
 
     def answer(self) -> dict[str, Any]:
-        """Return what is known now: after half a second of looking, the rest is left for the next time."""
+        """Return what is known now: after half a second of looking, the rest is left for the next time.
+
+        The most telling head is the strongest induction head, or without one the head that is most of its kind.
+        """
         end = time.monotonic() + _PATIENCE
         if any(number not in self._found for number in self._missing):
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
         known = 0
+        telling: tuple[tuple[bool, float], int, int] | None = None
         for number, shown in enumerate(self._source.entries):
             found = self._known(number, shown.entry, end)
             heads = shown.entry.shape[1]
             known += heads if found is not None else 0
-            values, kinds = found or _Known({}, [[] for _ in range(heads)])
+            values, kinds, strengths = found or _Known({}, [[] for _ in range(heads)], [])
             names |= dict.fromkeys(values)
             for head in range(heads):
+                if strengths and shown.entry.matrix is not None:
+                    mark = (kinds[head][0] == KINDS[0].name, strengths[head])
+                    telling = max(telling or (mark, number, head), (mark, number, head), key=lambda found: found[0])
                 numbers = {name: _number(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
-        columns = [_COLUMNS.get(name, _Column(name, name.replace("_", " "), "", ""))._asdict() for name in order]
+        columns = [_COLUMNS.get(name, _Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
         for row in rows:
             row["values"] = {name: row["values"].get(name) for name in order}
-        return {"progress": known / len(rows) if rows else 1.0, "columns": columns, "rows": rows}
+        return {
+            "progress": known / len(rows) if rows else 1.0,
+            "columns": columns,
+            "rows": rows,
+            "kinds": _WORDS,
+            "telling": None if telling is None else {"entry": telling[1], "head": telling[2]},
+        }
 
     def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
         """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
@@ -131,11 +155,13 @@ class HeadTable:
         columns = columns_of(entry)
         measured = heads_of(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
-            return _Known(columns, [[] for _ in entry.heads])
+            return _Known(columns, [[] for _ in entry.heads], [])
+        columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}
         on_block = isinstance(self._source.atlas.details.get("block"), dict)
         names = [name for name in _MEASURES if on_block or name not in _ON_BLOCK]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
-        return _Known(columns, [[kind.name for kind in head.kinds] for head in measured])
+        kinds = [[kind.name for kind in head.kinds] for head in measured]
+        return _Known(columns, kinds, [head.of(head.kinds[0]) for head in measured])
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const colour = await import(`${process.env.STATIC}/colour.js`);
-const { DEFAULTS } = await import(`${process.env.STATIC}/state.js`);
+const { DEFAULTS, PALETTES } = await import(`${process.env.STATIC}/state.js`);
 
 const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [{ n: 1000 }] }, ...changes });
 const parts = (css) => css.match(/\d+/g).map(Number);
@@ -10,7 +10,7 @@ const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055)
 const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
 const rgbOf = (word) => [word & 255, (word >> 8) & 255, (word >> 16) & 255];
-const palettes = ["viridis", "magma", "cividis", "grey"];
+const palettes = PALETTES;
 
 test("a code is its weight to 0.034 percent", () => {
   let worst = 0;

@@ -9,10 +9,10 @@ const BLOCK = 32; // cells of a side that are fetched together
 const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
 
-/** A weight in as many characters as fit into a cell of `pixels`. */
+/** A weight in as many characters as fit into a cell of `pixels`, with three digits at most: all are right, of codes too. */
 export function shortWeight(weight, pixels) {
   if (weight === 0) return "0";
-  const places = pixels >= 54 ? 4 : 3;
+  const places = pixels >= 54 && weight < 0.1 ? 4 : 3;
   const fixed = weight.toFixed(places);
   if (fixed.startsWith("1")) return "1.0";
   if (weight >= 0.95 * 10 ** -places) return fixed.slice(1);
@@ -79,13 +79,13 @@ export function createCells(transport, { changed }) {
       }
       return cells.get(key);
     },
-    /** Where the largest weight of a block is: [i, j, weight], or null. */
+    /** Where the largest weight of a block is: [i, j, weight, whether that is rounded], or null. */
     async largest(source, { r0, r1, c0, c1 }, signal) {
       const key = `top/${source.entry}/${source.head}/${source.batch}/${source.variant}/${r0}/${r1}/${c0}/${c1}`;
       if (!cells.has(key)) {
         const { entry, head, batch, variant } = source;
         const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
-        cells.set(key, json.cells[0] ?? null);
+        cells.set(key, json.cells.length ? [...json.cells[0], json.rounded ?? false] : null);
         trim(cells, KEPT_CELLS);
       }
       return cells.get(key);

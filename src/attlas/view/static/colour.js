@@ -47,7 +47,13 @@ const DIVERGING = {
   light: ["#0a3a6b", "#2f7ab8", "#9cc4de", "#f3f1ec", "#f0b27f", "#c9601c", "#6f2806"],
   dark: ["#b5dcff", "#5fa5dc", "#2a587d", "#1b232a", "#7c4520", "#d9813f", "#ffd2a6"],
 };
-const grey = { light: ["#fbfbfa", "#0c0f12"], dark: ["#0d1217", "#f4f6f6"] };
+// Palettes that follow the theme, so that the smallest weights are the nearest to the paper. "depth" is that of the
+// report and of pictures.
+const DEPTH = ["#f4f8f6", "#cfe7e1", "#8fcbc8", "#4f9fb2", "#27708f", "#174268", "#0d1b38"];
+const THEMED = {
+  depth: { light: DEPTH, dark: [...DEPTH].reverse() },
+  grey: { light: ["#fbfbfa", "#0c0f12"], dark: ["#0d1217", "#f4f6f6"] },
+};
 
 // Colours between the stops, even to the eye: mixed in Oklab.
 function blended(stops) {
@@ -67,10 +73,11 @@ function blendedOnce(name, stops) {
   return mixed.get(name);
 }
 
-/** The 256 colours of the chosen palette, as 768 bytes; grey follows the theme, so that nothing is the paper's colour. */
+/** The 256 colours of the chosen palette, as 768 bytes. */
 export function colours(state) {
   const theme = state.dark ? "dark" : "light";
-  return state.palette === "grey" ? blendedOnce(`grey-${theme}`, grey[theme]) : paletteBytes(state.palette);
+  const stops = THEMED[state.palette];
+  return stops ? blendedOnce(`${state.palette}-${theme}`, stops[theme]) : paletteBytes(state.palette);
 }
 
 /** The 256 colours of a comparison, from "second head has more" over "equal" to "first head has more". */

@@ -1,9 +1,10 @@
 // The colour bar: which weights get which colours, and how cells become one pixel.
 
 import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./colour.js";
-import { debounced, make, picker, segmented } from "./elements.js";
+import { make, picker, segmented } from "./elements.js";
 import { digits, superscript, ticks } from "./numbers.js";
 import { createRange } from "./range.js";
+import { PALETTES } from "./state.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
 const SPAN = 16; // octaves below the largest weight in view that "fit" shows
@@ -42,8 +43,6 @@ export function marksOf(colour, { min, max }, room) {
 
 export function mountColourbar(element, { store, transport, map, announce }) {
   let bar = { min: -24, max: 0 };
-  let hovered = null; // weight under the crosshair
-  let asking = null;
   let fitting = null;
   const isRatio = () => store.state.compare === "ratio";
   const isLog = () => isRatio() || store.state.colour === "log";
@@ -83,11 +82,9 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     ],
     (value) => store.set({ pool: value }),
   );
-  const named = (names) => names.map((value) => ({ value, text: value }));
-  const palette = picker("Palette", named(["viridis", "magma", "cividis", "grey"]), (value) => store.set({ palette: value }));
+  const palette = picker("Palette", PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
   const sink = make("input", { type: "checkbox" });
-  const sinkWords = make("span", {}, "without first key");
-  const sinkLabel = make("label", { class: "sink", title: "Leave out the first key and divide each row by what is left" }, sink, sinkWords);
+  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, "without first key"));
   sink.addEventListener("change", () => {
     store.set({ variant: sink.checked ? "nosink" : "plain" });
     announce(sink.checked ? "The first key is left out, rows are renormalised" : "All keys are shown");
@@ -165,17 +162,17 @@ export function mountColourbar(element, { store, transport, map, announce }) {
       }),
     );
   }
-  function showHovered() {
+  function showReading() {
     const { state } = store;
-    const ratio = state.compare === "ratio";
-    marker.hidden = hovered === null || ratio || Number.isNaN(hovered);
+    const { reading } = state;
+    marker.hidden = reading === null || state.compare === "ratio" || Number.isNaN(reading);
     read.textContent = "";
     if (marker.hidden) return;
-    const value = state.colour === "log" ? Math.log2(hovered) : hovered;
+    const value = state.colour === "log" ? Math.log2(reading) : reading;
     marker.style.left = `${100 * share(value)}%`;
     const patch = make("i", { class: "patch" });
-    patch.style.background = colourOf(hovered, state);
-    read.replaceChildren(patch, digits(hovered));
+    patch.style.background = colourOf(reading, state);
+    read.replaceChildren(patch, digits(reading));
   }
   function render() {
     const { state } = store;
@@ -184,58 +181,34 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     if (!range.dragging()) bar = ratio ? { min: -RATIO, max: RATIO } : barOf(state);
     const room = plot.clientWidth || 320;
     paint(state);
-    label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "weight, renormalised" : "weight";
+    label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "renormalised" : "weight";
     if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
     scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
-    pool.set(state.pool);
+    const { only } = state.info ?? {};
+    const otherPool = only && { mean: "max", max: "mean" }[only.pool];
+    pool.set(state.pool, only ? { [otherPool]: `This file holds blocks as ${only.pool === "mean" ? "means" : "maxima"} only` } : {});
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
-    sink.disabled = entry !== undefined && entry.n < 2;
-    sinkWords.textContent = sink.checked ? "without first key, rows renormalised" : "without first key";
-    showHovered();
+    sink.disabled = Boolean(only) || (entry !== undefined && entry.n < 2);
+    sinkLabel.title = only ? `This file holds rows ${only.variant === "nosink" ? "without" : "with"} the first key only` : "Leave out the first key and divide each row by what is left";
+    showReading();
   }
 
-  // The exact weight under the crosshair, once it rests.
-  const ask = debounced(async () => {
-    asking?.abort();
-    asking = new AbortController();
-    const { signal } = asking;
-    const { hover, entry, head, batch, variant, info } = store.state;
-    const given = info?.entries[entry];
-    if (hover === null || !given || hover.i < 0 || hover.j < 0 || hover.i >= given.m || hover.j >= given.n) return;
-    try {
-      const { json } = await transport.get("cell", { entry, head, batch, variant, i: hover.i, j: hover.j }, { signal });
-      if (signal.aborted) return;
-      hovered = json.allowed === false ? null : json.weight;
-      showHovered();
-    } catch {
-      // A number that cannot be had is not shown; the status line tells of a server that is gone.
-    }
-  }, 60);
-  const offHover = store.on(["hover"], () => {
-    if (store.state.hover === null) {
-      asking?.abort();
-      hovered = null;
-      showHovered();
-    }
-    ask();
-  });
+  const offReading = store.on(["reading"], showReading);
   const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
   const resized = new ResizeObserver(render);
   resized.observe(plot);
   render();
   return {
     destroy() {
-      offHover();
+      offReading();
       off();
       resized.disconnect();
-      ask.cancel();
-      asking?.abort();
       fitting?.abort();
       element.replaceChildren();
     },

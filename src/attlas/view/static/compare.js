@@ -2,6 +2,7 @@
 
 import { make, segmented } from "./elements.js";
 import { headName } from "./numbers.js";
+import { holds } from "./state.js";
 
 const modes = [
   { value: "none", text: "one", title: "The first head alone" },
@@ -25,7 +26,7 @@ const says = {
 
 export function mountCompare(element, { store, announce, uid }) {
   const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": "Compare two heads", hidden: true });
-  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id, title: "Show a second head" }, "Compare");
+  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, "Compare");
   const choice = make("select", { "aria-label": "Second head", id: uid("second") });
   const swap = make("button", { type: "button", class: "icon", title: "Swap the two heads", "aria-label": "Swap the two heads" }, "⇄");
   const how = segmented("How two heads are shown", modes, (compare) => pick(compare));
@@ -56,8 +57,9 @@ export function mountCompare(element, { store, announce, uid }) {
     if (!info || listed === `${info.key}:${entry}`) return;
     listed = `${info.key}:${entry}`;
     const groups = info.entries.flatMap((given, index) => {
-      if (!comparable(info, entry, index)) return [];
-      const options = [...given.heads.keys(), "mean"].map((head) => make("option", { value: `${index}:${head}` }, headName(info, index, head)));
+      const heads = [...given.heads.keys(), "mean"].filter((head) => holds(info, index, head));
+      if (!heads.length || !comparable(info, entry, index)) return [];
+      const options = heads.map((head) => make("option", { value: `${index}:${head}` }, headName(info, index, head)));
       return [make("optgroup", { label: headName(info, index, 0).replace(/, head.*/, "") }, ...options)];
     });
     choice.replaceChildren(make("option", { value: "" }, "no second head"), ...groups);
@@ -71,7 +73,8 @@ export function mountCompare(element, { store, announce, uid }) {
     if (compare !== "none" && second === null) {
       // A mode without a head: the next head of the layer, so that something is seen at once.
       const heads = info.entries[entry].heads.length;
-      const other = heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
+      const held = info.held?.find((each) => each.entry !== entry || each.head !== head);
+      const other = held ? held : heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
       store.set({ second: other, compare });
     } else store.set({ compare });
   }
@@ -98,16 +101,19 @@ export function mountCompare(element, { store, announce, uid }) {
     }
     box.hidden = panel !== "compare";
     open.setAttribute("aria-expanded", String(!box.hidden));
+    open.classList.toggle("on", compare !== "none");
+    open.title = compare === "none" ? "Show a second head" : `Two heads are compared: ${modes.find(({ value }) => value === compare).text}`;
     words.textContent = says[compare];
     choice.value = second === null ? "" : `${second.entry}:${second.head}`;
     swap.disabled = second === null;
     const given = info.entries[entry];
     const causal = given.causal && (second === null || info.entries[second.entry].causal);
-    const alone = given.heads.length < 2 && info.entries.length < 2;
+    const only = info.held ? "This file holds one head only" : "There is one head only";
+    const alone = info.held ? info.held.length < 2 : given.heads.length < 2 && info.entries.length < 2;
     how.set(compare, {
-      side: alone && "There is one head only",
-      triangle: alone ? "There is one head only" : !causal && "Only a causal map has an empty triangle",
-      ratio: alone && "There is one head only",
+      side: alone && only,
+      triangle: alone ? only : !causal && "Only a causal map has an empty triangle",
+      ratio: alone && only,
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }

@@ -10,12 +10,15 @@ import { tokenLabel } from "./axes.js";
 const QUIET = 55; // ms of rest before exact numbers are asked for
 const BANDS_FROM = 12; // pixels of a cell
 const LOOK_AROUND = 140; // ms of rest before the largest cell of a block is sought
-const WIDEST = 300; // CSS pixels of the box
+const WIDEST = 342; // CSS pixels from the pointer to the far edge of the box, as style.css has it
 const TALLEST = 150;
 const MOST_ROWS = 4096; // cells of a block's side up to which its largest cell is sought
 
-/** Draw crosshair and pin into the fields of all panes, in CSS pixels. */
-export function drawCrosshair(ctx, panes, { scale, hover, pin, look, keyboard }) {
+/**
+ * Draw crosshair and pin into the fields of all panes, in CSS pixels. `block`: the cells that one pixel stands for,
+ * where it is not known which of them is the largest.
+ */
+export function drawCrosshair(ctx, panes, { scale, hover, block, pin, look, keyboard }) {
   for (const pane of panes) {
     const { field } = pane;
     ctx.save();
@@ -34,7 +37,7 @@ export function drawCrosshair(ctx, panes, { scale, hover, pin, look, keyboard })
     }
     ctx.restore();
     if (hover && field.w > 60) {
-      badges(ctx, pane, hover, scale, look);
+      badges(ctx, pane, hover, block, scale, look);
     }
   }
 }
@@ -94,7 +97,7 @@ function ring(ctx, pane, { i, j }, scale, look) {
 }
 
 // The positions of the crosshair, on the axes.
-function badges(ctx, pane, { i, j }, scale, look) {
+function badges(ctx, pane, { i, j }, block, scale, look) {
   const x = pane.X(j + 0.5);
   const y = pane.Y(i + 0.5);
   ctx.font = `600 11px ${look.sans}`;
@@ -114,9 +117,12 @@ function badges(ctx, pane, { i, j }, scale, look) {
   // Where tokens are written the badge stands on the number, not on the token.
   const tokens = showsTokens(scale);
   const away = { top: tokens ? top - 16 : 10, left: tokens ? left - 2 : 5 };
-  if (x >= pane.left && x <= pane.right) badge(whole(j + pane.firstKey), x, pane.top - band - away.top, "center");
-  if (y >= pane.top && y <= pane.bottom) badge(whole(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
+  if (x >= pane.left && x <= pane.right) badge(block ? stretch(block.c0, block.c1, pane.firstKey) : whole(j + pane.firstKey), x, pane.top - band - away.top, "center");
+  if (y >= pane.top && y <= pane.bottom) badge(block ? stretch(block.r0, block.r1, pane.firstQuery) : whole(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
 }
+
+// The positions of rows or columns from..to - 1.
+const stretch = (from, to, first) => (to - from > 1 ? `${whole(first + from)}–${whole(first + to - 1)}` : whole(first + from));
 
 /** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
 export function blockValue(tiles, source, level, i, j) {
@@ -138,13 +144,25 @@ export function sentence(target, tokens, value) {
   return value && !value.pending ? `${query}, ${key}: weight ${digits(value.weight)}` : `${query}, ${key}`;
 }
 
-/** The box beside the pointer. `show(target, place, level)` fills it; exact numbers follow when the pointer rests. */
-export function createTip(stage, { cells, tiles, tokens, announce, size }) {
+// The weight that the box tells: that of the cell, or of the block that a pixel stands for; null where there is none.
+function weightOf({ level }, { pool, block, exact, largest }) {
+  if (level && pool === "max" && largest) return largest[2];
+  if (!level && exact) return exact.allowed ? exact.weight : null;
+  return block && !block.pending && !block.masked ? block.weight : null;
+}
+
+/**
+ * The box beside the pointer. `show(target, place, how)` fills it; exact numbers follow when the pointer rests, and
+ * `changed()` is called when they have come.
+ */
+export function createTip(stage, { cells, tiles, tokens, announce, changed, size }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
   let timers = [];
   let stop = null;
   let shown = null;
+  let told = null; // what is known of it
+  let at = null; // its place
 
   function clear() {
     timers.forEach(clearTimeout);
@@ -155,11 +173,13 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 
   function hide() {
     clear();
-    shown = null;
+    shown = told = null;
     element.hidden = true;
   }
 
-  function put({ x, y }) {
+  function put(place) {
+    at = place;
+    const { x, y } = place;
     // Placed by its nearer corner, so that its size need not be measured: that would lay out the whole page.
     const { width, height } = size();
     const across = x > width - WIDEST ? `calc(${Math.round(x - 16)}px - 100%)` : `${Math.round(x + 18)}px`;
@@ -171,7 +191,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
     element.replaceChildren(...headline(target, found), places(target, tokens, found), ...more(target, found));
   }
 
-  async function ask(job, target, found, place) {
+  async function ask(job, target, found) {
     const mine = (stop ??= new AbortController());
     try {
       await job(mine.signal);
@@ -180,18 +200,31 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
     }
     if (mine.signal.aborted || shown !== target) return;
     fill(target, found);
-    put(place);
+    put(at);
+    changed();
   }
 
   return {
     hide,
-    get target() {
-      return shown;
+    /**
+     * What the box tells: `cell`, that of the pane it names (null while the largest of a block is not known), `block`,
+     * the cells that its pixel stands for, and the weight.
+     */
+    reading() {
+      if (!shown) return { cell: null, block: null, weight: null };
+      const { i, j, level, block } = shown;
+      const weight = weightOf(shown, told);
+      if (!level) return { cell: shown.shown(i, j), block: null, weight };
+      if (told.largest) return { cell: shown.shown(told.largest[0], told.largest[1]), block: null, weight };
+      const [first, last] = [shown.shown(block.r0, block.c0), shown.shown(block.r1 - 1, block.c1 - 1)];
+      return { cell: null, block: { r0: first.i, r1: last.i + 1, c0: first.j, c1: last.j + 1 }, weight };
     },
+    /** The largest cell [i, j, weight] of the block of a target, in the places of its head. */
+    largest: (target) => cells.largest(target.source, target.block),
     /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
     showTrack({ label, axis, first, from, to, best }, place) {
       clear();
-      shown = null;
+      shown = told = null;
       element.hidden = false;
       const many = to - from > 1;
       const words = many ? `${label}, largest of ${axis === "key" ? "keys" : "queries"} ${whole(first + from)} to ${whole(first + to - 1)}` : label;
@@ -204,7 +237,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
       put(place);
     },
     show(target, place, { level, pool, spoken = false }) {
-      const same = shown && ["i", "j", "level"].every((field) => shown[field] === target[field]) && shown.source.key === target.source.key;
+      const same = shown && shown.source.key === target.source.key && shown.level === target.level && shown.block.r0 === target.block.r0 && shown.block.c0 === target.block.c0;
       if (same) {
         put(place);
         return;
@@ -216,6 +249,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
         found.otherBlock = blockValue(tiles, target.other, level, target.i, target.j);
         found.other = cells.known(target.other, target.i, target.j);
       }
+      told = found;
       element.hidden = false;
       fill(target, found);
       put(place);
@@ -226,12 +260,12 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
         if (target.other) found.other = await cells.exact(target.other, target.i, target.j, signal);
         if (spoken && !signal.aborted) announce(sentence(target, tokens, { weight: found.exact.weight, masked: !found.exact.allowed }));
       };
-      timers.push(setTimeout(() => ask(exact, target, found, place), QUIET));
-      if (level > 0 && pool === "max" && 2 ** level <= MOST_ROWS && !found.block?.masked && !found.block?.pending) {
+      if (!level || spoken) timers.push(setTimeout(() => ask(exact, target, found), QUIET));
+      if (level > 0 && 2 ** level <= MOST_ROWS && !found.block?.masked && !found.block?.pending) {
         const largest = async (signal) => {
-          found.largest = target.best = await cells.largest(target.source, target.block, signal);
+          found.largest = await cells.largest(target.source, target.block, signal);
         };
-        timers.push(setTimeout(() => ask(largest, target, found, place), LOOK_AROUND));
+        timers.push(setTimeout(() => ask(largest, target, found), LOOK_AROUND));
       }
     },
     destroy() {
@@ -242,15 +276,17 @@ export function createTip(stage, { cells, tiles, tokens, announce, size }) {
 }
 
 const line = (name, ...children) => make("div", { class: name }, ...children);
-// The shortest decimal that is this float32, with its power of ten as people write it.
-function exactly(weight) {
+// The shortest decimal that is this float32, with its power of ten as people write it; three digits of a rounded one.
+function exactly(weight, rounded = false) {
+  if (rounded) return `≈ ${digits(weight)}`;
   const text = float32Text(weight);
   const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
   return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
 }
-const weighed = (weight) => [exactly(weight), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+const weighed = ({ weight, rounded }) => [exactly(weight, rounded), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
-function headline(target, { pool, block, exact, other, otherBlock }) {
+function headline(target, found) {
+  const { pool, block, exact, other, otherBlock, largest } = found;
   if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
     const why = target.empty ? "empty row: this query may see no key" : "masked: this query may not see this key";
     return [line("tip-mask", why)];
@@ -259,41 +295,44 @@ function headline(target, { pool, block, exact, other, otherBlock }) {
   if (target.level) {
     if (block?.pending) return [line("tip-mask", "not computed yet")];
     const side = whole(2 ** target.level);
-    const words = `${pool === "max" ? "maximum" : "mean"} of ${side} × ${side} cells`;
-    const value = block ? `≈ ${digits(block.weight)}` : "…";
+    const words = `${pool === "max" ? "largest" : "mean"} of ${side} × ${side} cells`;
+    const value = pool === "max" && largest ? exactly(largest[2], largest[3]) : block ? `≈ ${digits(block.weight)}` : "…";
     const lines = [line("tip-weight", value, " ", make("small", {}, words))];
-    if (target.other && otherBlock) lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, "second head")));
+    if (target.other && otherBlock) {
+      lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, "second head")));
+      lines.push(...quotient(block?.weight, otherBlock.weight));
+    }
     return lines;
   }
-  const first = exact ? weighed(exact.weight) : [block ? `≈ ${digits(block.weight)}` : "…"];
+  const first = exact ? weighed(exact) : [block ? `≈ ${digits(block.weight)}` : "…"];
   const lines = [line("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
   if (target.other) {
-    const second = other ? weighed(other.weight) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
+    const second = other ? weighed(other) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
-    if (exact && other && exact.weight > 0 && other.weight > 0) lines.push(line("tip-more", `first ÷ second = ${digits(exact.weight / other.weight)}`));
+    lines.push(...quotient(exact?.weight, other?.weight));
   }
   return lines;
 }
 
+const quotient = (first, second) => (first > 0 && second > 0 ? [line("tip-more", `first ÷ second = ${digits(first / second)}`)] : []);
+
 function places(target, tokens, { largest }) {
   const list = make("dl");
-  const add = (word, position) => {
-    const label = tokenLabel(tokens, position);
-    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, whole(position)));
+  // The positions from..to - 1: their token where there is one alone.
+  const add = (word, first, from, to) => {
+    const label = to - from > 1 ? null : tokenLabel(tokens, first + from);
+    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, stretch(from, to, first)));
   };
-  if (largest) {
-    add("query", largest[0] + target.firstQuery);
-    add("key", largest[1] + target.firstKey);
-  } else {
-    add("query", target.query);
-    add("key", target.key);
-  }
+  const { firstQuery, firstKey, block } = target;
+  const { r0, r1, c0, c1 } = largest ? { r0: largest[0], r1: largest[0] + 1, c0: largest[1], c1: largest[1] + 1 } : block;
+  add("query", firstQuery, r0, r1);
+  add("key", firstKey, c0, c1);
   return list;
 }
 
-function more(target, { exact, largest }) {
+function more(target, { exact, largest, pool }) {
   const lines = [];
-  if (largest) lines.push(`largest of the block: ${exactly(largest[2])}`);
+  if (largest && pool === "mean") lines.push(`the largest of them: ${exactly(largest[2], largest[3])}`);
   if (exact?.allowed && !target.level) {
     const parts = [];
     if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);

@@ -1,4 +1,4 @@
-// The visible cells as a table, with exact weights.
+// The visible cells as a table.
 
 import { float32Text } from "./numbers.js";
 
@@ -30,21 +30,23 @@ export function partsOf({ r0, r1, c0, c1 }) {
   return parts;
 }
 
-// The exact weights of a region, row-major; `onPart(share done)` after each request.
+// The weights of a region, row-major, and whether they are rounded; `onPart(share done)` after each request.
 export async function fetchRegion(transport, shared, region, { signal, onPart = () => {} }) {
   const width = region.c1 - region.c0;
   const weights = new Float32Array((region.r1 - region.r0) * width);
   const parts = partsOf(region);
+  let rounded = false;
   for (const [done, part] of parts.entries()) {
-    const { buffer } = await transport.get("region", { ...shared, ...part }, { signal });
-    const values = new Float32Array(buffer);
+    const answer = await transport.get("region", { ...shared, ...part }, { signal });
+    rounded ||= Boolean(answer.rounded);
+    const values = new Float32Array(answer.buffer);
     const across = part.c1 - part.c0;
     for (let r = part.r0; r < part.r1; r++) {
       weights.set(values.subarray((r - part.r0) * across, (r - part.r0 + 1) * across), (r - region.r0) * width + part.c0 - region.c0);
     }
     onPart((done + 1) / parts.length);
   }
-  return weights;
+  return { weights, rounded };
 }
 
 // A token as a field: its JSON text. Whitespace is unambiguous, and no field begins with a sign that a spreadsheet runs.
@@ -52,16 +54,20 @@ export function field(text) {
   return `"${JSON.stringify(text).replaceAll('"', '""')}"`;
 }
 
-// One line for each cell: positions, tokens, weight. Numbers read back as the same float32.
-export function table(weights, region, entry, textOf) {
-  const lines = ["query,key,query_token,key_token,weight"];
+// One line for each cell: positions, tokens, and the weight in each head, {name, weights, rounded}. Numbers read back as
+// the same float32; of rounded ones only the digits that are right are written.
+export function table(heads, region, entry, textOf) {
+  const names = heads.length === 1 ? ["weight"] : heads.map(({ name }) => `weight_${name}`);
+  const lines = [`query,key,query_token,key_token,${names.join()}`];
   const width = region.c1 - region.c0;
   const keyTexts = Array.from({ length: width }, (_, c) => field(textOf(entry.first_key + region.c0 + c)));
   for (let r = region.r0; r < region.r1; r++) {
     const query = entry.first_query + r;
     const text = field(textOf(query));
     for (let c = 0; c < width; c++) {
-      lines.push(`${query},${entry.first_key + region.c0 + c},${text},${keyTexts[c]},${float32Text(weights[(r - region.r0) * width + c])}`);
+      const at = (r - region.r0) * width + c;
+      const numbers = heads.map(({ weights, rounded }) => (rounded ? String(Number(weights[at].toPrecision(3))) : float32Text(weights[at])));
+      lines.push(`${query},${entry.first_key + region.c0 + c},${text},${keyTexts[c]},${numbers.join()}`);
     }
   }
   return `${lines.join("\n")}\n`;

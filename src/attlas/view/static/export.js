@@ -1,6 +1,7 @@
 // What can be taken away: a link, a picture, a table, a page that works offline.
 
-import { createDialog, download, make } from "./elements.js";
+import { createDialog, download, make, segmented } from "./elements.js";
+import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
@@ -22,16 +23,22 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
 
   const kinds = [
     { name: "link", title: "Copy link", run: copyLink, words: () => "This view: head, place, zoom, colours, pin. It works while this viewer runs." },
-    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption." },
+    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below." },
     { name: "csv", title: "Table", run: saveTable, words: tableWords },
     { name: "html", title: "Offline page", run: savePage, words: pageWords },
   ];
+  let dense = 2;
+  const density = segmented("Pixels of the picture for one of the screen", [1, 2, 4].map((value) => ({ value, text: `${value}×` })), (value) => {
+    dense = value;
+    density.set(dense);
+  });
+  density.set(dense);
   for (const kind of kinds) {
     kind.says = make("span", { class: "export-words" });
     kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
     kind.button.addEventListener("click", () => start(kind));
   }
-  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-foot" }, line, bar, cancel));
+  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, "Picture at"), density.element), make("div", { class: "export-foot" }, line, bar, cancel));
   dialog.element.classList.add("export");
 
   const region = () => cellsOf(map.visibleRegion(), store.state.info.entries[store.state.entry]);
@@ -39,7 +46,10 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const count = countOf(region());
     const limit = `at most ${whole(csvLimit)}`;
     if (count > csvLimit) return `${whole(count)} cells are in view, ${limit} fit: zoom in.`;
-    return `CSV of the ${whole(count)} cells in view, exact float32 weights, with positions and tokens (${limit}).`;
+    const { info } = store.state;
+    const numbers = info.held ? "weights as far as this file has their digits" : "exact float32 weights";
+    const heads = packedHeads(store.state).length > 1 ? " of both heads" : "";
+    return `CSV of the ${whole(count)} cells in view, ${numbers}${heads}, with positions and tokens (${limit}).`;
   }
   function pageWords() {
     const { state } = store;
@@ -104,10 +114,12 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const title = info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "attlas";
     return `${title}-${headMark(info, entry, head).replace("·", "-")}.${ending}`;
   };
-  async function savePicture() {
+  async function savePicture(signal) {
     const read = getComputedStyle(root);
     const style = Object.fromEntries(["card", "ink", "soft", "line", "sans"].map((name) => [name, read.getPropertyValue(`--${name}`).trim()]));
-    const canvas = drawPicture(map, store.state, style);
+    const { state } = store;
+    const view = map.visibleRegion();
+    const canvas = drawPicture(await map.picture(dense, signal), view, state, style);
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
     if (!blob) throw new Error("The browser could not make the picture");
     download(fileName("png"), blob);
@@ -115,15 +127,20 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   }
   async function saveTable(signal) {
     const { state } = store;
-    const { info, entry, head, batch, variant } = state;
-    const given = info.entries[entry];
+    const { info, batch, variant } = state;
+    const given = info.entries[state.entry];
     const cells = region();
-    const weights = await fetchRegion(transport, { entry, head, batch, variant }, cells, {
-      signal,
-      onPart: (share) => {
-        bar.value = share;
-      },
-    });
+    const heads = [];
+    const chosen = packedHeads(state).filter(({ entry }) => comparable(info, state.entry, entry));
+    for (const [at, { entry, head }] of chosen.entries()) {
+      const found = await fetchRegion(transport, { entry, head, batch, variant }, cells, {
+        signal,
+        onPart: (share) => {
+          bar.value = (at + share) / chosen.length;
+        },
+      });
+      heads.push({ name: headMark(info, entry, head).replace("·", "_"), ...found });
+    }
     const texts = new Map();
     const stretches = [
       [given.first_query + cells.r0, given.first_query + cells.r1],
@@ -132,7 +149,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     for (const [start, stop] of stretches) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
     const textOf = (position) => texts.get(position) ?? "";
     // A blob of a million lines as one string would need twice its size: the table is small enough for one.
-    download(fileName("csv"), new Blob([table(weights, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
+    download(fileName("csv"), new Blob([table(heads, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
     return `${whole(countOf(cells))} cells saved.`;
   }
   async function savePage(signal) {

@@ -4,13 +4,14 @@ import { make } from "./elements.js";
 import { whole } from "./numbers.js";
 import { visible } from "./tokens.js";
 
-const piece = 128; // tokens that come and go together; their position stands before the first
+const piece = 128; // tokens that come and go together, about; the position of the first stands in the margin
+const within = 96; // tokens within which a piece is cut at the end of a line, or at a blank
 const typical = 240; // pixels of a piece that was not laid out yet
 
 export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
   let length = 0;
   let texts = 0; // positions before this have a text
-  let pieces = []; // {element, filled, height}
+  let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
   let marked = [];
   const help = make("span", { class: "unseen", id: uid("flow-help") }, "Arrow keys move from token to token, Enter pins one.");
@@ -37,25 +38,57 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     for (let at = 0; at * piece < length; at++) {
       const part = make("div", { class: "piece", "data-piece": at });
       part.style.minHeight = `${typical}px`;
-      pieces.push({ element: part, filled: false });
+      pieces.push({ element: part, filled: false, from: at === 0 ? 0 : undefined });
       all.append(part);
     }
     box.replaceChildren(all);
     for (const { element: part } of pieces) watch.observe(part);
   }
+  const breaksAfter = (position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
+  // Where a piece begins: behind the next end of a line, else before the next blank. Undefined while the texts around
+  // are not here.
+  function beginOf(at) {
+    const around = at * piece;
+    if (at >= pieces.length || around >= length) return length;
+    const part = pieces[at];
+    if (part.from !== undefined) return part.from;
+    const last = Math.min(texts, length, around + within);
+    if (around < texts) tokens.prefetch(around - 1, last);
+    let blank;
+    for (let position = around; position < last; position++) {
+      const [before, text] = [tokens.peek(position - 1), tokens.peek(position)];
+      if (before === null || text === null) return undefined;
+      if (/\n$/.test(before) && tokens.joined(position)?.start !== position - 1) return (part.from = position);
+      if (blank === undefined && /^\s/.test(text)) blank = position;
+    }
+    return (part.from = blank ?? around);
+  }
   function fill(at) {
     const part = pieces[at];
-    const [from, to] = [at * piece, Math.min(length, (at + 1) * piece)];
     part.near = true;
     if (part.filled) return;
+    const [from, to] = [beginOf(at), beginOf(at + 1)];
+    if (from === undefined || to === undefined) return; // refresh() comes back when the texts are here
     if (from < texts) tokens.prefetch(from, Math.min(to, texts));
-    if (from < texts && tokens.peek(from) === null) return; // refresh() comes back when the texts are here
+    if (from < texts && tokens.peek(from) === null) return;
     part.filled = true;
     const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(from))];
     for (let position = from; position < to; position++) content.push(tokenElement(position));
     part.element.replaceChildren(...content);
+    if (!breaksAfter(to - 1)) part.element.append(make("i", { class: "piece-end" }));
     part.element.style.minHeight = "";
+    join(at);
+    join(at + 1);
     for (const child of part.element.querySelectorAll(".t")) dress(child);
+  }
+  // A piece that begins within a line goes on where the one before it ends, so that the text has no other breaks.
+  function join(at) {
+    const [before, part] = [pieces[at - 1], pieces[at]];
+    if (!before?.filled || !part?.filled) return;
+    const end = before.element.querySelector(".piece-end")?.getBoundingClientRect();
+    const { left, bottom } = before.element.getBoundingClientRect();
+    part.element.style.textIndent = end ? `${end.left - left}px` : "";
+    part.element.style.marginTop = end ? `${end.top - bottom}px` : "";
   }
   function empty(at, height) {
     const part = pieces[at];
@@ -80,35 +113,44 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
       span.title = `${whole(position)} · part ${position - joined.start + 1} of ${joined.stop - joined.start} of ${joined.text}`;
       if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
       span.append(make("small", {}, text.replace(/^⟨(.*)⟩$/u, "$1")));
-    } else spell(span, text);
+    } else spell(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);
     return span;
   }
-  // Whitespace is text of its own: a faint sign where it stands, and the line break after its sign.
-  function spell(span, text) {
+  // Whitespace is text of its own: a faint sign where it stands, and the line break after its sign. Blanks have a sign
+  // at the end of a line only, where nobody would see them.
+  function spell(span, text, next) {
     if (text === "") {
       span.append(make("small", { class: "sign" }, "∅"));
       return;
     }
+    let at = 0;
     for (const part of text.split(/(\r\n|\s|[\u0000-\u001f\u007f\u200b])/u)) {
       if (part === "") continue;
-      if (!/^(\r\n|\s|[\u0000-\u001f\u007f\u200b])$/u.test(part)) {
+      at += part.length;
+      const inside = part === " " && !/^ *[\r\n]/.test(text.slice(at) + (next ?? ""));
+      if (inside || !/^(\r\n|\s|[\u0000-\u001f\u007f\u200b])$/u.test(part)) {
         span.append(part);
         continue;
       }
       span.append(make("small", { class: "sign" }, visible(part)));
-      if (part.includes("\n")) span.append("\n");
-      // An ordinary space stays one, so that lines can break there.
-      else span.append(make("wbr"));
+      span.append(part.includes("\n") ? "\n" : make("wbr"));
     }
   }
   function dress(span) {
-    const { classes, background, ink } = paint(Number(span.dataset.position));
+    const { classes, background } = paint(Number(span.dataset.position));
     const kept = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
     span.className = [...kept, ...classes].join(" ");
     span.style.background = background;
-    span.style.color = ink;
   }
-  const find = (position) => pieces[Math.floor(position / piece)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
+  // The piece that a token is in: the one of its place, or the one before, which reaches up to an end of a line.
+  function pieceOf(position) {
+    const at = Math.min(pieces.length - 1, Math.floor(position / piece));
+    return at > 0 && position < (beginOf(at) ?? 0) ? at - 1 : at;
+  }
+  const find = (position) => pieces[pieceOf(position)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
+
+  const resized = new ResizeObserver(() => pieces.forEach((part, at) => join(at)));
+  resized.observe(box);
 
   const positionOf = (event) => {
     const span = event.target.closest?.(".t");
@@ -153,7 +195,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
 
   // Brings a token into the window; its piece is filled on the way.
   function reveal(position, block = "center") {
-    const part = pieces[Math.floor(position / piece)];
+    const part = pieces[pieceOf(position)];
     if (!part) return;
     focusAt = position;
     const span = find(position);
@@ -168,7 +210,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     if (!span) {
       part.near = true;
       part.wanted = { position, block };
-      fill(Math.floor(position / piece));
+      fill(pieceOf(position));
       settle(part);
     }
   }
@@ -204,6 +246,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     },
     destroy() {
       unfollow();
+      resized.disconnect();
       watch.disconnect();
       element.remove();
     },

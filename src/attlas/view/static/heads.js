@@ -3,6 +3,7 @@
 import { make, picker } from "./elements.js";
 import { createHistogram } from "./histogram.js";
 import { digits, headMark, headName, whole } from "./numbers.js";
+import { holds } from "./state.js";
 import { createThumbs } from "./thumbs.js";
 
 const pauses = [1_000, 2_000, 4_000, 8_000, 15_000];
@@ -130,12 +131,17 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const value = make("span", { class: "thumb-value" });
     const canvas = head === "mean" ? null : make("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const picture = canvas && make("span", { class: "thumb-picture" }, canvas);
-    const words = make("span", { class: "thumb-words" }, mark, value);
+    const kind = make("span", { class: "thumb-kind" });
+    const words = make("span", { class: "thumb-words" }, mark, value, kind);
     const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, words);
-    const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, words, sampled: false, row: null };
-    if (head === "mean") words.replaceChildren("mean");
+    const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
+    if (head === "mean") words.replaceChildren(`mean of ${given.heads.length}`);
     if (canvas) canvas.cell = cell;
     if (given.readable === false) button.classList.add("unreadable", "drawn");
+    if (!holds(store.state.info, entry, head)) {
+      button.classList.add("absent");
+      button.setAttribute("aria-disabled", "true");
+    }
     button.addEventListener("click", (event) => pick(cell, event.shiftKey || event.ctrlKey || event.metaKey));
     button.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.shiftKey) {
@@ -158,6 +164,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (number !== null) parts.push(`${column.label} ${digits(number)}`);
     if (cell.sampled) parts.push("thumbnail of sampled queries");
     if (info.entries[cell.entry].readable === false) parts.push("statistics only, no map");
+    if (!holds(info, cell.entry, cell.head)) parts.push("not in this file: open the recording with attlas view");
     if (second && second.entry === cell.entry && second.head === cell.head) parts.push("second head");
     cell.button.title = parts.join(" · ");
     cell.button.setAttribute("aria-label", parts.join(", "));
@@ -165,11 +172,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     cell.button.classList.toggle("second", Boolean(second && second.entry === cell.entry && second.head === cell.head));
     if (cell.head === "mean") return;
     cell.value.textContent = number === null ? "" : short(number);
-    cell.words.dataset.kind = cell.row?.measures?.[0] ?? cell.row?.kinds[0] ?? "";
+    const [first] = cell.row?.kinds ?? [];
+    cell.kind.textContent = known.kinds?.[first]?.short ?? first ?? "";
   }
   function pick(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
-    if (!linked) {
+    if (!holds(info, cell.entry, cell.head)) announce(`${headName(info, cell.entry, cell.head)} is not in this file`);
+    else if (!linked) {
       store.set({ entry: cell.entry, head: cell.head });
       announce(headName(info, cell.entry, cell.head));
     } else if (second && second.entry === cell.entry && second.head === cell.head) {
@@ -227,7 +236,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     statistic.select.disabled = !known.columns.length;
     order.set(how);
     order.select.disabled = !known.columns.length;
-    explain.textContent = column?.description ?? "";
+    explain.textContent = column ? `${column.description.replace(/\.$/, "")}${column.unit ? `, in ${column.unit}` : ""}: the number under each map.` : "";
     explain.hidden = !column?.description;
     fillKinds(rows, filter.kind);
     const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
@@ -374,5 +383,5 @@ function short(value) {
   if (size >= 100) return value.toFixed(0);
   if (size >= 10) return value.toFixed(1);
   if (size >= 0.01 || value === 0) return value.toFixed(2);
-  return value.toExponential(0);
+  return size < 0.0005 ? "≈ 0" : value.toFixed(3);
 }

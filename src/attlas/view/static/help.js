@@ -23,10 +23,14 @@ const keys = [
   ]],
 ];
 
+const exact = [
+  "Every number is exact",
+  "Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture.",
+];
 const facts = [
   [
-    "Every number is exact",
-    "Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture.",
+    "How to read the map",
+    "A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1.",
   ],
   [
     "The picture holds codes",
@@ -50,7 +54,7 @@ const facts = [
   ],
 ];
 
-export function mountHelp(element, { store, uid, root }) {
+export function mountHelp(element, { store, uid, root, numbers }) {
   const open = make("button", { type: "button", class: "icon", title: "Keys, and where the numbers come from  ?", "aria-label": "Help" }, "?");
   open.addEventListener("click", () => store.set({ panel: "help" }));
   element.append(open);
@@ -69,7 +73,7 @@ export function mountHelp(element, { store, uid, root }) {
     "section",
     { class: "facts" },
     make("h3", {}, "Where the numbers come from"),
-    make("dl", {}, ...facts.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+    make("dl", {}, ...[facts[0], numbers ?? exact, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
   dialog.element.classList.add("help");

@@ -37,8 +37,10 @@ export function createHistogram(onRange) {
     });
   }
   function words(low, high) {
-    ends[0].textContent = digits(min);
-    ends[2].textContent = digits(max);
+    let precision = 3;
+    while (precision < 9 && digits(min, precision) === digits(max, precision)) precision += 1;
+    ends[0].textContent = digits(min, precision);
+    ends[2].textContent = digits(max, precision);
     ends[1].textContent = low > min || high < max ? `${digits(low)} to ${digits(high)}` : "";
   }
   return {

@@ -28,11 +28,11 @@ export function createKeys(root, { store, map, announce }) {
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, hover, pin } = store.state;
+    const { panel, hover, pin, pointed } = store.state;
     if (panel) store.set({ panel: "" });
     else if (map.crosshair()) map.crosshair(null);
-    else if (hover) store.set({ hover: null });
     else if (pin) store.set({ pin: null });
+    else if (pointed || hover) store.set({ pointed: null, hover: null, reading: null });
   }
   const pressed = (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -11,19 +11,23 @@ import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { bindHash, createStore, readHash } from "./state.js";
+import { bindHash, createStore, holds, readHash, same } from "./state.js";
+import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
 import { rangeOf } from "./colour.js";
+
+// Fields of a link that say what is looked at.
+const PLACED = ["entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
 let mounted = 0;
 
 /**
  * Start a page in `root` (an element of class "attlas") on the answers of `transport`.
  *
- * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with. Returns
- * `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
+ * what the help says of the numbers, where they are not computed for each request. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
  */
 export function mount(root, transport, options = {}) {
   const endings = [];
@@ -38,16 +42,19 @@ export function mount(root, transport, options = {}) {
   endings.push(() => shell.destroy());
 
   async function start() {
-    const { json: info } = await requests.get("info");
+    // What is known of the heads at once says where to begin; a link says it itself.
+    const link = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
+    const isPlace = (found) => Object.keys(found).some((field) => PLACED.includes(field));
+    const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
-    const found = { ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) };
-    const store = createStore({ ...startOf(info), ...found, info });
+    const found = link(); // it may have changed meanwhile
+    const store = createStore({ ...startOf(info, isPlace(found) ? null : heads?.json), ...found, info });
     endings.push(keepValid(store));
     endings.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
-    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid });
+    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
-    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root };
+    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers };
     if (options.hash) endings.push(bindHash(store));
     endings.push(shell.connect(context));
     const panels = [
@@ -59,6 +66,7 @@ export function mount(root, transport, options = {}) {
       [mountHelp, shell.help],
       [mountCompare, shell.compare],
       [mountStatus, shell.status],
+      [mountSays, shell.says],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);
@@ -84,10 +92,10 @@ export function mount(root, transport, options = {}) {
   };
 }
 
-// The first entry whose cells can be read.
-function startOf(info) {
+// The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
+function startOf(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
-  return { entry: Math.max(0, readable) };
+  return { entry: Math.max(0, readable), ...heads?.telling, ...(info.texts ? {} : { aside: "heads" }) };
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.
@@ -97,7 +105,8 @@ function keepValid(store) {
     if (Object.keys(patch).length) store.set(patch);
   };
   check();
-  return store.on(["entry", "head", "batch", "second", "compare", "pin", "colour", "low", "high"], check);
+  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "colour", "low", "high"];
+  return store.on(fields, check);
 }
 
 /** What must change in a state so that it names only what there is. */
@@ -109,13 +118,17 @@ export function repaired(state) {
   const entry = entries[at];
   if (at !== state.entry) patch.entry = at;
   if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
+  const { info } = state;
+  if (!holds(info, at, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
+  Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
   const { second } = state;
-  if (second && !(second.entry < entries.length && headIn(entries[second.entry], second.head))) patch.second = null;
+  const hasSecond = second && second.entry < entries.length && headIn(entries[second.entry], second.head);
+  if (second && !(hasSecond && holds(info, second.entry, second.head))) patch.second = null;
   if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
   const { low, high } = rangeOf({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
-  return patch;
+  return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !same(state[field], value)));
 }
 
 // The theme that is shown: the chosen one, or what the system asks for.

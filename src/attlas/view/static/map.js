@@ -18,6 +18,7 @@ import { createTracks } from "./tracks.js";
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
 const CHURN = 90; // ms between two looks at what is wanted while zooming
+const PATIENCE = 6000; // ms without a new tile after which a picture is made of what is here
 const LABEL = 400; // ms after a movement until the canvas is described anew
 
 const PLACE = ["row", "column", "zoom"];
@@ -52,7 +53,7 @@ function createStage(element, uid) {
   return { stage, base, overlay };
 }
 
-function createTools(stage, map) {
+function createTools(element, map) {
   const button = (text, label, run) => {
     const one = make("button", { type: "button", title: label, "aria-label": label }, text);
     one.addEventListener("click", run);
@@ -61,7 +62,7 @@ function createTools(stage, map) {
   const closer = button("+", "Zoom in  +", () => map.zoomBy(1));
   const zoom = make("div", {}, button("−", "Zoom out  −", () => map.zoomBy(-1)), closer);
   const places = make("div", {}, button("Diagonal", "Go to the diagonal  d", () => map.diagonal()), button("Fit", "Show the whole matrix  0", () => map.fit()));
-  stage.append(make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }, places, zoom));
+  element.append(places, zoom);
   return {
     show(now) {
       closer.disabled = now >= ZOOM_MAX - 0.001;
@@ -70,7 +71,7 @@ function createTools(stage, map) {
 }
 
 /** Mount the map in `element`; the returned object is the `map` of the page's context. */
-export function createMap(element, { store, transport, tokens, announce, uid }) {
+export function createMap(element, { store, transport, tokens, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
   const top = overlay.getContext("2d");
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -90,6 +91,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   let overlayEmpty = false;
   let wantedAt = 0;
   let lacking = { missing: 0, pending: false };
+  let exported = null; // a denser scene whose tiles are wanted too
   let shape = "";
   let destroyed = false;
 
@@ -112,7 +114,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, tokens, announce, size: () => size });
+  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: ask, size: () => size });
   const painter = createPainter(base, { tiles, tracks, cells, tokens, spans });
   const camera = createCamera({
     store,
@@ -121,7 +123,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     moved: ask,
     reduced: () => motion.matches,
   });
-  const pointing = createPointing({ store, scene, camera, tip, tracks, announce, changed: ask });
+  const pointing = createPointing({ store, scene, camera, tip, tracks, announce, changed: ask, waits: (on) => stage.classList.toggle("waiting", on) });
 
   // ---- frames
 
@@ -156,7 +158,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     top.setTransform(1, 0, 0, 1, 0, 0);
     top.clearRect(0, 0, overlay.width, overlay.height);
     top.setTransform(size.dpr, 0, 0, size.dpr, 0, 0);
-    drawCrosshair(top, drawn.panes, { scale: drawn.scale, hover, pin, look, keyboard: pointing.keyboard() });
+    drawCrosshair(top, drawn.panes, { scale: drawn.scale, hover, block: pointing.block(), pin, look, keyboard: pointing.keyboard() });
   }
 
   const settled = () => !dirty && !lacking.missing && !lacking.pending && !camera.moving();
@@ -177,7 +179,9 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       const known = items.get(item.key);
       if (!known || item.distance < known.distance) items.set(item.key, item);
     };
-    for (const layer of drawn.panes.flatMap((pane) => (pane.readable ? pane.layers : []))) {
+    const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? pane.layers : []));
+    if (exported) for (const layer of layersOf(exported)) wantedBy(layer, false).forEach(add);
+    for (const layer of layersOf(drawn)) {
       wantedBy(layer, !incomplete && !camera.moving()).forEach(add);
       const small = thumbnailItem(layer);
       if (incomplete && needsPass(info, layer.level) && !tiles.has(small.key)) add(small);
@@ -302,7 +306,28 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
       const names = Object.values(TRACK_OF);
       return lacking.pending || scene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
     },
-    canvas: () => base,
+    /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, level}. */
+    async picture(dpr, signal) {
+      const { width, height } = size;
+      const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
+      const dense = sceneOf(store.state, width, height, dpr, hasSpans);
+      const paint = createPainter(canvas, { tiles, tracks, cells, tokens, spans });
+      const how = { look, palette, budget: { left: () => true }, state: store.state };
+      try {
+        for (let [left, since] = [Infinity, performance.now()]; ; ) {
+          const { missing } = paint.draw(dense, how);
+          if (missing < left) [left, since] = [missing, performance.now()];
+          if (!missing || performance.now() - since > PATIENCE) return { canvas, width, height, level: dense.level };
+          exported = dense;
+          invalidate();
+          await new Promise((done) => setTimeout(done, 100));
+          signal.throwIfAborted();
+        }
+      } finally {
+        exported = null;
+        invalidate();
+      }
+    },
     focus: () => overlay.focus(),
     destroy() {
       destroyed = true;
@@ -315,7 +340,7 @@ export function createMap(element, { store, transport, tokens, announce, uid }) 
     },
   };
 
-  const tools = createTools(stage, map);
+  const tools = createTools(toolsElement, map);
   const watch = new ResizeObserver(resize);
   const blur = () => pointing.setKeyboard(false);
   const endings = [

@@ -30,12 +30,11 @@ export function digits(value, precision = 3) {
   return shown.replace("-", "−");
 }
 
-// A probability in percent, as short as it says something: 42 %, 3.1 %, 0.02 %, and 10⁻⁷ where percent are of no use.
+// A share in percent: 42.1 %, 3.1 %, 0.02 %.
 export function percent(weight) {
-  if (weight === 0) return "0";
+  if (weight === 0) return "0 %";
   if (weight >= 0.0995) return `${(100 * weight).toFixed(1)} %`;
-  if (weight >= 0.0001) return `${(100 * weight).toPrecision(2)} %`;
-  return digits(weight, 2);
+  return weight >= 1e-5 ? `${(100 * weight).toPrecision(2)} %` : "< 0.001 %";
 }
 
 // Bytes: 31.2 MB.

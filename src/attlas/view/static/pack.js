@@ -75,7 +75,7 @@ export async function gather(transport, state, { signal, tell }) {
       }
     }
     for (const track of tracks) jobs.push(async () => put(`track:${name}:${track}`, await complete("track", { ...shared, name: track }), 4));
-    if (exact) jobs.push(async () => put(`exact:${name}`, (await fetchRegion(transport, shared, { r0: 0, r1: given.m, c0: 0, c1: given.n }, { signal })).buffer, 4));
+    if (exact) jobs.push(async () => put(`exact:${name}`, (await fetchRegion(transport, shared, { r0: 0, r1: given.m, c0: 0, c1: given.n }, { signal })).weights.buffer, 4));
     else if (state.pin !== null && entry === state.entry && head === state.head) {
       const { i, j } = state.pin;
       jobs.push(async () => put(`row:${name}:${i}`, await transport.get("row", { ...shared, i }, { signal }), 4));
@@ -125,7 +125,7 @@ export async function gather(transport, state, { signal, tell }) {
 
 // What the offline page begins with: the state, less what belongs to a window.
 function view(state) {
-  const { info, heads, hover, progress, panel, found, dark, ...kept } = state;
+  const { info, heads, hover, reading, pointed, progress, panel, found, dark, ...kept } = state;
   return kept;
 }
 

@@ -2,6 +2,7 @@
 
 import { unpack } from "./base64.js";
 import { decode, MASKED, PENDING } from "./colour.js";
+import { headMark } from "./numbers.js";
 import { tilesOf } from "./pack.js";
 import { TransportError } from "./transport.js";
 
@@ -9,7 +10,10 @@ const notHere = (what) => new TransportError(404, `This file does not hold ${wha
 const side = 256;
 
 export function packedTransport(data) {
-  const { info, parts } = data;
+  const { parts } = data;
+  const { batch, variant, pool } = data.state;
+  // What the page must not offer, because the file does not hold it.
+  const info = { ...data.info, held: data.packed.map(({ entry, head }) => ({ entry, head })), only: { batch, variant, pool } };
   const opened = new Map();
 
   // A part by its name, unpacked once.
@@ -39,7 +43,8 @@ export function packedTransport(data) {
     if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere("this tile");
     return new Uint16Array(side * side).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
   }
-  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level.
+  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level, and then
+  // it is `rounded`.
   async function region(params, r0, r1, c0, c1) {
     const head = headOf(params);
     const { n } = head.given;
@@ -48,12 +53,12 @@ export function packedTransport(data) {
     if (exact) {
       const all = new Float32Array(exact);
       for (let r = r0; r < r1; r++) out.set(all.subarray(r * n + c0, r * n + c1), (r - r0) * (c1 - c0));
-      return out;
+      return { weights: out, rounded: false };
     }
     const row = r1 - r0 === 1 ? await part(`row:${head.name}:${r0}`) : null;
-    if (row) return new Float32Array(row).slice(c0, c1);
+    if (row) return { weights: new Float32Array(row).slice(c0, c1), rounded: false };
     const column = c1 - c0 === 1 ? await part(`column:${head.name}:${c0}`) : null;
-    if (column) return new Float32Array(column).slice(r0, r1);
+    if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
     if (head.finest > 0) throw notHere("the weights of single cells of this head; it holds blocks, and the row and column that were pinned");
     for (let y = Math.floor(r0 / side); y * side < r1; y++) {
       for (let x = Math.floor(c0 / side); x * side < c1; x++) {
@@ -66,7 +71,7 @@ export function packedTransport(data) {
         }
       }
     }
-    return out;
+    return { weights: out, rounded: true };
   }
   const bounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(number);
 
@@ -75,7 +80,7 @@ export function packedTransport(data) {
     const [i, j] = [number(params.i), number(params.j)];
     const known = parts[`cell:${head.name}:${i}:${j}`];
     if (known) return known;
-    const row = await region(params, i, i + 1, 0, head.given.n);
+    const { weights: row, rounded } = await region(params, i, i + 1, 0, head.given.n);
     const masked = head.given.causal && head.given.first_key + j > head.given.first_query + i;
     const entropy = row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     const mass = await part(`track:${head.name}:column_mass`);
@@ -84,17 +89,18 @@ export function packedTransport(data) {
       logit: null,
       lse: null,
       allowed: !masked,
-      rank: masked ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
+      rounded,
+      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
       row_entropy: entropy,
       column_mass: mass ? new Float32Array(mass)[j] : null,
     };
   }
   async function top(params) {
     const [r0, r1, c0, c1] = bounds(params);
-    const weights = await region(params, r0, r1, c0, c1);
+    const { weights, rounded } = await region(params, r0, r1, c0, c1);
     const width = c1 - c0;
     const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-    return { cells: order.slice(0, number(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]) };
+    return { cells: order.slice(0, number(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]), rounded };
   }
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
   // of several tokens is one unit.
@@ -146,6 +152,7 @@ export function packedTransport(data) {
     return `${entry}:${head}`;
   }
 
+  const numbers = ({ weights, rounded }) => ({ buffer: weights.buffer, rounded });
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
@@ -156,9 +163,9 @@ export function packedTransport(data) {
     tile: async (params) => ({ buffer: await tile(params) }),
     thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, "this thumbnail") }),
     track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, "this track") }),
-    row: async (params) => ({ buffer: (await line(params, "row")).buffer }),
-    column: async (params) => ({ buffer: (await line(params, "column")).buffer }),
-    region: async (params) => ({ buffer: (await region(params, ...bounds(params))).buffer }),
+    row: async (params) => numbers(await line(params, "row")),
+    column: async (params) => numbers(await line(params, "column")),
+    region: async (params) => numbers(await region(params, ...bounds(params))),
     cell: async (params) => ({ json: await cell(params) }),
     top: async (params) => ({ json: await top(params) }),
     offline: () => ({ json: { page: null } }),
@@ -173,15 +180,26 @@ export function packedTransport(data) {
   };
 }
 
+/** What is known of the numbers of the file, for the help: [title, text]. */
+export function numberFacts({ packed }) {
+  const whole = "were computed from queries and keys when the page was saved";
+  if (packed.every((each) => each.exact)) return ["Every number is exact", `Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they ${whole}. None is read from the picture.`];
+  const [title, rest] = packed.some((each) => each.finest > 0)
+    ? ["Single weights are of one row and one column", "Other numbers are of blocks, from the picture."]
+    : ["Most numbers are rounded", "Other weights are read from the picture, within 0.034 %: of those, three digits are shown, behind ≈."];
+  return [title, `The weights of the pinned row and column, and the tracks, are exact float32 values; they ${whole}. ${rest} The recording itself, opened with attlas view, has all of them exactly.`];
+}
+
 // What is not in the file, in words for its foot.
 export function missingWords(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
-  const words = [`Offline copy: ${packed.length} of ${heads} heads`];
+  const kept = packed.map(({ entry, head }) => headMark(info, entry, head)).join(" and ");
+  const words = [`Offline copy: ${packed.length} of ${heads} heads (${kept})`];
   const coarse = packed.filter((each) => each.finest > 0);
   if (coarse.length) words.push(`blocks from ${2 ** coarse[0].finest} × ${2 ** coarse[0].finest} cells on, no single weights`);
   else if (packed.every((each) => each.exact)) words.push("weights exact in float32");
-  else words.push("weights within 0.034 %");
+  else words.push("weights within 0.034 %, those of the pinned row and column exact");
   words.push(state.pool === "mean" ? "blocks as means only" : "blocks as maxima only");
   words.push(state.variant === "nosink" ? "without the first key only" : "with the first key only");
   return `${words.join(", ")}.`;

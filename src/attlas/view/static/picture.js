@@ -3,13 +3,14 @@
 import { colours, divergingColours, rangeOf } from "./colour.js";
 import { barOf, marksOf } from "./colourbar.js";
 import { digits, headName, ticks, whole } from "./numbers.js";
+import { blockText } from "./status.js";
 
 // What a picture says under its title; every choice that changes the numbers is named.
-export function captionOf(state) {
-  const { info, compare, second, pool, variant } = state;
+export function captionOf(state, level) {
+  const { info, compare, second, variant } = state;
   const parts = [info.title];
-  if (info.model) parts.push(info.model);
-  parts.push(pool === "mean" ? "blocks show means" : "blocks show maxima");
+  if (info.model && !info.title.includes(info.model)) parts.push(info.model);
+  parts.push(blockText(level, state));
   if (variant === "nosink") parts.push("first key excluded, rows renormalised");
   if (second !== null && compare !== "none") {
     const other = headName(info, second.entry, second.head);
@@ -19,11 +20,9 @@ export function captionOf(state) {
   return parts.join(" · ");
 }
 
-export function drawPicture(map, state, style) {
-  const source = map.canvas();
-  const box = source.getBoundingClientRect();
-  const ratio = source.width / Math.max(1, box.width);
-  const [width, height] = [box.width, box.height];
+/** `shown`: what `map.picture` gives; `view`: the region of cells that it shows. */
+export function drawPicture({ canvas: source, width, height, level }, view, state, style) {
+  const ratio = source.width / Math.max(1, width);
   const top = 58;
   const bottom = 62;
   const canvas = document.createElement("canvas");
@@ -39,10 +38,9 @@ export function drawPicture(map, state, style) {
   pen.fillText(headName(state.info, state.entry, state.head), 16, 26, width);
   pen.font = `12px ${style.sans}`;
   pen.fillStyle = style.soft;
-  pen.fillText(captionOf(state), 16, 45, width);
+  pen.fillText(captionOf(state, level), 16, 45, width);
   pen.drawImage(source, 16, top, width, height);
   drawScale(pen, state, style, 16, top + height + 14, Math.min(360, width));
-  const view = map.visibleRegion();
   const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
   const range = (first, a, b) => `${whole(first + Math.floor(a))} to ${whole(first + Math.max(Math.floor(a), Math.ceil(b) - 1))}`;
   const words = [`queries ${range(firstQuery, view.r0, view.r1)}`, `keys ${range(firstKey, view.c0, view.c1)}`];

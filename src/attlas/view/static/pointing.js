@@ -7,13 +7,17 @@ import { TRACKS, peak } from "./tracks.js";
 
 const DOUBLE = 500; // ms in which two clicks may be a double click
 
-/** `scene()` gives what is drawn; `changed()` asks for a frame. The result is also what gestures act on. */
-export function createPointing({ store, scene, camera, tip, tracks, announce, changed }) {
+/**
+ * `scene()` gives what is drawn; `changed()` asks for a frame; `waits(on)` says that a click has to wait. The result is
+ * also what gestures act on.
+ */
+export function createPointing({ store, scene, camera, tip, tracks, announce, changed, waits }) {
   let pointer = null; // where the pointer is, in CSS pixels
   let keyboard = false; // whether the crosshair stands in the middle, for keys
   let own = false; // whether the hover is ours to take back
   let pinBefore = null;
   let clickedAt = -Infinity;
+  let clicks = 0;
 
   function middle() {
     const [pane] = scene().panes;
@@ -24,7 +28,7 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
 
   function unhover() {
     tip.hide();
-    if (own) store.set({ hover: null });
+    if (own) store.set({ hover: null, reading: null });
     own = false;
   }
 
@@ -42,17 +46,27 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
     tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && peak(values, from, to) }, place);
   }
 
-  // Zoomed out a pixel is a block: what is pinned is its largest cell, where that is known.
-  function pinnedBy({ i, j }) {
-    const { target } = tip;
-    if (!target || !target.best || !target.level || target.name) return { i, j };
-    const { r0, r1, c0, c1 } = target.block;
-    return i >= r0 && i < r1 && j >= c0 && j < c1 ? { i: target.best[0], j: target.best[1] } : { i, j };
-  }
-
-  function pin(found) {
+  // Zoomed out a pixel is a block: what is pinned is its largest cell, and a click waits for it.
+  async function pin(found) {
+    const mine = ++clicks;
+    waits(false);
     if (!found) return;
-    const cell = pinnedBy(found);
+    const here = scene();
+    const target = targetOf(here, found.pane, found.i, found.j);
+    if (!target) return;
+    let cell = { i: found.i, j: found.j };
+    if (target.level && !target.name && target.allowed) {
+      waits(true);
+      try {
+        const [i, j] = (await tip.largest(target)) ?? [cell.i, cell.j];
+        cell = { i, j };
+      } catch {
+        // It cannot be had: the cell under the pointer is the best there is.
+      }
+      if (mine !== clicks) return; // another click, or a double click, has come
+      waits(false);
+      if (scene().panes[0].source.key !== here.panes[0].source.key) return; // of another head
+    }
     const before = store.state.pin;
     const letGo = before && before.i === cell.i && before.j === cell.j;
     store.set({ pin: letGo ? null : cell });
@@ -97,8 +111,8 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
       const found = keyboard ? middle() : cellUnder(here, place.x, place.y);
       const target = found && targetOf(here, found.pane, found.i, found.j);
       own = true;
-      store.set({ hover: target ? { i: found.i, j: found.j } : null });
       if (!target) {
+        store.set({ hover: null, reading: null });
         const track = place && trackUnder(here, place.x, place.y);
         if (track) showTrack(track, place);
         else tip.hide();
@@ -108,7 +122,11 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
       target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
       const at = place ?? { x: found.pane.X(found.j + 0.5), y: found.pane.Y(found.i + 0.5) };
       tip.show(target, at, { level: here.level, pool: store.state.pool, spoken: keyboard });
+      const { cell, weight } = tip.reading();
+      store.set({ hover: cell ?? { i: found.i, j: found.j }, reading: weight });
     },
+    /** The cells that the pixel pointed at stands for, until it is known which of them is the largest. */
+    block: () => (keyboard || pointer ? tip.reading().block : null),
     point(x, y) {
       pointer = { x, y };
       setKeyboard(false);
@@ -128,6 +146,8 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
       pin(cellUnder(scene(), x, y));
     },
     double(x, y, out) {
+      clicks += 1;
+      waits(false);
       store.set({ pin: pinBefore }); // the two clicks of a double click were not meant to pin
       camera.zoomBy(out ? -1 : 1, x, y);
     },

@@ -54,16 +54,19 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
   return { panes, scale, dpr, level, compare, refused, width, height };
 }
 
-/** What cell (i, j) of a pane is: of which head, whether it may be seen, and the block that its pixel stands for. */
+/**
+ * What cell (i, j) of a pane is: of which head, whether it may be seen, and the block that its pixel stands for.
+ * `shown(r, c)` is where the pane shows a cell of that head.
+ */
 export function targetOf(scene, pane, i, j) {
   const { entry, source } = pane;
   const { level, compare } = scene;
   const offset = causalOffset(entry);
   const main = pane.layers.at(-1);
-  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "" }];
+  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", shown: (r, c) => ({ i: r, j: c }) }];
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
-    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: "second head" }];
+    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: "second head", shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
   const size = 2 ** level;

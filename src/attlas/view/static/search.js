@@ -1,7 +1,9 @@
 // The search box: token text, a range of positions ("50000-60000"), or one cell ("60321,102").
 
 import { debounced, make } from "./elements.js";
+import { beyondDiagonal } from "./geometry.js";
 import { whole } from "./numbers.js";
+import { same } from "./state.js";
 
 const most = 1000; // matches that are asked for; the count is of all
 
@@ -43,6 +45,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   let total = 0;
   let index = -1;
   let asked = null;
+  let pinned = null; // the cell that the search itself has pinned
 
   const input = make("input", {
     type: "search",
@@ -80,20 +83,30 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     settle();
   };
 
-  // The cell that shows a token: its column in the row that one looks at, or on the diagonal.
+  // The cell that shows a token: in the row (or column) that somebody has pinned, where the mask allows it. Else the
+  // token itself is pinned, and the text shows its weights.
   const cellOf = ([start, stop]) => {
     const { info, entry, pin, by } = store.state;
-    const { m, n, first_query: firstQuery, first_key: firstKey } = info.entries[entry];
+    const given = info.entries[entry];
+    const { m, n, first_query: firstQuery, first_key: firstKey } = given;
     const position = Math.floor((start + stop - 1) / 2);
     const row = Math.min(m - 1, Math.max(0, position - firstQuery));
     const column = Math.min(n - 1, Math.max(0, position - firstKey));
-    if (pin === null) return { i: row, j: column };
-    return by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
+    if (pin !== null && !same(pin, pinned)) {
+      const cell = by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
+      if (!beyondDiagonal(given, cell.i + 1, cell.j)) return { cell, own: false };
+    }
+    return { cell: { i: row, j: column }, own: true };
   };
   const show = () => {
-    const { i, j } = cellOf(matches[index]);
-    map.centre(i, j);
-    store.set({ hover: { i, j }, found: { matches, index } });
+    const { cell, own } = cellOf(matches[index]);
+    const { info, entry } = store.state;
+    const { c0, c1 } = map.view();
+    // At the diagonal of a causal map, what the query may look at lies to the left.
+    const aside = own && info.entries[entry].causal ? Math.min(cell.j, 0.3 * (c1 - c0)) : 0;
+    map.centre(cell.i, cell.j - aside);
+    if (own) pinned = cell;
+    store.set({ ...(own ? { pin: cell } : {}), hover: cell, reading: null, found: { matches, index } });
     const shown = `${whole(index + 1)} of ${whole(total)}${total > matches.length ? ` (the first ${whole(matches.length)})` : ""}`;
     say(shown);
     announce(`Match ${shown}, position ${whole(matches[index][0])}`);
@@ -145,7 +158,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     }
     if (query.kind === "cell") {
       map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, 3) });
-      store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j } });
+      store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
       say("");
       announce(`Cell ${whole(query.query)}, ${whole(query.key)}`);
       return;

@@ -2,6 +2,7 @@
 
 import { make } from "./elements.js";
 import { headName } from "./numbers.js";
+import { holds } from "./state.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -43,6 +44,8 @@ export function createShell(root, uid) {
     text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
     colourbar: slot("colourbar"),
     status: slot("status"),
+    says: make("p", { class: "says" }),
+    tools: make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);
   textButton.setAttribute("aria-controls", part.text.id);
@@ -51,7 +54,8 @@ export function createShell(root, uid) {
   const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
   const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
   const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
-  const body = make("div", { class: "body" }, part.heads, part.map, part.text, scrim);
+  const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
+  const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
   part.map.append(notice);
   const noscript = [...root.childNodes];
@@ -69,8 +73,14 @@ export function createShell(root, uid) {
     title.textContent = info.title;
     title.title = [info.title, info.model].filter(Boolean).join(" · ");
     const nameOf = (entry) => headName(info, info.entries.indexOf(entry), "mean").replace(/, mean of.*/, "");
-    layer.replaceChildren(...info.entries.map((entry, at) => make("option", { value: String(at) }, nameOf(entry))));
-    on(layer, "change", () => store.set({ entry: Number(layer.value) }));
+    const held = (at) => [...info.entries[at].heads.keys(), "mean"].filter((each) => holds(info, at, each));
+    const missing = (at, each) => (holds(info, at, each) ? {} : { disabled: true, title: "not in this file" });
+    layer.replaceChildren(...info.entries.map((entry, at) => make("option", { value: String(at), disabled: !held(at).length }, nameOf(entry))));
+    on(layer, "change", () => {
+      const entry = Number(layer.value);
+      const [here, now] = [held(entry), store.state.head];
+      store.set({ entry, head: here.includes(now) ? now : here.findLast((each) => each !== "mean") ?? "mean" });
+    });
     on(head, "change", () => store.set({ head: head.value === "mean" ? "mean" : Number(head.value) }));
     on(batch, "change", () => store.set({ batch: Number(batch.value) }));
     on(previous, "click", () => store.set(headStep(store.state, -1)));
@@ -82,8 +92,8 @@ export function createShell(root, uid) {
     const narrow = () => root.clientWidth < 720;
     const showHead = (state) => {
       const entry = info.entries[state.entry];
-      const options = entry.heads.map((number, at) => make("option", { value: String(at) }, `head ${number}`));
-      options.push(make("option", { value: "mean" }, `mean of ${entry.heads.length}`));
+      const options = entry.heads.map((number, at) => make("option", { value: String(at), ...missing(state.entry, at) }, `head ${number}`));
+      options.push(make("option", { value: "mean", ...missing(state.entry, "mean") }, `mean of ${entry.heads.length}`));
       head.replaceChildren(...options);
       const texts = Array.from({ length: entry.batch ?? 1 }, (_, at) => make("option", { value: String(at) }, `text ${at}`));
       batch.replaceChildren(...texts);
@@ -144,6 +154,7 @@ export function createShell(root, uid) {
 
 /** The head one before or after, through layers too; the mean of heads stays the mean. */
 export function headStep({ info, entry, head }, by) {
+  if (info.held) return heldStep({ info, entry, head }, by);
   if (head === "mean") return layerStep({ info, entry, head }, by);
   const next = head + by;
   if (next >= 0 && next < info.entries[entry].heads.length) return { head: next };
@@ -153,8 +164,15 @@ export function headStep({ info, entry, head }, by) {
 
 /** The same head, one layer before or after. */
 export function layerStep({ info, entry, head }, by) {
+  if (info.held) return heldStep({ info, entry, head }, by);
   const other = (entry + by + info.entries.length) % info.entries.length;
   return { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) };
+}
+
+// Through the heads that a page without a server holds.
+function heldStep({ info, entry, head }, by) {
+  const at = info.held.findIndex((each) => each.entry === entry && each.head === head);
+  return info.held[(at + by + info.held.length) % info.held.length];
 }
 
 function nextTheme({ theme }) {

@@ -4,6 +4,9 @@
 export const ZOOM_MIN = -9;
 export const ZOOM_MAX = 6;
 
+/** The palettes of weights, the first one by default. */
+export const PALETTES = ["depth", "viridis", "magma", "cividis", "grey"];
+
 /** What a page shows before anything is chosen. `row`, `column` and `zoom` are null until the map has been fitted. */
 export const DEFAULTS = Object.freeze({
   entry: 0, // index in info.entries
@@ -20,16 +23,19 @@ export const DEFAULTS = Object.freeze({
   low: null, // log2 weights (log) or weights (linear); null: chosen from the matrix
   high: null,
   ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
-  palette: "viridis", // "viridis" | "magma" | "cividis" | "grey"
+  palette: "depth", // one of PALETTES
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
   by: "query", // "query" | "key": whose row or column the text pane shows
+  ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "export" | "compare"
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
+  reading: null, // null | the weight of that cell, or of the block that its pixel stands for
+  pointed: null, // null | {i, j}: the cell of the token that was last pointed at in the text, while nothing is pinned
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
@@ -83,10 +89,11 @@ const FIELDS = {
   low: ["lo", decimalField(-64, 1, 6)],
   high: ["hi", decimalField(-64, 1, 6)],
   ratio: ["x", decimalField(0.25, 64, 2)],
-  palette: ["pal", amongField("viridis", "magma", "cividis", "grey")],
+  palette: ["pal", amongField(...PALETTES)],
   theme: ["t", amongField("auto", "light", "dark")],
   pin: ["pin", pairField("i", "j")],
   by: ["by", amongField("query", "key")],
+  ink: ["ink", amongField("linear", "log")],
   sort: ["sort", wordsField],
   filter: ["q", wordsField],
   panel: ["panel", wordsField],
@@ -114,6 +121,11 @@ export function readHash(text) {
     if (value !== undefined) found[field] = value;
   }
   return found;
+}
+
+/** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
+export function holds(info, entry, head) {
+  return !info.held || info.held.some((each) => each.entry === entry && each.head === head);
 }
 
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */

@@ -11,7 +11,7 @@ export function mountStatus(element, { store, transport, map }) {
   const scale = make("span", { class: "status-scale" });
   const progress = make("span", { class: "status-progress", role: "status" });
   const trouble = make("span", { class: "status-trouble", role: "status" });
-  element.append(trouble, progress, scale);
+  element.append(scale, progress, trouble);
 
   const show = (state) => {
     scale.textContent = [blockText(map.level(), state), variantText(state), compareText(map.refused())].filter(Boolean).join(" · ");
@@ -58,10 +58,11 @@ function jobOf(jobs, { entry, head, variant }) {
   return { entry: mine.entry, head: mine.head, fraction: mine.done / mine.total, secondsLeft: Math.ceil(mine.seconds_left ?? 0) };
 }
 
-function blockText(level, { pool }) {
-  if (!level) return "every cell";
+/** What one pixel stands for, in words. */
+export function blockText(level, { pool }) {
+  if (!level) return "every cell is drawn";
   const side = whole(2 ** level);
-  return `${pool === "max" ? "maximum" : "mean"} of ${side} × ${side} cells a block`;
+  return `a pixel shows the ${pool === "max" ? "largest weight" : "mean"} of ${side} × ${side} cells`;
 }
 
 function variantText({ variant }) {

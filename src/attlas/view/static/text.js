@@ -1,6 +1,7 @@
-// The text: what the pinned query looks at, or who looks at the pinned key, token by token and as a list.
+// The text: what a query looks at, or who looks at a key, token by token and as a list. It is the query or key of the
+// pinned cell; while nothing is pinned, that of the token that is pointed at.
 
-import { colourOf, inkOn, rangeOf } from "./colour.js";
+import { defaultRange } from "./colour.js";
 import { make, segmented } from "./elements.js";
 import { digits, percent, whole } from "./numbers.js";
 import { createFlow } from "./flow.js";
@@ -8,6 +9,8 @@ import { visible } from "./tokens.js";
 
 const listed = 8; // entries of the list at first
 const most = 48; // and after "more"
+const keptLines = 24;
+const REST = 40; // ms over a token until its row is asked for
 
 // The places of the `count` largest numbers, in descending order, in one pass and without sorting all.
 export function largest(values, count) {
@@ -24,18 +27,23 @@ export function largest(values, count) {
 }
 
 export function mountText(element, { store, transport, map, tokens, announce, uid }) {
-  let weights = null; // Float32Array of the pinned row or column
+  let weights = null; // Float32Array of the row or column that is shown
+  let rounded = false; // whether they are
   let asked = null;
   let shownCount = listed;
+  let timer = 0;
+  const lines = new Map(); // rows and columns that came last: key -> {weights, rounded}
 
   const by = segmented(
     "Whose weights",
     [
-      { value: "query", text: "query → keys", title: "What the pinned query looks at" },
-      { value: "key", text: "key ← queries", title: "Who looks at the pinned key" },
+      { value: "query", text: "query → keys", title: "What the query looks at" },
+      { value: "key", text: "key ← queries", title: "Who looks at the key" },
     ],
     (value) => store.set({ by: value }),
   );
+  const log = make("button", { type: "button", class: "toggle", title: "Colour the text by the logarithm of the weights, so that small ones show too" }, "log");
+  log.addEventListener("click", () => store.set({ ink: store.state.ink === "log" ? "linear" : "log" }));
   const subject = make("p", { class: "subject" });
   const facts = make("dl", { class: "cell-facts" });
   const release = make("button", { type: "button", class: "text-button", title: "Let go of the pinned cell  Esc" }, "unpin");
@@ -47,29 +55,29 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     showList();
   });
   const rest = make("p", { class: "largest-rest" });
-  const hint = make("p", { class: "text-hint" }, "Click a cell of the map or a token to pin it. The text is then coloured by its row of exact weights, on the scale of the colour bar.");
-  const pinned = make("div", { class: "pinned", hidden: true }, subject, facts, list, make("div", { class: "largest-foot" }, rest, more));
+  const hasText = store.state.info.texts > 0;
+  const hint = make("p", { class: "text-hint" }, hasText ? "Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it." : "Click a cell of the map: here are the largest weights of its row.");
+  const shown = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, rest, more));
+  // As high with words as with numbers, so that the text stays where it is when a token is clicked.
+  const pinned = make("div", { class: "pinned" }, hint, shown);
   const flow = createFlow({ tokens, label: "Text", uid, paint, onHover, onPick });
+  flow.element.hidden = !hasText;
   element.classList.add("text");
-  element.append(
-    make("div", { class: "text-head" }, make("h2", {}, "Text"), by.element, release),
-    hint,
-    pinned,
-    flow.element,
-  );
+  element.append(make("h2", { class: "unseen" }, "Text"), make("div", { class: "text-head" }, by.element, hasText ? log : null), flow.element, pinned);
 
   const entryOf = (state) => state.info.entries[state.entry];
   const chip = (position) => {
     const joined = tokens.joined(position);
     const text = tokens.peek(position);
-    if (text === null) return make("code", { class: "token" }, whole(position));
+    if (text === null) return "";
     if (!joined) return make("code", { class: "token" }, visible(text));
     const which = `${position - joined.start + 1}/${joined.stop - joined.start}`;
     return make("code", { class: "token", title: `part ${which} of ${joined.text}` }, visible(joined.text), make("small", {}, ` ${which}`));
   };
 
-  // ------------------------------------------------------------------------------------------------- the pinned cell
+  // ------------------------------------------------------------------------------------- the row that is shown
 
+  const heldOf = (state) => state.pin ?? state.pointed;
   // One end of the pairs that are coloured: position of the first one, and how many.
   function others(state) {
     const { m, n, first_query: firstQuery, first_key: firstKey } = entryOf(state);
@@ -77,18 +85,34 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   }
   function own(state) {
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
-    return state.by === "query" ? firstQuery + state.pin.i : firstKey + state.pin.j;
+    const { i, j } = heldOf(state);
+    return state.by === "query" ? firstQuery + i : firstKey + j;
+  }
+
+  // The weights of the row or column of a cell.
+  async function lineOf(state, { i, j }, signal) {
+    const { entry, head, batch, variant, by: which } = state;
+    const [name, place] = which === "query" ? ["row", { i }] : ["column", { j }];
+    const key = `${entry}/${head}/${batch}/${variant}/${name}/${i}/${j}`;
+    if (!lines.has(key)) {
+      const answer = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
+      lines.set(key, { weights: new Float32Array(answer.buffer), rounded: Boolean(answer.rounded) });
+      if (lines.size > keptLines) lines.delete(lines.keys().next().value);
+    }
+    return lines.get(key);
   }
 
   async function load() {
+    clearTimeout(timer);
     asked?.abort();
     asked = null;
     const { state } = store;
     by.set(state.by);
-    const held = state.pin !== null && state.info !== null;
-    pinned.hidden = release.hidden = !held;
-    hint.hidden = held;
-    if (!held) {
+    const held = heldOf(state);
+    shown.hidden = held === null;
+    hint.hidden = held !== null;
+    facts.hidden = release.hidden = state.pin === null;
+    if (held === null) {
       weights = null;
       flow.repaint();
       return;
@@ -96,24 +120,24 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     asked = new AbortController();
     const { signal } = asked;
     const { entry, head, batch, variant, pin } = state;
-    const shared = { entry, head, batch, variant };
     showSubject();
-    pinned.classList.add("loading");
+    shown.classList.add("loading");
     tokens.prefetch(own(state), own(state) + 1);
     try {
-      const line = state.by === "query" ? transport.get("row", { ...shared, i: pin.i }, { signal }) : transport.get("column", { ...shared, j: pin.j }, { signal });
-      const cell = transport.get("cell", { ...shared, i: pin.i, j: pin.j }, { signal });
-      cell.catch(() => {}); // told below, after the row
-      const { buffer } = await line;
+      const line = lineOf(state, held, signal);
+      const cell = pin && transport.get("cell", { entry, head, batch, variant, i: pin.i, j: pin.j }, { signal });
+      cell?.catch(() => {}); // told below, after the row
+      const found = await line;
       if (signal.aborted) return;
-      weights = new Float32Array(buffer);
+      ({ weights, rounded } = found);
       shownCount = listed;
       flow.repaint();
       await showList();
+      if (!pin) return;
+      flow.reveal(own(state));
       const { json } = await cell;
       if (signal.aborted) return;
       showFacts(json);
-      flow.reveal(own(state)); // now that the list above has its height
       const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
       announce(`Pinned query ${whole(firstQuery + pin.i)}, key ${whole(firstKey + pin.j)}: weight ${digits(json.weight)}`);
     } catch (error) {
@@ -123,17 +147,18 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         list.replaceChildren();
         facts.replaceChildren();
         flow.repaint();
-        flow.reveal(own(state));
+        if (pin) flow.reveal(own(state));
       }
       rest.textContent = `${error.message}.`;
     } finally {
-      if (!signal.aborted) pinned.classList.remove("loading");
+      if (!signal.aborted) shown.classList.remove("loading");
     }
   }
   function showSubject() {
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
-    const [q, k] = [firstQuery + state.pin.i, firstKey + state.pin.j];
+    const { i, j } = heldOf(state);
+    const [q, k] = [firstQuery + i, firstKey + j];
     const place = (position) => make("span", { class: "place" }, ` ${whole(position)}`);
     if (state.by === "query") subject.replaceChildren("Query ", chip(q), place(q), " looks at");
     else subject.replaceChildren("Key ", chip(k), place(k), " is looked at by");
@@ -142,10 +167,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, "query and key of the pinned cell"];
-    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : digits(cell.weight, 4), "attention weight of this pair"]];
+    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4), "attention weight of this pair"]];
     if (cell.allowed !== false) {
-      lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
-      lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
+      if (!cell.rounded) lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
+      if (cell.logit !== null) lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
     }
     lines.push(["row entropy", digits(cell.row_entropy), "of the query’s weights, in nats"]);
     if (cell.column_mass !== null && cell.column_mass !== undefined) lines.push(["key’s mass", digits(cell.column_mass), "sum of the weights that all queries give to this key"]);
@@ -154,13 +179,14 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
 
   async function showList() {
     const { state } = store;
-    if (weights === null || state.pin === null) return;
+    if (weights === null || heldOf(state) === null) return;
     const { first } = others(state);
     const places = largest(weights, shownCount);
     const found = weights;
     // Texts of far tokens are fetched first, so that the list does not change under the pointer.
     await Promise.all(places.map((place) => tokens.range(first + place, first + place + 1).catch(() => [])));
-    if (found !== weights || store.state.pin === null) return;
+    const held = heldOf(store.state);
+    if (found !== weights || held === null) return;
     showSubject();
     const scale = weights[places[0]] || 1;
     const total = weights.reduce((sum, value) => sum + value, 0);
@@ -172,21 +198,21 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         bar.style.width = `${(100 * weight) / scale}%`;
         const button = make(
           "button",
-          { type: "button", title: `Weight ${digits(weight, 5)} · position ${whole(first + place)}` },
+          { type: "button", title: `Weight ${rounded ? "≈ " : ""}${digits(weight, rounded ? 3 : 5)} · position ${whole(first + place)}` },
           chip(first + place),
           make("span", { class: "place" }, whole(first + place)),
           make("span", { class: "share" }, percent(weight)),
           bar,
         );
-        const cell = () => (store.state.by === "query" ? { i: store.state.pin.i, j: place } : { i: place, j: store.state.pin.j });
+        const cell = state.by === "query" ? { i: held.i, j: place } : { i: place, j: held.j };
+        const point = () => store.set({ hover: cell, reading: weight });
         button.addEventListener("click", () => {
-          const target = cell();
-          map.centre(target.i, target.j);
-          store.set({ hover: target });
+          map.centre(cell.i, cell.j);
+          point();
           flow.reveal(first + place);
         });
-        button.addEventListener("focus", () => store.set({ hover: cell() }));
-        button.addEventListener("pointerenter", () => store.set({ hover: cell() }));
+        button.addEventListener("focus", point);
+        button.addEventListener("pointerenter", point);
         return make("li", {}, button);
       }),
     );
@@ -199,21 +225,20 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
 
   // ------------------------------------------------------------------------------------------------------- the flow
 
+  let top = { of: null, value: 0 }; // the largest weight of the row
+
   // What a token looks like: its colour, and whether it is the query, a masked key, or a found one.
   function paint(position) {
     const { state } = store;
     const classes = [];
-    let [background, ink] = ["", ""];
+    let background = "";
     if (state.found?.matches.some(([start, stop]) => start <= position && position < stop)) classes.push("found");
-    if (state.pin !== null && weights !== null) {
-      const { first, count } = others(state);
-      const weight = position >= first && position < first + count ? weights[position - first] : null;
-      const { low } = rangeOf(state);
-      if (weight === null || weight === 0) classes.push("masked");
-      else if ((state.colour === "log" ? Math.log2(weight) : weight) > low) {
-        // Below the range everything has one colour: left plain, the text stays readable.
-        background = colourOf(weight, state);
-        ink = background === "transparent" ? "" : inkOn(background);
+    if (heldOf(state) !== null && weights !== null) {
+      const weight = weightAt(position);
+      if (!weight) classes.push("masked");
+      else {
+        const share = shareOf(weight);
+        if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
       }
       if (position === own(state)) classes.push("own");
     }
@@ -221,7 +246,19 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { hover } = state;
     if (hover && position === entry.first_query + hover.i) classes.push("at-query");
     if (hover && position === entry.first_key + hover.j) classes.push("at-key");
-    return { classes, background, ink };
+    return { classes, background };
+  }
+  // The weight of a token in the row that is shown; null where it is no part of it.
+  function weightAt(position) {
+    const { first, count } = others(store.state);
+    return position >= first && position < first + count ? weights[position - first] : null;
+  }
+  // How much colour a weight gets: paper at 0, all of it at the largest of the row.
+  function shareOf(weight) {
+    if (top.of !== weights) top = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
+    if (store.state.ink === "linear") return weight / top.value;
+    const { low } = defaultRange("log", weights.length);
+    return Math.max(0, (Math.log2(weight) - low) / (Math.log2(top.value) - low));
   }
   // The cell that a token means: in the pinned row or column, else on the diagonal.
   function cellOf(position) {
@@ -234,7 +271,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     return inRows || inColumns ? { i: Math.min(m - 1, Math.max(0, i)), j: Math.min(n - 1, Math.max(0, j)) } : null;
   }
   function onHover(position) {
-    store.set({ hover: position === null ? null : cellOf(position) });
+    const { pin } = store.state;
+    const cell = position === null ? null : cellOf(position);
+    store.set({ hover: cell, reading: cell && pin && weights ? weightAt(position) : null });
+    if (cell && !pin) store.set({ pointed: cell }); // it stays, so that one can go on to the list
   }
   function onPick(position) {
     const { state } = store;
@@ -245,7 +285,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (state.by === "key" && (j < 0 || j >= n)) return announce(`Token ${whole(position)} is no key of this head`);
     const pin = state.by === "query" ? { i, j: inside(state.pin?.j ?? j, n) } : { i: inside(state.pin?.i ?? i, m), j };
     if (state.pin === null) Object.assign(pin, { i: inside(i, m), j: inside(j, n) });
-    store.set({ pin, hover: null });
+    store.set({ pin, hover: null, reading: null, pointed: null });
     const view = map.visibleRegion();
     const seen = pin.i >= view.r0 && pin.i < view.r1 && pin.j >= view.c0 && pin.j < view.c1;
     if (!seen) map.centre(pin.i, pin.j);
@@ -253,8 +293,12 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   }
 
   const off = [
-    store.on(["pin", "by", "entry", "head", "batch", "variant"], () => load()),
-    store.on(["colour", "low", "high", "palette", "dark"], () => flow.repaint()),
+    store.on(["pin", "by", "entry", "head", "batch", "variant"], load),
+    store.on(["pointed"], () => {
+      clearTimeout(timer);
+      timer = setTimeout(load, store.state.pointed ? REST : 0);
+    }),
+    store.on(["ink"], showInk),
     store.on(["found"], () => {
       const { found } = store.state;
       flow.repaint();
@@ -267,17 +311,23 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     }),
     tokens.on(() => flow.refresh()),
   ];
+  function showInk() {
+    log.setAttribute("aria-pressed", String(store.state.ink === "log"));
+    flow.repaint();
+  }
   const extent = () => {
     const { info } = store.state;
     const ends = info.entries.map((entry) => Math.max(entry.first_query + entry.m, entry.first_key + entry.n));
     return Math.max(info.text_length, ...ends);
   };
   flow.start(extent(), store.state.info.text_length);
+  showInk();
   load();
   return {
     destroy() {
       for (const end of off) end();
       asked?.abort();
+      clearTimeout(timer);
       flow.destroy();
       element.replaceChildren();
     },

@@ -116,6 +116,12 @@ export function createThumbs({ store, transport, onArrival }) {
   const off = [
     store.on(["colour", "low", "high", "palette", "dark"], repaint),
     store.on(["batch", "variant", "pool"], repaint),
+    store.on(["progress"], ({ progress }) => {
+      if (progress !== null) return;
+      // A head has been read: samples of it can be replaced now.
+      for (const [canvas, item] of shown) if (item.visible && known.get(keyOf(item))?.final === false) waiting.add(canvas);
+      pump();
+    }),
     store.on(["info"], () => {
       known.clear();
       repaint();

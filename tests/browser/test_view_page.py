@@ -1,0 +1,474 @@
+"""What the viewer's page does as a whole: it fits, it keeps still, and everything on it speaks of the same thing."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas.atlas import Atlas, Entry
+
+pytestmark = pytest.mark.browser
+
+READY = ".attlas-ready .overlay[aria-busy=false]"
+# Controls that the page shows and that a part of them lies outside of the window, or outside of a box that hides it.
+CUT = """() => [...document.querySelectorAll("button, select, input, .flow, .thumb, .bar-plot")].filter((part) => {
+  if (!part.checkVisibility({ visibilityProperty: true }) || part.closest("dialog:not([open])")) return false;
+  const box = part.getBoundingClientRect();
+  if (!box.width || part.closest(".search:not(.has-result) .icon")) return false;
+  return box.left < -0.5 || box.right > innerWidth + 0.5;
+}).map((part) => part.outerHTML.slice(0, 90))"""
+KEPT = ".top button, .foot button, .foot select, .foot input, .stage"
+PLACES = f"""() => [...document.querySelectorAll("{KEPT}")].map((part) => {{
+  const {{ left, top, width, height }} = part.getBoundingClientRect();
+  return [part.textContent || part.className, left, top, width, height];
+}})"""
+
+
+def entries_of(matrices: list[attlas.AttentionMatrix]) -> list[Entry]:
+    return [
+        Entry(f"layers.{at}", at, "self", 0, tuple(range(A.shape[1])), (0, A.shape[2]), 0, tuple(A.shape), A)
+        for at, A in enumerate(matrices)
+    ]
+
+
+def random_matrix(n: int, heads: int = 2, seed: int = 0, spread: float = 2.0) -> attlas.AttentionMatrix:
+    generator = torch.Generator().manual_seed(seed)
+    q, k = spread * torch.randn((2, 1, heads, n, 16), generator=generator)
+    return attlas.attend(q, k, mask=attlas.Causal())
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Serve something and open a page on it; at the end the page may not have complained."""
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    from attlas.view import Server, Service
+
+    complaints: list[str] = []
+    begun: list[Any] = []
+    addresses: dict[int, str] = {}
+
+    def opened(shown: Any, hash_: str = "", width: int = 1280, height: int = 800, **options: Any) -> Any:
+        if id(shown) not in addresses:
+            service = Service(shown)
+            server = Server(service, port=0)
+            server.__enter__()
+            begun.append((shown, service, server))
+            addresses[id(shown)] = server.url
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, reduced_motion="reduce", accept_downloads=True, **options
+        )
+        begun.append((context,))
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"{addresses[id(shown)]}#{hash_}")
+        page.wait_for_selector(READY)
+        return page
+
+    yield opened
+    for end in reversed(begun):
+        if len(end) == 1:
+            end[0].close()
+        else:
+            end[2].__exit__(None, None, None)
+            end[1].close()
+    assert complaints == []
+
+
+def until(page: Any, condition: str) -> None:
+    page.wait_for_function(f"() => ({condition})")
+
+
+def state(page: Any) -> dict[str, str]:
+    page.evaluate("new Promise((done) => setTimeout(done, 250))")
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def number(text: str) -> float:
+    """The number at the start of a text, as people write it: 0.0312, 3.12 × 10⁻⁷."""
+    mantissa, power = re.match(r"(?:≈ )?([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
+    return float(f"{mantissa}e{(power or '0').translate(str.maketrans('⁻⁰¹²³⁴⁵⁶⁷⁸⁹', '-0123456789'))}")
+
+
+@pytest.fixture(scope="module")
+def small() -> Atlas:
+    return Atlas(entries_of([random_matrix(150), random_matrix(150, seed=1)]), tokens=[f" w{i}" for i in range(150)])
+
+
+@pytest.fixture(scope="module")
+def large() -> attlas.AttentionMatrix:
+    return random_matrix(3000, heads=1, spread=2.5)
+
+
+# ------------------------------------------------------------------------------------------------------- layout
+
+
+@pytest.mark.parametrize("width", [720, 768, 833, 880, 928, 1100, 1280])
+def test_nothing_is_cut_off(show: Callable[..., Any], small: Atlas, width: int) -> None:
+    page = show(small, "pin=100.50", width=width, height=700)
+    assert page.evaluate(CUT) == []
+    box = page.locator(".slot-text").bounding_box()
+    assert box["x"] + box["width"] <= width + 0.5
+    assert page.locator(".stage").bounding_box()["width"] > 250
+
+
+@pytest.mark.parametrize("width", [833, 1280])
+def test_controls_stay_where_they_are(show: Callable[..., Any], large: Any, width: int) -> None:
+    page = show(large, "z=0&r=1500&c=1400", width=width)
+    before = page.evaluate(PLACES)
+    for change in (
+        "z=-1&r=1500&c=1400",
+        "z=4&r=1500&c=1400",
+        "z=0&r=1500&c=1400&v=nosink",
+        "z=-2&r=1500&c=1400&p=mean",
+    ):
+        page.evaluate(f"location.hash = {change!r}")
+        page.wait_for_timeout(120)
+        page.wait_for_selector(READY)
+        assert page.evaluate(PLACES) == before, change
+    page.evaluate("document.querySelector('.status-progress').hidden = false")
+    page.evaluate(
+        "document.querySelector('.status-progress').textContent = 'computing the overview: 12 %, 4 min left '.repeat(9)"
+    )
+    assert page.evaluate(PLACES) == before
+
+
+# ---------------------------------------------------------------------------------------------- what is pointed at
+
+
+def heard(page: Any) -> dict[str, Any]:
+    """What the tooltip, the badges (by the state), the colour bar and its swatch say."""
+    return page.evaluate(
+        """() => ({
+          tip: document.querySelector(".tip-weight").textContent,
+          places: [...document.querySelectorAll(".tip .place")].map((place) => place.textContent),
+          bar: document.querySelector(".bar-read").textContent,
+          swatch: document.querySelector(".patch").style.background,
+        })"""
+    )
+
+
+def test_a_block_and_its_largest_cell_are_what_everything_speaks_of(show: Callable[..., Any], large: Any) -> None:
+    page = show(large, "z=-3&r=1500&c=1500&pal=viridis")
+    page.evaluate(
+        """() => {
+          const real = CanvasRenderingContext2D.prototype.fillText;
+          window.written = [];
+          CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+            if (this.canvas.classList.contains("overlay")) window.written.push(text);
+            return real.call(this, text, ...rest);
+          };
+        }"""
+    )
+    box = page.locator(".stage").bounding_box()
+    dense = large[0, 0].to_dense().numpy()
+    for dx, dy in ((-60, 40), (-111, 77), (-20, 90)):
+        page.evaluate("window.written = []")
+        page.mouse.move(box["x"] + box["width"] / 2 + dx, box["y"] + box["height"] / 2 + dy)
+        first = heard(page)
+        badges = page.evaluate("window.written.slice(-2)")
+        # Before the largest cell is known, badges and tooltip name the same block.
+        if "–" in first["places"][0]:
+            assert sorted(badges) == sorted(first["places"])
+            assert number(first["tip"]) == pytest.approx(number(first["bar"]), rel=1e-2)
+        until(page, "!document.querySelector('.tip .place').textContent.includes('–')")
+        page.wait_for_timeout(80)
+        then = heard(page)
+        i, j = (int(place.replace(",", "")) for place in then["places"])
+        rows, columns = slice(i - i % 8, i - i % 8 + 8), slice(j - j % 8, j - j % 8 + 8)
+        assert dense[i, j] == dense[rows, columns].max()
+        assert number(then["tip"]) == pytest.approx(float(dense[i, j]), rel=1e-5)
+        assert number(then["bar"]) == pytest.approx(float(dense[i, j]), rel=6e-3)
+        assert sorted(page.evaluate("window.written.slice(-2)")) == sorted(then["places"])
+        assert first["swatch"] == then["swatch"]  # the colour that is seen
+
+
+def test_a_click_pins_the_same_cell_however_soon_it_comes(show: Callable[..., Any], large: Any) -> None:
+    page = show(large, "z=-3&r=1500&c=1500")
+    box = page.locator(".stage").bounding_box()
+    at = box["x"] + box["width"] / 2 - 80, box["y"] + box["height"] / 2 + 60
+    page.mouse.click(*at)  # before anything is known of the block
+    until(page, "location.hash.includes('pin=')")
+    early = state(page)["pin"]
+    page.keyboard.press("Escape")  # lets go, wherever the pointer is
+    until(page, "!location.hash.includes('pin=')")
+    page.mouse.move(at[0] + 150, at[1] + 100)
+    page.mouse.move(*at)
+    until(page, "!document.querySelector('.tip .place').textContent.includes('–')")
+    page.mouse.click(*at)
+    until(page, "location.hash.includes('pin=')")
+    assert state(page)["pin"] == early
+    i, j = map(int, early.split("."))
+    tile = large[0, 0, i - i % 8 : i - i % 8 + 8, j - j % 8 : j - j % 8 + 8]
+    assert float(large[0, 0, i, j]) == pytest.approx(float(tile.max()), rel=1e-5)
+
+
+def test_the_tooltip_is_never_cut_off(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=5&r=100.5&c=60.5", width=1280)
+    stage = page.locator(".stage").bounding_box()
+    for x in range(int(stage["x"]) + 180, int(stage["x"] + stage["width"]) - 4, 23):
+        page.mouse.move(x, stage["y"] + 0.7 * stage["height"])
+        page.wait_for_timeout(30)
+        tip = page.locator(".tip")
+        if tip.is_visible():
+            box = tip.bounding_box()
+            assert box["x"] >= stage["x"] - 0.5
+            assert box["x"] + box["width"] <= stage["x"] + stage["width"] + 0.5, x
+
+
+@pytest.mark.parametrize("n", [300, 1500, 2049])
+def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
+    """All weight on one key, at sizes that no block divides: its line stands within a block of its place."""
+    key = n * 5 // 8
+    q, k = torch.zeros(n, 4), torch.zeros(n, 4)
+    q[:, 0], k[key, 0] = 1.0, 60.0
+    page = show(attlas.attend(q, k), "pal=grey&f=linear&lo=0&hi=1&t=light&a=none", width=900, height=760)
+    found = page.evaluate(
+        """async ([n]) => {
+          const { panesOf, placed } = await import(new URL("./geometry.js", document.baseURI).href);
+          const hash = new URLSearchParams(location.hash.slice(1));
+          const [row, column, zoom] = ["r", "c", "z"].map((name) => Number(hash.get(name)));
+          const stage = document.querySelector(".stage");
+          const [box] = panesOf(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans: false });
+          const pane = placed(box, { row, column, scale: 2 ** zoom, dpr: 1, m: n, n });
+          const canvas = document.querySelector(".stage .base");
+          const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
+          copy.drawImage(canvas, 0, 0);
+          const y = Math.floor(pane.Y(n / 2));
+          const [x0, x1] = [Math.ceil(pane.X(0)) + 1, Math.floor(pane.X(n)) - 1];
+          const { data } = copy.getImageData(x0, y, x1 - x0, 1);
+          const dark = [...Array(x1 - x0).keys()].filter((x) => data[4 * x] < 128);
+          return { keys: dark.map((x) => pane.column(x0 + x + 0.5)), pixel: 1 / 2 ** zoom };
+        }""",
+        [n],
+    )
+    assert found["keys"]
+    block = 2 ** np.ceil(np.log2(max(1.0, found["pixel"])))
+    assert all(abs(place - key - 0.5) <= block for place in found["keys"])
+
+
+# ------------------------------------------------------------------------------------------------------- search
+
+
+def matched(page: Any, text: str) -> None:
+    box = page.get_by_label("Search: token text")
+    box.fill(text)
+    box.press("Enter")
+
+
+def test_a_match_is_pinned_and_its_weights_are_shown(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=3&r=75&c=75")
+    matched(page, "w7")  # 7, and 70 to 79
+    until(page, "location.hash.includes('pin=70.70')")  # the first one behind the left edge of the map
+    best = small[0][0, 0, 70].topk(8)
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('pin=71.71')")
+    page.keyboard.press("Shift+Enter")
+    until(page, "location.hash.includes('pin=70.70')")
+
+
+def test_in_a_pinned_row_a_masked_match_moves_the_pin(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=3&r=75&c=30&pin=75.30")
+    matched(page, "w7")
+    until(page, "document.querySelector('.search-result').textContent === '1 of 11'")
+    assert state(page)["pin"] == "75.30"  # key 7 is seen from query 75
+    assert page.locator(".t.at-key").get_attribute("data-position") == "7"
+    for _ in range(6):
+        page.keyboard.press("Enter")
+    assert state(page)["pin"] == "75.30"
+    page.keyboard.press("Enter")  # key 76 is not
+    until(page, "location.hash.includes('pin=76.76')")
+
+
+# ----------------------------------------------------------------------------------------------------- offline
+
+
+def saved(page: Any, kind: str) -> tuple[str, bytes]:
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download(timeout=60_000) as download:
+        page.locator(f"[data-export={kind}]").click()
+    found = download.value
+    body = Path(found.path()).read_bytes()
+    page.keyboard.press("Escape")
+    return found.suggested_filename, body
+
+
+def test_a_page_with_rounded_numbers_says_so_and_shows_what_is_right(show: Callable[..., Any], tmp_path: Any) -> None:
+    n = 1100  # too many cells for exact weights of all
+    A = random_matrix(n, heads=2, seed=3)
+    page = show(A, "z=4&r=600.5&c=500.5&pin=600.500")
+    _, body = saved(page, "html")
+    file = tmp_path / "page.html"
+    file.write_bytes(body)
+    offline = page.context.new_page()
+    offline.goto(f"{file.as_uri()}#z=4&r=600.5&c=500.5")
+    offline.wait_for_selector(READY)
+    assert "(0·0)" in offline.locator(".offline-note").inner_text()
+    offline.keyboard.press("?")
+    words = offline.locator("dialog[open]").inner_text()
+    assert "Most numbers are rounded" in words
+    assert "Every number is exact" not in words
+    offline.keyboard.press("Escape")
+    stage = offline.locator(".stage")
+    box = stage.bounding_box()
+    for dx, dy in ((0, 40), (-40, 56), (-100, 16)):
+        offline.mouse.move(box["x"] + box["width"] / 2 + dx, box["y"] + box["height"] / 2 + dy)
+        offline.locator(".tip-more").wait_for()
+        told = offline.locator(".tip-weight").inner_text()
+        i, j = (int(place.replace(",", "")) for place in offline.locator(".tip .place").all_inner_texts())
+        weight = float(A[0, 0, i, j])
+        assert told.startswith("≈ ")
+        assert len(re.sub(r"^0\.0*|\D", "", told.split("×")[0].split()[1])) <= 3
+        assert number(told) == pytest.approx(weight, rel=6e-3)
+        assert "largest" not in offline.locator(".tip-more").inner_text()  # a rank among rounded weights
+    offline.close()
+
+
+def test_a_table_has_both_heads(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=4&r=100.5&c=50.5&s=1.1&m=side")
+    _, body = saved(page, "csv")
+    rows = [line.split(",") for line in body.decode().splitlines()]
+    assert rows[0] == ["query", "key", "query_token", "key_token", "weight_0_0", "weight_1_1"]
+    for query, key, _, _, first, second in rows[1::97]:
+        assert np.float32(first) == pytest.approx(float(small[0][0, 0, int(query), int(key)]), rel=1e-5)
+        assert np.float32(second) == pytest.approx(float(small[1][0, 1, int(query), int(key)]), rel=1e-5)
+
+
+# -------------------------------------------------------------------------------------------- what a head does
+
+
+def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Callable[..., Any]) -> None:
+    pytest.importorskip("transformers", reason="a model is recorded; transformers is in the extra `hf`")
+    from attlas import models
+    from attlas.cli.loading import load, tokenize
+
+    loaded = load(models.path())
+    ids = tokenize(loaded, "def attention(x):\n    return x + attention(x)\n" * 9, None)
+    with attlas.record(loaded.model, tokens=loaded.tokenizer) as atlas, torch.no_grad():
+        loaded.model(torch.as_tensor(ids).reshape(1, -1))
+    page = show(atlas)
+    until(page, "document.querySelector('.thumb-kind').textContent !== ''")
+    rows = page.evaluate("fetch('./api/heads').then((answer) => answer.json())")
+    page.close()
+    telling = rows["telling"]
+    strengths = {
+        (row["entry"], row["head"]): row["values"].get(rows["kinds"][row["kinds"][0]]["measure"] or "", 0.0)
+        for row in rows["rows"]
+    }
+    assert strengths[telling["entry"], telling["head"]] == max(strengths.values())
+    page = show(atlas)  # now that the heads are known
+    assert page.locator(".pick-layer").input_value() == str(telling["entry"])
+    assert page.locator(".pick-head").input_value() == str(telling["head"])
+    (row,) = (row for row in rows["rows"] if (row["entry"], row["head"]) == (telling["entry"], telling["head"]))
+    says = page.locator(".says").inner_text()
+    assert f"Layer {telling['entry']}, head {telling['head']}: {row['kinds'][0]}" in says
+    assert rows["kinds"][row["kinds"][0]]["does"] in says
+    assert page.locator(".thumb-kind").all_inner_texts() == [
+        rows["kinds"][row["kinds"][0]]["short"] for row in rows["rows"]
+    ]
+    linked = show(atlas, "e=0&h=1&z=2&r=20&c=20")  # a link says where to begin
+    assert linked.locator(".pick-head").input_value() == "1"
+    assert not {"agreement", "agreement_2"} & {column["name"] for column in rows["columns"]}
+    assert all(column["description"] for column in rows["columns"])
+
+
+# -------------------------------------------------------------------------------------------------------- text
+
+
+def test_the_text_breaks_where_it_breaks_and_nowhere_else(show: Callable[..., Any]) -> None:
+    lines = ["def f( x )", " \n    ", "    return x * 2 ", "\n  # one_long_name and_another", " \n", "\n"]
+    tokens = [part for line in lines * 60 for part in re.findall(r"\s*[a-z]{1,4}|\s*\S|\s+", line)]
+    n = len(tokens)
+    A = attlas.attend(torch.zeros(1, 1, n, 4), torch.zeros(1, 1, n, 4), mask=attlas.Causal())
+    page = show(Atlas(entries_of([A]), tokens=tokens), width=1600, height=1800)
+    page.wait_for_selector('.t[data-position="400"]', state="attached")
+    found = page.evaluate(
+        """() => {
+          const left = document.querySelector(".piece").getBoundingClientRect().left;
+          return {
+            tops: [...document.querySelectorAll(".t")].map((t) => {
+              const boxes = [...t.getClientRects()].filter((box) => box.width > 0);
+              return [Number(t.dataset.position), boxes[0]?.top, boxes.at(-1)?.top];
+            }),
+            places: [...document.querySelectorAll(".piece-place")].map((p) => p.getBoundingClientRect().right - left),
+            starts: [...document.querySelectorAll(".piece-place + .t")].map((t) => Number(t.dataset.position)),
+            text: document.querySelector(".flow").textContent,
+          };
+        }"""
+    )
+    tops = {position: (first, last) for position, first, last in found["tops"] if first is not None}
+    assert len([start for start in found["starts"] if start]) >= 3
+    for start in filter(None, found["starts"]):
+        if start in tops and start - 1 in tops and "\n" not in tokens[start - 1] and "\n" not in tokens[start]:
+            assert tops[start][0] == pytest.approx(tops[start - 1][1], abs=1)  # on the same line
+    assert all(right < 0 for right in found["places"])  # numbers stand in the margin
+    assert "return x" in found["text"]
+    assert "2 ·↵" in found["text"] or "2·↵" in found["text"]
+
+
+def test_without_a_text_there_is_no_empty_pane(show: Callable[..., Any], large: Any) -> None:
+    page = show(large)
+    assert not page.locator(".slot-text").is_visible()
+    page.get_by_role("button", name="Text", exact=True).click()
+    assert not page.locator(".flow").is_visible()
+    page.evaluate("location.hash = 'z=3&r=1500&c=1400&pin=1500.1400&a=both'")
+    until(page, "document.querySelectorAll('.largest button').length === 8")
+    assert "1,500 1,500" not in page.locator(".subject").inner_text()
+
+
+# ------------------------------------------------------------------------------------------------ small things
+
+
+def test_a_comparison_shows_that_it_is_on(show: Callable[..., Any]) -> None:
+    page = show(random_matrix(1024), "z=-1&r=512&c=400&s=0.1&m=ratio")
+    assert "on" in page.get_by_role("button", name="Compare").get_attribute("class").split()
+    assert "divided by Layer 0, head 1" in page.locator(".says").inner_text()
+    box = page.locator(".stage").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 - 60, box["y"] + box["height"] / 2 + 90)
+    page.get_by_text("first ÷ second =").wait_for()  # of blocks too
+    first, second = (number(line) for line in page.locator(".tip-weight").all_inner_texts())
+    said = number(page.get_by_text("first ÷ second =").inner_text().split("= ")[1])
+    assert said == pytest.approx(first / second, rel=0.02)
+
+
+def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
+    page = show(random_matrix(1024), "z=-1&r=512&c=400")
+    shape = page.locator(".stage").bounding_box()
+    page.get_by_role("button", name="Export").click()
+    for times in (1, 4):
+        page.locator(".export-density").get_by_text(f"{times}×").click()
+        with page.expect_download(timeout=60_000) as download:
+            page.locator("[data-export=png]").click()
+        data = Path(download.value.path()).read_bytes()
+        width = int.from_bytes(data[16:20], "big")
+        assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
+    caption = page.evaluate(
+        """async () => {
+          const { captionOf } = await import(new URL("./picture.js", document.baseURI).href);
+          const info = { title: "file.py · tiny", model: "tiny" };
+          return captionOf({ info, pool: "max", variant: "plain", compare: "none", second: null }, 2);
+        }"""
+    )
+    assert caption == "file.py · tiny · a pixel shows the largest weight of 4 × 4 cells"
+
+
+def test_nothing_stands_on_the_map(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small)
+    stage, tools = page.locator(".stage").bounding_box(), page.locator(".map-tools").bounding_box()
+    assert tools["y"] + tools["height"] <= stage["y"] + 0.5
+
+
+def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=4&r=100.5&c=60.5")
+    box = page.locator(".stage").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    until(page, "location.hash.includes('pin=')")
+    page.keyboard.press("Escape")
+    until(page, "!location.hash.includes('pin=')")
