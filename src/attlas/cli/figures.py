@@ -10,6 +10,7 @@ from attlas.cli.words import count, percent, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 __all__ = ["atlas_figure", "head_figure"]
 
@@ -21,7 +22,13 @@ def atlas_figure(reading: Reading) -> Figure:
         heads = reading.heads[layer * reading.per_layer : (layer + 1) * reading.per_layer]
         names.append([f"{head.layer}·{head.head}  {head.kinds[0].short}" for head in heads])
     title = f"{reading.model} reads {count(len(reading.tokens))} tokens of {reading.source}"
-    return pictures.grid(reading.maps, names, title=title, row_names=[f"layer {i}  " for i in range(reading.layers)])
+    row_names = [f"layer {i}  " for i in range(reading.layers)]
+    words = _words(len(reading.tokens), reading.maps)
+    return pictures.grid(reading.maps, names, title=title, row_names=row_names, words=words)
+
+
+def _words(tokens: int, maps: Tensor) -> str:
+    return pictures.weight_words((range(tokens), range(tokens)), maps.shape[-2:])
 
 
 def head_figure(reading: Reading) -> Figure:
