@@ -37,6 +37,7 @@ __all__ = [
     "grid",
     "label",
     "labelled",
+    "palette",
     "plot",
     "save",
     "scale",
@@ -629,7 +630,7 @@ def depth() -> Colormap:
     """
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(_palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
+    return ListedColormap(palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
 
 
 def sheet(width: float, height: float) -> Figure:
@@ -699,8 +700,20 @@ def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
     bar.outline.set(linewidth=0.4, color=INK)
 
 
-def _palette() -> NDArray[np.float64]:
-    """Return 256 colours between the stops of `DEPTH`, evenly spaced to the eye (in OKLab)."""
+def palette() -> NDArray[np.float64]:
+    """Return the colours of pictures and notebooks: 256 between the stops of `DEPTH`, evenly spaced in OKLab.
+
+    Returns
+    -------
+    ndarray, shape (256, 3)
+        Red, green and blue from 0 to 1.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> (255 * pictures.palette()[0]).round()
+    array([244., 248., 246.])
+    """
     rgb = np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in DEPTH])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     lab = np.cbrt(linear @ _TO_LMS.T) @ _TO_LAB.T
