@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from email import message_from_string
@@ -185,10 +186,8 @@ def test_each_kind_has_a_sentence_of_its_own() -> None:
 
 
 def test_the_page_leads_to_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "attlas.cli.report.page.metadata",
-        lambda name: message_from_string("Project-URL: Home, https://example.org/attlas"),
-    )
+    links = message_from_string("Project-URL: Home, https://example.org/attlas")
+    monkeypatch.setattr(sys.modules["attlas.cli.report.page"], "metadata", lambda name: links)
     assert '<a href="https://example.org/attlas">attlas</a>' in page(reading())
 
 
