@@ -178,3 +178,17 @@ def test_no_axis_of_that_number(matrix: attlas.AttentionMatrix) -> None:
     for call in (lambda: matrix.sum(4), lambda: matrix.mean(-5), lambda: matrix.squeeze(4), lambda: matrix.sum(True)):
         with pytest.raises(ShapeError, match="dim must be an axis"):
             call()
+
+
+def test_print_shows_the_weights_of_a_small_matrix() -> None:
+    q, k = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 5, 4)
+    A = attlas.attend(q, k)
+    assert str(A) == f"{A!r}\n{A.detach().to_dense()}"
+    assert f"{A}" == str(A)
+    larger = attlas.attend(torch.randn(7, 4), k[0])
+    assert str(larger) == repr(larger)
+    empty = attlas.attend(torch.randn(0, 4), k[0])
+    assert str(empty).startswith(repr(empty))
+    with torch.no_grad():
+        q += 1
+    assert str(A) == repr(A)
