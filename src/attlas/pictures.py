@@ -358,6 +358,7 @@ def grid(
         for c in range(columns):
             ax = axes[r, c]
             draw(ax, maps[r, c], extent=_extent(window), norm=norm, cmap=cmap)
+            ax.set_box_aspect(_ratio(window))
             if names is not None:
                 ax.set_title(names[r][c], fontsize=7.5, color=INK, loc="left", pad=3, parse_math=False)
             ax.set_xticks([])
@@ -425,6 +426,7 @@ def _single(
     else:
         figure = cast("Figure", ax.figure)  # or a part of one, which has what is used here too
     draw(ax, weights, extent=None if labels else _extent(window), norm=norm, cmap=cmap)
+    ax.set_box_aspect(_ratio(window))
     ax.set_xlabel("key", fontsize=8.5)
     ax.set_ylabel("query", fontsize=8.5)
     if labels:
@@ -444,13 +446,14 @@ def _extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
 
 def _sides(window: tuple[range, range], side: float) -> tuple[float, float]:
     """Return width and height of a map, in inches; the narrow side of a very long map is widened."""
-    ratio = _box(len(window[0]) / len(window[1]))
+    ratio = _ratio(window)
     longer = side * min(max(ratio, 1 / ratio), 1.4)
     return (longer, longer * ratio) if ratio < 1 else (longer / ratio, longer)
 
 
-def _box(ratio: float) -> float:
-    return min(max(ratio, 0.3), 3.3)
+def _ratio(window: tuple[range, range]) -> float:
+    """Return the height of a map by its width: that of the matrix, within bounds that can be looked at."""
+    return min(max(len(window[0]) / len(window[1]), 0.3), 3.3)
 
 
 def label(ax: Axes, labels: Sequence[str], columns: Sequence[str] | None = None) -> None:
@@ -535,8 +538,7 @@ def draw(
         aspect="auto",
         extent=extent,
     )
-    left, right, bottom, top = (0, weights.shape[1], weights.shape[0], 0) if extent is None else extent
-    ax.set_box_aspect(_box(abs(bottom - top) / abs(right - left)))
+    ax.set_box_aspect(min(max(weights.shape[0] / weights.shape[1], 0.2), 5.0))
     ax.tick_params(labelsize=7.5, colors=SOFT, length=2.5)
     for spine in ax.spines.values():
         spine.set(color=INK, linewidth=0.4)
