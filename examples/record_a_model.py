@@ -54,7 +54,7 @@ def draw(atlas: attlas.Atlas, place: tuple[int, int], out: Path) -> Path:
     figure = pictures.sheet(9.6, 4.4)
     left, right = figure.subplots(1, 2)
     A = atlas[layer][0, head]
-    pictures.draw(left, stats.picture(A, 200, 200), extent=(0, A.shape[-1], A.shape[-2], 0))
+    pictures.draw(left, pictures.blocks(A, 200, "mean"), extent=(0, A.shape[-1], A.shape[-2], 0))
     left.set_title(f"layer {layer}, head {head}", fontsize=11, loc="left", color=pictures.INK)
     brought = heads.rollout(atlas, rows=[-1])[0, 0]
     right.plot(brought.cumsum(0), color=pictures.ACCENT, linewidth=1.8)

@@ -1,5 +1,6 @@
 """Pictures: what is drawn, the palette, files that are whole or not there."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from attlas.errors import MissingExtraError, ShapeError
 
 
 def matrix(*leading: int, m: int = 40, n: int = 40, mask: attlas.Mask | None = None) -> attlas.AttentionMatrix:
-    return attlas.attend(torch.randn(*leading, m, 8), torch.randn(*leading, n, 8), mask=mask or attlas.Causal())
+    return attlas.attend(
+        torch.randn(*leading, m, 8), torch.randn(*leading, n, 8), mask=attlas.Causal() if mask is None else mask
+    )
 
 
 def images(figure: object) -> list[np.ndarray]:
@@ -40,6 +43,139 @@ def test_blocks_are_pooled(pool: str) -> None:
     assert (image.mask == ~seen).all()
 
 
+def looks_at(key: int, m: int, n: int) -> attlas.AttentionMatrix:
+    """Return a matrix with all weight on one key."""
+    k = torch.zeros(n, 1)
+    k[key] = 80.0
+    return attlas.attend(torch.ones(m, 1), k, scale=1.0)
+
+
+def drawn_columns(figure: object) -> tuple[list[int], float, float]:
+    """Return the dark columns of a single map, its left edge and the width of a column as matplotlib draws them."""
+    (ax,) = [ax for ax in figure.axes if ax.images]
+    left, right, bottom, top = ax.images[0].get_extent()
+    assert (bottom, top) == (ax.get_ylim()[0], ax.get_ylim()[1])
+    (image,) = images(figure)
+    return np.flatnonzero(image[0] > 0.5).tolist(), left, (right - left) / image.shape[1]
+
+
+@pytest.mark.parametrize("n", [300, 384, 1000, 1500, 2000, 3000, 5000])
+@pytest.mark.parametrize("size", [256, 1024])
+def test_a_key_is_drawn_where_it_is(n: int, size: int) -> None:
+    for key in range(0, n, n // 40):
+        for A in (looks_at(key, 4, n), looks_at(key, n, n) if key % 3 == 0 and n <= 1500 else None):
+            if A is None:
+                continue
+            (column,), left, width = drawn_columns(A.plot(size=size))
+            assert left + column * width - 1 <= key <= left + (column + 1) * width, f"key {key} of {n}, size {size}"
+            assert width <= -(-n // size)
+
+
+@pytest.mark.parametrize(("m", "n"), [(300, 1500), (1500, 300), (1, 5000), (5000, 1)])
+def test_sides_are_pooled_apart(m: int, n: int) -> None:
+    key = 2 * n // 3
+    (column,), left, width = drawn_columns(looks_at(key, m, n).plot(size=256))
+    assert left + column * width - 1 <= key <= left + (column + 1) * width
+    (image,) = images(looks_at(key, m, n).plot(size=256))
+    assert image.shape == tuple(-(-length // -(-length // 256)) for length in (m, n))
+
+
+def test_equal_weights_are_one_colour() -> None:
+    """No block is the largest of more cells than its neighbours: there are no bands that the data do not have."""
+    torch.manual_seed(0)
+    weights = torch.rand(1500, 1500)
+    (image,) = images(pictures.plot(weights, size=1024))
+    means = image.mean(axis=0)
+    assert abs(float(means[:300].mean() - means[-300:].mean())) < 0.01
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+def test_a_tensor_is_pooled_as_a_matrix_is(pool: str) -> None:
+    A = matrix(m=301, n=130)
+    allowed = A.logits[:, :] > -torch.inf
+    weights = A.to_dense().masked_fill(~allowed, torch.nan)
+    torch.testing.assert_close(
+        pictures.blocks(weights, 100, pool), pictures.blocks(A, 100, pool), equal_nan=True, atol=1e-6, rtol=1e-5
+    )
+
+
+def test_long_matrices_are_not_long_pictures() -> None:
+    for m, n in ((3000, 200), (200, 3000), (5000, 1), (1, 5000)):
+        width, height = looks_at(0, m, n).plot().get_size_inches()
+        assert max(width, height) < 10
+
+
+def test_a_notebook_shows_the_figure() -> None:
+    formatters = pytest.importorskip("IPython.core.formatters")
+    data, _ = formatters.DisplayFormatter().format(matrix().plot())
+    assert data["image/png"].startswith(b"\x89PNG")
+
+
+def test_options_are_visible() -> None:
+    options = [*inspect.signature(matrix().plot).parameters]
+    assert options == [*inspect.signature(pictures.plot).parameters][1:]
+    assert {"rows", "columns", "log", "cmap", "ax", "labels"} <= {*options}
+
+
+def test_a_window_keeps_its_positions() -> None:
+    A = matrix(m=100, n=100)
+    figure = A.plot(rows=slice(-30, None), columns=(10, 50), log=False, cmap="magma")
+    (image,) = images(figure)
+    torch.testing.assert_close(torch.tensor(image.data), A[70:, 10:50])
+    assert list(figure.axes[0].images[0].get_extent()) == [10, 50, 100, 70]
+    assert figure.axes[0].images[0].get_clim() == pytest.approx((0.0, float(A[70:, 10:50].max())))
+    assert figure.axes[0].images[0].get_cmap().name == "magma"
+
+
+def test_it_draws_into_given_axes() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert matrix().plot(ax=right, title="mine") is figure
+    assert not left.images
+    assert len(right.images) == 1
+    assert right.get_title(loc="left") == "mine"
+
+
+def test_a_rectangle_has_labels_of_its_own() -> None:
+    A = matrix(m=3, n=5, mask=attlas.Window(9, 9))
+    for figure in (
+        A.plot(labels=(list("abc"), list("vwxyz"))),
+        pictures.plot(A[:, :], labels=(list("abc"), list("vwxyz"))),
+    ):
+        ax = figure.axes[0]
+        assert [text.get_text() for text in ax.get_yticklabels()] == list("abc")
+        assert [text.get_text() for text in ax.get_xticklabels()] == list("vwxyz")
+
+
+def test_other_scripts_take_the_font_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a font of Chinese installed (here, one that claims to be), its characters are not squares."""
+    from types import SimpleNamespace
+
+    from matplotlib import font_manager
+
+    monkeypatch.setattr(
+        pictures, "_drawable", lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1")
+    )
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [SimpleNamespace(name="Noto Sans CJK SC")])
+    figure = pictures.labelled(torch.rand(3, 3), ["注意", "力a", "言"])
+    texts = figure.axes[0].get_xticklabels()
+    assert [text.get_text() for text in texts] == ["注意", "力a", "\N{WHITE SQUARE}"]
+    assert texts[0].get_fontfamily() == ["monospace", "Noto Sans CJK SC"]
+
+
+def test_the_scale_says_what_the_colours_are() -> None:
+    def words(figure: object) -> str:
+        return figure.axes[-1].get_ylabel()
+
+    A = matrix(m=60, n=60)
+    assert words(A.plot()) == "weight"
+    assert words(A.plot(size=20)) == "largest weight in a block of 3 × 3"
+    assert words(A.plot(size=20, pool="mean")) == "mean weight in a block of 3 × 3"
+    assert words(matrix(2, m=600, n=60).plot()) == "largest weight in a block of 3 × 1"
+
+
 @pytest.mark.parametrize(("leading", "maps"), [((), 1), ((3,), 3), ((2, 3), 6), ((1, 4), 4), ((1, 1, 2, 2), 4)])
 def test_one_map_for_each_head_and_one_scale(leading: tuple[int, ...], maps: int) -> None:
     figure = matrix(*leading, m=30, n=50, mask=attlas.Window(3, 3)).plot(size=16, title="all $heads$")
@@ -50,11 +186,11 @@ def test_one_map_for_each_head_and_one_scale(leading: tuple[int, ...], maps: int
 
 
 def test_a_part_that_is_a_tensor_has_labels() -> None:
-    labels = ["def", "␣f", "(", "$x$", "\n", "🦊", ")", "\N{REPLACEMENT CHARACTER}"]
+    labels = ["def", " f", "(", "$x$", "\n", "🦊", ")", "\N{REPLACEMENT CHARACTER}"]
     figure = pictures.plot(matrix()[10:18, 10:18], labels=labels)
     figure.canvas.draw()  # no warning about characters that the font does not have
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert shown[:5] == [*labels[:4], "↵"]
+    assert shown[:5] == ["def", "␣f", "(", "$x$", "↵"]
     assert shown[5] == "\N{WHITE SQUARE}"
 
 
@@ -117,16 +253,28 @@ def test_messages() -> None:
         "  found: 8 heads in axes (2, 2, 2)\n"
         "  fix: pick some first: A[0].plot() or A[0, 3].plot()."
     )
-    assert message(lambda: matrix().plot(labels=["a"])) == (
-        "plot(): labels need one head of at most 64 × 64 cells, and one label for each token.\n"
-        "  A: shape (40, 40)\n"
-        "  labels: 1 labels\n"
-        "  found: 1 labels, 40 queries, 40 keys, 1 heads\n"
-        "  fix: A[0, 3, :40, :40] is a tensor that can be drawn with labels=tokens[:40]."
+    assert message(lambda: matrix(m=100, n=100).plot(labels=["a"] * 100)) == (
+        "plot(): labels need one head and at most 64 × 64 cells, one label for each token.\n"
+        "  A: shape (100, 100)\n"
+        "  labels: 100 for rows, 100 for columns\n"
+        "  found: 100 queries × 100 keys of one head\n"
+        "  fix: A.plot(rows=(0, 40), columns=(0, 40), labels=tokens[:40]), or attlas.pictures.plot(t, labels=...) for "
+        "a tensor t of weights."
     )
+    assert message(lambda: matrix(2).plot(ax=object())) == (
+        "plot(): ax takes one map.\n"
+        "  A: shape (2, 40, 40)\n"
+        "  found: 2 heads\n"
+        "  fix: A[0, 3].plot(ax=ax), or leave ax out for a grid."
+    )
+    assert message(lambda: matrix().plot(rows=(7, 7))) == (
+        "plot(): rows must not be empty.\n  found: rows = (7, 7)\n  fix: rows=slice(0, 40)"
+    )
+    assert "columns must lie within the 40 keys" in message(lambda: matrix().plot(columns=(0, 41)))
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "attlas.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as error:
         matrix().plot()
@@ -135,3 +283,11 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         "  found: no module named matplotlib\n"
         "  fix: pip install 'attlas[plot]'"
     )
+
+
+def test_a_matrix_that_is_trained_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture needs no graph, which a long matrix could not record."""
+    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)
+    q = torch.randn(2, 30, 4, requires_grad=True)
+    assert attlas.attend(q, q).plot(size=8).axes
+    assert "<" in attlas.attend(q, q)._repr_html_()

@@ -203,3 +203,17 @@ def test_einops(operation: str, pattern: str, settings: dict[str, Any]) -> None:
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(t.square().sum(), (q, k)) for t in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_print_shows_the_weights_of_a_small_matrix() -> None:
+    q, k = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 5, 4)
+    A = attlas.attend(q, k)
+    assert str(A) == f"{A!r}\n{A.detach().to_dense()}"
+    assert f"{A}" == str(A)
+    larger = attlas.attend(torch.randn(7, 4), k[0])
+    assert str(larger) == repr(larger)
+    empty = attlas.attend(torch.randn(0, 4), k[0])
+    assert str(empty).startswith(repr(empty))
+    with torch.no_grad():
+        q += 1
+    assert str(A) == repr(A)

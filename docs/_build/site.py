@@ -6,6 +6,7 @@ the pages need neither a script nor a font from elsewhere.
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
@@ -15,6 +16,7 @@ from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
+from mkdocs.structure.nav import Navigation
 
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 CHINESE = "zh/"
@@ -122,4 +124,15 @@ def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -
     config.extra["homepage"] = "zh/index.html" if chinese else "index.html"
     for language in config.extra["alternate"]:
         language["link"] = urls[language["lang"]]
+    context["nav"] = navigation(nav, chinese)
     return context
+
+
+def navigation(nav: Navigation, chinese: bool) -> Navigation:
+    """Return the tabs of one language: the Chinese pages have their own, and the reference, which is English."""
+    (twins,) = (item for item in nav.items if item.title == "中文")
+    if not chinese:
+        return Navigation([item for item in nav.items if item is not twins], nav.pages)
+    (reference,) = (copy.copy(item) for item in nav.items if item.title == "Reference")
+    reference.title = "参考手册（英文）"
+    return Navigation([*twins.children, reference], nav.pages)

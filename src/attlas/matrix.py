@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from attlas.lazy import check_size, like_tensors
 from attlas.reductions import Dim, axis_of, reduced
 from attlas.retained import WeightGradient
 from attlas.stats.largest import TopK
+from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
 from attlas.views import LogitMatrix, TransposedMatrix
 
@@ -481,16 +483,58 @@ class AttentionMatrix(TensorLike):
         exact = reference.dense(reference.in_float64(problem), sample).weights
         return float((fast.double() - exact).abs().max())
 
-    def plot(self, **options: Any) -> Any:
-        """Draw the matrix, or each head of it; see `attlas.pictures.plot` for the options.
+    def plot(
+        self,
+        *,
+        rows: Span | None = None,
+        columns: Span | None = None,
+        size: int | None = None,
+        pool: Literal["max", "mean"] = "max",
+        labels: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+        log: bool = True,
+        cmap: Any = None,
+        ax: Any = None,
+        title: str | None = None,
+    ) -> Any:
+        """Draw the matrix, or each head of it.
+
+        Parameters
+        ----------
+        rows, columns : slice, range or (start, stop), optional
+            Queries and keys to draw.
+        size : int, optional
+            Blocks along each side, at most: 512 for one map, 256 for several.
+        pool : {"max", "mean"}
+            What stands for a block of several cells.
+        labels : sequence of str, or pair of sequences, optional
+            Text of each token, up to 64; a pair has those of the queries and those of the keys.
+        log : bool
+            Logarithmic colours, or in proportion.
+        cmap : str or matplotlib.colors.Colormap, optional
+            Another colour map.
+        ax : matplotlib.axes.Axes, optional
+            Axes of yours to draw one map into.
+        title : str, optional
+            Title of the figure.
 
         Returns
         -------
         matplotlib.figure.Figure
+
+        See Also
+        --------
+        attlas.pictures.plot : the same for a tensor, with cost and errors.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> A = attlas.attend(torch.randn(300, 16), torch.randn(300, 16))
+        >>> figure = A.plot(rows=(-50, 300), log=False, title="the last 50 queries")
         """
         from attlas.pictures import plot  # drawing needs matplotlib, which reading does not
 
-        return plot(self, **options)
+        own = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title}
+        return plot(self, rows=rows, columns=columns, size=size, pool=pool, **own)
 
     def view(self, *shape: Any, **options: Any) -> Any:
         """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.

@@ -5,24 +5,45 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
 from attlas.errors import MissingExtraError, ShapeError
 from attlas.files import whole_file
-from attlas.matrix import AttentionMatrix
+from attlas.stats.pooled import block_edges, count_blocks
+from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["DEPTH", "FLOOR", "blocks", "depth", "draw", "grid", "label", "labelled", "plot", "save", "scale", "sheet"]
+    from attlas.matrix import AttentionMatrix
+
+__all__ = [
+    "DEPTH",
+    "FLOOR",
+    "blocks",
+    "color_norm",
+    "depth",
+    "draw",
+    "grid",
+    "label",
+    "labelled",
+    "palette",
+    "plot",
+    "save",
+    "scale",
+    "sheet",
+    "weight_words",
+]
 
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
 # order of colours is seen in grey and without colour vision too.
@@ -35,43 +56,59 @@ SOFT = "#52646f"
 ACCENT = "#c8421a"
 FLOOR = 1e-4  # weights below it have the palest colour
 _MAX_HEADS = 1024
+_LABELLED = 64  # cells a side up to which a map has the text of each token
 
 
 def plot(
     A: AttentionMatrix | Tensor,
     *,
-    size: int = 256,
+    rows: Span | None = None,
+    columns: Span | None = None,
+    size: int | None = None,
     pool: Pool = "max",
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+    log: bool = True,
+    cmap: str | Colormap | None = None,
+    ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw the weights of one head, or a grid of heads, as heat maps with a logarithmic scale of colour.
+    """Draw the weights of one head, or a grid of heads, as heat maps with one scale of colour.
 
     Parameters
     ----------
     A : AttentionMatrix or Tensor, shape (..., m, n)
         The matrix, or a part of it that is already a tensor: ``A[0, 3, 40:90, 40:90]``. At most two leading
         axes longer than 1; the first becomes the rows of the grid, the second its columns.
-    size : int
-        Blocks along the longer side of each map. A matrix with fewer rows and columns is drawn cell by cell.
+    rows, columns : slice, range or (start, stop), optional
+        Queries and keys to draw; the default is all of them. The axes count as the matrix does.
+    size : int, optional
+        Blocks along each side of a map, at most; the default is 512 for one map and 256 for several. A side that
+        is no longer is drawn cell by cell.
     pool : {"max", "mean"}
         What stands for a block: its largest weight, or the mean over its allowed cells.
-    labels : sequence of str, optional
-        Text of each token, for a map of at most 64 × 64 cells of self-attention.
+    labels : sequence of str, or pair of sequences, optional
+        Text of each token, for one map of at most 64 × 64 cells; a pair has the texts of the queries and of the
+        keys, one sequence serves both. With `rows` and `columns`, the texts of these.
+    log : bool
+        Logarithmic colours from `FLOOR` to 1; otherwise in proportion, from 0 to the largest weight drawn.
+    cmap : str or matplotlib.colors.Colormap, optional
+        Another colour map than that of `depth`.
+    ax : matplotlib.axes.Axes, optional
+        Axes of yours to draw a single map into.
     title : str, optional
-        Title of the figure.
+        Title of the figure, or of `ax`.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A figure of its own: nothing is shown, and pyplot is not used.
+        A figure of its own, which a notebook shows as the value of a cell: pyplot is not used. With `ax`, its figure.
 
     Raises
     ------
     MissingExtraError
         If matplotlib is not installed.
     ShapeError
-        If there are too many axes or heads, or `labels` do not fit.
+        If there are too many axes or heads, `rows` or `columns` do not lie within the matrix, or `labels` do not fit.
 
     See Also
     --------
@@ -80,23 +117,22 @@ def plot(
 
     Notes
     -----
-    Cells that no query may see are drawn in a colour outside the scale, weights below 1e-4 in the palest.
-    Memory: size² numbers a head, and one tile. Time: one pass over the matrix.
+    Blocks of a map have one size, and the last cell may be missing in a few of them where the side is not a
+    multiple: everything is drawn within one cell of where it is. Cells that no query may see are drawn in a colour
+    outside the scale. Memory: size² numbers per head, and one tile. Time: one pass over the matrix.
 
     Examples
     --------
     >>> import torch, attlas
     >>> q, k = torch.randn(2, 4, 300, 16), torch.randn(2, 4, 300, 16)
-    >>> figure = attlas.attend(q, k, mask=attlas.Causal()).plot(size=64)
-    >>> len(figure.axes)  # eight maps and the scale
+    >>> A = attlas.attend(q, k, mask=attlas.Causal())
+    >>> len(A.plot(size=64).axes)  # eight maps and the scale
     9
+    >>> words = ["the", " cat", " sat"]
+    >>> figure = A[0, 3].plot(rows=(0, 3), columns=(0, 3), labels=words, log=False, cmap="magma")
     """
-    if pool not in ("max", "mean"):
-        raise ShapeError(
-            "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
-        )
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ShapeError("plot()", "size must be a whole number above 0.", found=f"size = {size!r}", fix="size=256")
+    _check_options(pool, size)
+    A = A.detach()  # a picture records no graph, at any length
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
     if len(axes) > 2 or math.prod(lead) > _MAX_HEADS or 0 in A.shape:
@@ -107,62 +143,156 @@ def plot(
             found=f"{math.prod(lead)} heads in axes {lead}",
             fix="pick some first: A[0].plot() or A[0, 3].plot().",
         )
-    m, n = int(A.shape[-2]), int(A.shape[-1])
-    if labels is not None and (len(labels) != m or m != n or m > 64 or axes):
+    if ax is not None and axes:
         raise ShapeError(
             "plot()",
-            "labels need one head of at most 64 × 64 cells, and one label for each token.",
-            {"A": f"shape {tuple(A.shape)}", "labels": f"{len(labels)} labels"},
-            found=f"{len(labels)} labels, {m} queries, {n} keys, {math.prod(lead)} heads",
-            fix="A[0, 3, :40, :40] is a tensor that can be drawn with labels=tokens[:40].",
+            "ax takes one map.",
+            {"A": f"shape {tuple(A.shape)}"},
+            found=f"{math.prod(lead)} heads",
+            fix="A[0, 3].plot(ax=ax), or leave ax out for a grid.",
         )
-    rows, columns = (axes[0], axes[1]) if len(axes) == 2 else (1, math.prod(axes))
-    maps = blocks(A, size, pool).reshape(rows, columns, *_shape(m, n, size))
-    if labels is not None:
-        return labelled(maps[0, 0], labels, title=title)
-    names = (
-        None
-        if rows == columns == 1
-        else [[f"{r}, {c}" if rows > 1 else str(c) for c in range(columns)] for r in range(rows)]
-    )
-    return grid(maps, names, title=title, shape=(m, n))
+    window = _window("rows", rows, int(A.shape[-2])), _window("columns", columns, int(A.shape[-1]))
+    texts = None if labels is None else _label_pair(labels, window, A.shape, bool(axes))
+    size = size or (256 if axes else 512)
+    maps = blocks(A, size, pool, *window)
+    down, across = (axes[0], axes[1]) if len(axes) == 2 else (1, math.prod(axes))
+    maps = maps.reshape(down, across, *maps.shape[-2:])
+    words = weight_words(window, maps.shape[-2:], pool)
+    if not axes:
+        norm = color_norm(maps, log)
+        return _single(maps[0, 0], window, texts, title=title, words=words, ax=ax, norm=norm, cmap=cmap)
+    names = [[f"{r}, {c}" if down > 1 else str(c) for c in range(across)] for r in range(down)]
+    return grid(maps, names, title=title, words=words, log=log, cmap=cmap, window=window)
 
 
-def blocks(A: AttentionMatrix | Tensor, size: int, pool: Pool = "max") -> Tensor:
+def _check_options(pool: str, size: int | None) -> None:
+    if pool not in ("max", "mean"):
+        raise ShapeError(
+            "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
+        )
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ShapeError("plot()", "size must be a whole number above 0.", found=f"size = {size!r}", fix="size=256")
+
+
+def _window(name: str, span: Span | None, size: int) -> range:
+    """Return which queries or keys are drawn, at least one."""
+    if span is not None:
+        check_span("plot()", name, span)
+    window = place_span("plot()", name, span, size, "queries" if name == "rows" else "keys")
+    if not window:
+        found = f"{name} = {span!r}"
+        raise ShapeError("plot()", f"{name} must not be empty.", found=found, fix=f"{name}=slice(0, {size})")
+    return window
+
+
+def _label_pair(
+    labels: Sequence[str] | tuple[Sequence[str], Sequence[str]],
+    window: tuple[range, range],
+    shape: Sequence[int],
+    several: bool,
+) -> tuple[list[str], list[str]]:
+    """Return the labels of the rows and of the columns."""
+    pair = len(labels) == 2 and not any(isinstance(part, str) for part in labels)
+    of_rows, of_columns = ([str(text) for text in part] for part in (labels if pair else (labels, labels)))
+    sizes = [len(part) for part in window]
+    if several or max(sizes) > _LABELLED or [len(of_rows), len(of_columns)] != sizes:
+        few = [min(size, 40) for size in sizes]
+        texts = f"tokens[:{few[0]}]" if sizes[0] == sizes[1] else f"(queries[:{few[0]}], keys[:{few[1]}])"
+        head = f"A[{', '.join('0' * (len(shape) - 2))}]" if several else "A"
+        raise ShapeError(
+            "plot()",
+            f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token.",
+            {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"},
+            found=f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}",
+            fix=f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
+            ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights.",
+        )
+    return of_rows, of_columns
+
+
+def blocks(
+    A: AttentionMatrix | Tensor,
+    size: int,
+    pool: Pool = "max",
+    rows: range | None = None,
+    columns: range | None = None,
+) -> Tensor:
     """Return the blocks of a picture, at most `size` a side; NaN where nothing may attend.
 
     Parameters
     ----------
     A : AttentionMatrix or Tensor, shape (..., m, n)
-        The matrix, or a part of it as a tensor, which is not pooled.
+        The matrix, or a part of it as a tensor.
     size : int
-        Blocks along the longer side.
+        Blocks along each side, at most.
     pool : {"max", "mean"}
         What stands for a block.
+    rows, columns : range, optional
+        Queries and keys to draw; the default is all of them.
 
     Returns
     -------
     Tensor, shape (..., height, width)
 
+    Notes
+    -----
+    Blocks have one size along a side, ``⌈m / size⌉`` rows; where m is not a multiple, a few have one row less.
+
     Examples
     --------
     >>> import torch, attlas
     >>> from attlas import pictures
-    >>> A = attlas.attend(torch.randn(3, 900, 8), torch.randn(3, 900, 8))
+    >>> A = attlas.attend(torch.randn(3, 900, 8), torch.randn(3, 80, 8))
     >>> pictures.blocks(A, 100).shape
-    torch.Size([3, 100, 100])
+    torch.Size([3, 100, 80])
     """
+    rows = range(int(A.shape[-2])) if rows is None else rows
+    columns = range(int(A.shape[-1])) if columns is None else columns
+    height, width = count_blocks(len(rows), size), count_blocks(len(columns), size)
     if isinstance(A, Tensor):
-        return A.detach().float().cpu()
-    height, width = _shape(int(A.shape[-2]), int(A.shape[-1]), size)
-    return stats.picture(A, height, width, pool=pool).detach().float().cpu()
+        part = A[..., rows.start : rows.stop, columns.start : columns.stop].detach().float().cpu()
+        return part if part.shape[-2:] == (height, width) else _pool(part, height, width, pool)
+    return stats.picture(A, height, width, pool, rows, columns).detach().float().cpu()
 
 
-def _shape(m: int, n: int, size: int) -> tuple[int, int]:
-    longest = max(m, n)
-    if longest <= size:
-        return m, n
-    return max(1, round(m * size / longest)), max(1, round(n * size / longest))
+def _pool(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
+    """Pool a tensor into blocks as `attlas.stats.Picture` pools a matrix; cells that are NaN do not count."""
+    rows, columns = (range(size) for size in weights.shape[-2:])
+    bands = Bands(block_edges(rows, height).tolist()), Bands(block_edges(columns, width).tolist())
+    cells = pool_tile((~weights.isnan()).float(), rows, columns, bands, torch.sum)
+    if pool == "max":
+        found = pool_tile(weights.nan_to_num(-torch.inf), rows, columns, bands, torch.amax)
+    else:
+        found = pool_tile(weights.nan_to_num(0.0), rows, columns, bands, torch.sum) / cells
+    return found.masked_fill(cells == 0, torch.nan)
+
+
+def weight_words(window: tuple[range, range], shape: Sequence[int], pool: Pool = "max") -> str:
+    """Return what the colours of a map say, for the scale beside it.
+
+    Parameters
+    ----------
+    window : tuple of range
+        Queries and keys that the map covers.
+    shape : sequence of int
+        Height and width of the map, in blocks.
+    pool : {"max", "mean"}
+        What stands for a block.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> pictures.weight_words((range(2048), range(2048)), (128, 128))
+    'largest weight in a block of 16 × 16'
+    """
+    high, wide = (-(-len(part) // blocks) for part, blocks in zip(window, shape, strict=True))
+    if high == wide == 1:
+        return "weight"
+    return f"{'largest' if pool == 'max' else 'mean'} weight in a block of {high} × {wide}"
 
 
 def grid(
@@ -170,8 +300,11 @@ def grid(
     names: Sequence[Sequence[str]] | None = None,
     *,
     title: str | None = None,
-    shape: tuple[int, int] | None = None,
     row_names: Sequence[str] | None = None,
+    words: str = "weight",
+    log: bool = True,
+    cmap: str | Colormap | None = None,
+    window: tuple[range, range] | None = None,
 ) -> Figure:
     """Draw maps in rows and columns with one scale of colour for all.
 
@@ -183,10 +316,16 @@ def grid(
         Title of each map.
     title : str, optional
         Title of the figure.
-    shape : tuple of int, optional
-        Queries and keys that the maps cover, for the axes of a single map.
     row_names : sequence of str, optional
         Name of each row of maps.
+    words : str
+        What the colours say.
+    log : bool
+        Logarithmic colours, or in proportion.
+    cmap : str or matplotlib.colors.Colormap, optional
+        Another colour map than that of `depth`.
+    window : tuple of range, optional
+        Queries and keys that the maps cover, for their proportions and for the axes of a single map.
 
     Returns
     -------
@@ -201,42 +340,49 @@ def grid(
     7
     """
     rows, columns, height, width = maps.shape
-    single = rows == columns == 1
-    side = 5.2 if single else min(1.55, 30 / max(rows, columns))
-    across, down = side * columns, side * rows * min(max(height / width, 0.2), 5.0)
-    figure = sheet(across + (1.3 if single else 1.1), down + (0.9 if single else 1.15))
+    norm = color_norm(maps, log)
+    window = (range(height), range(width)) if window is None else window
+    if rows == columns == 1 and names is None and row_names is None:
+        return _single(maps[0, 0], window, None, title=title, words=words, ax=None, norm=norm, cmap=cmap)
+    across, down = _sides(window, min(1.55, 30 / max(rows, columns)))
+    figure = sheet(across * columns + 1.1, down * rows + 1.15)
     axes = figure.subplots(rows, columns, squeeze=False)
     for r in range(rows):
         for c in range(columns):
             ax = axes[r, c]
-            draw(ax, maps[r, c], extent=(0, shape[1], shape[0], 0) if single and shape is not None else None)
+            draw(ax, maps[r, c], extent=_extent(window), norm=norm, cmap=cmap)
+            ax.set_box_aspect(_ratio(window))
             if names is not None:
                 ax.set_title(names[r][c], fontsize=7.5, color=INK, loc="left", pad=3, parse_math=False)
-            if not single:
-                ax.set_xticks([])
-                ax.set_yticks([])
+            ax.set_xticks([])
+            ax.set_yticks([])
         if row_names is not None:
             axes[r, 0].set_ylabel(row_names[r], fontsize=8, color=SOFT, rotation=0, ha="right", va="center")
-    if single:
-        axes[0, 0].set_xlabel("key")
-        axes[0, 0].set_ylabel("query")
-    scale(figure, axes.ravel().tolist())
+    scale(figure, axes.ravel().tolist(), words)
     if title is not None:
         figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK, parse_math=False)
     return figure
 
 
-def labelled(weights: Tensor, labels: Sequence[str], *, title: str | None = None) -> Figure:
+def labelled(
+    weights: Tensor,
+    labels: Sequence[str] | tuple[Sequence[str], Sequence[str]],
+    *,
+    title: str | None = None,
+    log: bool = True,
+) -> Figure:
     """Draw one map cell by cell, with the text of each token at both axes.
 
     Parameters
     ----------
-    weights : Tensor, shape (n, n)
+    weights : Tensor, shape (m, n)
         The weights; NaN where nothing may attend.
-    labels : sequence of str
-        Text of each token.
+    labels : sequence of str, or pair of sequences
+        Text of each token; a pair has the texts of the queries and of the keys.
     title : str, optional
         Title of the figure.
+    log : bool
+        Logarithmic colours, or in proportion.
 
     Returns
     -------
@@ -248,19 +394,62 @@ def labelled(weights: Tensor, labels: Sequence[str], *, title: str | None = None
     >>> from attlas import pictures
     >>> figure = pictures.labelled(torch.rand(3, 3), ["import", " os", ";"])
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()][:2]
-    ['import', ' os']
+    ['import', '␣os']
     """
-    figure = sheet(7.4, 6.6)
-    ax = figure.subplots()
-    draw(ax, weights)
-    label(ax, labels)
-    scale(figure, [ax])
-    if title is not None:
+    return plot(weights, labels=labels, title=title, log=log)
+
+
+def _single(
+    weights: Tensor,
+    window: tuple[range, range],
+    labels: tuple[list[str], list[str]] | None,
+    *,
+    title: str | None,
+    words: str,
+    ax: Axes | None,
+    norm: Normalize,
+    cmap: str | Colormap | None,
+) -> Figure:
+    """Draw one map with its axes and its scale, into a figure of its own or into axes."""
+    given = ax
+    if ax is None:
+        across, down = _sides(window, 5.2)
+        figure = sheet(max(across, 2.4) + (2.2 if labels else 1.3), max(down, 1.6) + (1.4 if labels else 0.9))
+        ax = figure.subplots()
+    else:
+        figure = cast("Figure", ax.figure)  # or a part of one, which has what is used here too
+    draw(ax, weights, extent=None if labels else _extent(window), norm=norm, cmap=cmap)
+    ax.set_box_aspect(_ratio(window))
+    ax.set_xlabel("key", fontsize=8.5)
+    ax.set_ylabel("query", fontsize=8.5)
+    if labels:
+        label(ax, *labels)
+    scale(figure, [ax], words)
+    if title is not None and given is not None:
+        ax.set_title(title, loc="left", color=INK, parse_math=False)
+    elif title is not None:
         figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK, parse_math=False)
     return figure
 
 
-def label(ax: Axes, labels: Sequence[str]) -> None:
+def _extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
+    rows, columns = window
+    return columns.start, columns.stop, rows.stop, rows.start
+
+
+def _sides(window: tuple[range, range], side: float) -> tuple[float, float]:
+    """Return width and height of a map, in inches; the narrow side of a very long map is widened."""
+    ratio = _ratio(window)
+    longer = side * min(max(ratio, 1 / ratio), 1.4)
+    return (longer, longer * ratio) if ratio < 1 else (longer / ratio, longer)
+
+
+def _ratio(window: tuple[range, range]) -> float:
+    """Return the height of a map by its width: that of the matrix, within bounds that can be looked at."""
+    return min(max(len(window[0]) / len(window[1]), 0.3), 3.3)
+
+
+def label(ax: Axes, labels: Sequence[str], columns: Sequence[str] | None = None) -> None:
     """Write the text of each token at both axes of a map.
 
     Parameters
@@ -268,7 +457,10 @@ def label(ax: Axes, labels: Sequence[str]) -> None:
     ax : matplotlib.axes.Axes
         Axes with one map of as many cells as there are labels.
     labels : sequence of str
-        Text of each token. What the font cannot draw becomes a white square.
+        Text of each token, or of each query. Blanks at the ends are drawn as ``␣``; what no font that is installed
+        can draw becomes a white square.
+    columns : sequence of str, optional
+        Text of each key, where it is not that of the queries.
 
     Examples
     --------
@@ -278,14 +470,24 @@ def label(ax: Axes, labels: Sequence[str]) -> None:
     >>> pictures.draw(ax, torch.rand(2, 2))
     >>> pictures.label(ax, ["a", "b"])
     """
-    shown = _in_font(labels)
-    size = max(4.0, min(8.0, 260 / max(len(labels), 1)))
-    ax.set_xticks(range(len(labels)), shown, rotation=90, family="monospace", fontsize=size, parse_math=False)
-    ax.set_yticks(range(len(labels)), shown, family="monospace", fontsize=size, parse_math=False)
+    down, across = _shown(labels), _shown(labels if columns is None else columns)
+    families = _families("".join([*down, *across]))
+    down, across = (_in_fonts(texts, families) for texts in (down, across))
+    size = max(4.0, min(8.0, 260 / max(len(down), len(across), 1)))
+    ax.set_xticks(range(len(across)), across, rotation=90, family=families, fontsize=size, parse_math=False)
+    ax.set_yticks(range(len(down)), down, family=families, fontsize=size, parse_math=False)
     ax.tick_params(length=0, pad=2, top=True, labeltop=True, bottom=False, labelbottom=False)
+    ax.xaxis.set_label_position("bottom")
 
 
-def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | None = None) -> None:
+def draw(
+    ax: Axes,
+    weights: Tensor,
+    extent: tuple[float, float, float, float] | None = None,
+    *,
+    norm: Normalize | None = None,
+    cmap: str | Colormap | None = None,
+) -> None:
     """Draw one map into axes: logarithmic colours from `FLOOR` to 1, and another colour for NaN.
 
     Parameters
@@ -296,6 +498,15 @@ def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | 
         The weights; NaN where nothing may attend.
     extent : tuple of float, optional
         Left, right, bottom and top of the axes, where blocks stand for several queries and keys.
+    norm : matplotlib.colors.Normalize, optional
+        Another scale of the colours, as `color_norm` makes it.
+    cmap : str or matplotlib.colors.Colormap, optional
+        Another colour map than that of `depth`.
+
+    Notes
+    -----
+    All blocks have one width and one height. `attlas.stats.Picture` cuts so that each then stands within one cell
+    of where it is.
 
     Examples
     --------
@@ -303,15 +514,20 @@ def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | 
     >>> from attlas import pictures
     >>> pictures.draw(pictures.sheet(3, 3).subplots(), torch.rand(64, 64), extent=(0, 4096, 4096, 0))
     """
+    from matplotlib import colormaps
     from matplotlib.colors import LogNorm
 
-    values = np.ma.masked_invalid(weights.detach().numpy()).clip(FLOOR, 1.0)
+    norm = color_norm(weights) if norm is None else norm
+    values = np.ma.masked_invalid(weights.numpy())
+    if isinstance(norm, LogNorm):
+        values = np.ma.masked_invalid(weights.clamp(norm.vmin, norm.vmax).numpy())  # 0 has no logarithm
+    colours = depth() if cmap is None else colormaps[cmap] if isinstance(cmap, str) else cmap
     ax.set_facecolor(LAND)
     ax.imshow(
         values,
-        cmap=depth(),
-        norm=LogNorm(FLOOR, 1.0),
-        interpolation="nearest" if min(weights.shape) < 200 else "antialiased",
+        cmap=colours.with_extremes(bad=LAND),
+        norm=norm,
+        interpolation="nearest" if max(weights.shape) < 200 else "antialiased",
         aspect="auto",
         extent=extent,
     )
@@ -319,6 +535,35 @@ def draw(ax: Axes, weights: Tensor, extent: tuple[float, float, float, float] | 
     ax.tick_params(labelsize=7.5, colors=SOFT, length=2.5)
     for spine in ax.spines.values():
         spine.set(color=INK, linewidth=0.4)
+
+
+def color_norm(maps: Tensor, log: bool = True) -> Normalize:
+    """Return the scale of the colours for some maps.
+
+    Parameters
+    ----------
+    maps : Tensor, shape (..., height, width)
+        Weights of all maps that share the scale.
+    log : bool
+        Logarithmic from `FLOOR` to 1; otherwise in proportion, from 0 to the largest weight.
+
+    Returns
+    -------
+    matplotlib.colors.Normalize
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas import pictures
+    >>> pictures.color_norm(torch.tensor([[0.25, 0.5]]), log=False).vmax
+    0.5
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
+    if log:
+        return LogNorm(FLOOR, 1.0)
+    largest = float(maps.nan_to_num(0.0).max())
+    return Normalize(0.0, largest if largest > 0 else 1.0)
 
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
@@ -380,7 +625,7 @@ def depth() -> Colormap:
     """
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(_palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
+    return ListedColormap(palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
 
 
 def sheet(width: float, height: float) -> Figure:
@@ -408,7 +653,7 @@ def sheet(width: float, height: float) -> Figure:
     [3.0, 2.0]
     """
     try:
-        from matplotlib.figure import Figure
+        from attlas.figure import NotebookFigure
     except ImportError as error:
         raise MissingExtraError(
             "attlas.pictures",
@@ -416,11 +661,11 @@ def sheet(width: float, height: float) -> Figure:
             found="no module named matplotlib",
             fix="pip install 'attlas[plot]'",
         ) from error
-    # A Figure of its own, not one of pyplot: nothing global changes, and no window opens.
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    # A figure of its own, not one of pyplot: nothing global changes, and no window opens.
+    return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def scale(figure: Figure, axes: list[Axes]) -> None:
+def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
     """Draw the one scale of colour beside several maps.
 
     Parameters
@@ -429,6 +674,8 @@ def scale(figure: Figure, axes: list[Axes]) -> None:
         Where the maps are.
     axes : list of matplotlib.axes.Axes
         Axes of the maps.
+    words : str
+        What the colours say.
 
     Examples
     --------
@@ -440,13 +687,26 @@ def scale(figure: Figure, axes: list[Axes]) -> None:
     >>> pictures.scale(figure, [ax])
     """
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.5 if len(axes) > 8 else 0.8, aspect=28, pad=0.015)
-    bar.set_label("weight", fontsize=8, color=SOFT)
+    bar.set_label(words, fontsize=8, color=SOFT)
+    bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.tick_params(labelsize=7.5, colors=SOFT)
     bar.outline.set(linewidth=0.4, color=INK)
 
 
-def _palette() -> NDArray[np.float64]:
-    """Return 256 colours between the stops of `DEPTH`, evenly spaced to the eye (in OKLab)."""
+def palette() -> NDArray[np.float64]:
+    """Return the colours of pictures and notebooks: 256 between the stops of `DEPTH`, evenly spaced in OKLab.
+
+    Returns
+    -------
+    ndarray, shape (256, 3)
+        Red, green and blue from 0 to 1.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> (255 * pictures.palette()[0]).round()
+    array([244., 248., 246.])
+    """
     rgb = np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in DEPTH])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     lab = np.cbrt(linear @ _TO_LMS.T) @ _TO_LAB.T
@@ -474,13 +734,49 @@ _TO_LAB = np.array(
 )
 
 
+# Fonts for what the monospace font cannot draw, mostly Chinese, Japanese and Korean: of these, the installed ones.
+_FALLBACK = (
+    "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Source Han Sans CN",
+    "PingFang SC", "Hiragino Sans GB", "Heiti SC", "Heiti TC", "Songti SC", "STHeiti", "Microsoft YaHei", "SimHei",
+    "SimSun", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "AR PL UMing CN", "Noto Sans SC",
+    "Malgun Gothic", "Apple SD Gothic Neo", "Yu Gothic", "MS Gothic", "Arial Unicode MS", "Unifont", "Noto Sans",
+    "Segoe UI Symbol", "Noto Sans Symbols2", "DejaVu Sans",
+)  # fmt: skip
 _ONE_LINE = {ord("\n"): "↵", ord("\r"): "↵", ord("\t"): "⇥"}
 
 
-def _in_font(labels: Sequence[str]) -> list[str]:
-    """Return labels without characters that the font cannot draw: matplotlib would warn and draw boxes."""
+def _shown(labels: Sequence[str]) -> list[str]:
+    """Return labels on one line, with blanks at their ends that can be seen."""
+    lines = [text.translate(_ONE_LINE) for text in labels]
+    return [
+        "␣" * (len(text) - len(text.lstrip(" "))) + text.strip(" ") + "␣" * (len(text) - len(text.rstrip(" ")))
+        if text.strip(" ")
+        else "␣" * len(text)
+        for text in lines
+    ]
+
+
+def _families(text: str) -> list[str]:
+    """Return the fonts that a text needs, the monospace one first: matplotlib asks them in turn for each character."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    families, missing = ["monospace"], set(text) - _drawable("monospace")
+    for name in _FALLBACK:
+        if missing and name in installed and missing & _drawable(name):
+            families.append(name)
+            missing -= _drawable(name)
+    return families
+
+
+@cache
+def _drawable(family: str) -> frozenset[str]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    known = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
-    shown = [label.translate(_ONE_LINE) for label in labels]
-    return ["".join(c if ord(c) in known else "\N{WHITE SQUARE}" for c in label) for label in shown]
+    return frozenset(map(chr, get_font(findfont(FontProperties(family=family))).get_charmap()))
+
+
+def _in_fonts(labels: Sequence[str], families: Sequence[str]) -> list[str]:
+    """Return labels without characters that no font can draw: matplotlib would warn and draw boxes."""
+    known = frozenset().union(*map(_drawable, families))
+    return ["".join(c if c in known else "\N{WHITE SQUARE}" for c in label) for label in labels]

@@ -7,6 +7,7 @@ everything else is done on the dense tensor, see `attlas.lazy`.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from attlas import products
 from attlas.engine.problem import Problem
+from attlas.errors import ModifiedError
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.reductions import Cellwise, Dim, axis_of, counted
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = ["TensorLike"]
+
+_PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
 
 class TensorLike(LazyTensor):
@@ -41,6 +45,10 @@ class TensorLike(LazyTensor):
     --------
     >>> import torch, attlas
     >>> layers = [attlas.attend(torch.randn(1, 4, 9, 8), torch.randn(1, 4, 9, 8)) for _ in range(3)]
+    >>> print(attlas.attend(torch.zeros(2, 4), torch.zeros(2, 4)))  # up to 6 × 6: the weights too
+    AttentionMatrix(shape=(2, 2), torch.float32, score=ScaledDot)
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
     >>> torch.stack([A.squeeze(0) for A in layers]).shape
     torch.Size([3, 4, 9, 9])
     >>> layers[0].mean(1).shape, layers[0].cpu().numpy().shape
@@ -57,6 +65,15 @@ class TensorLike(LazyTensor):
         return None if name is None else getattr(type(self), name)
 
     # ---------------------------------------------------------------------------------------------------- what it is
+
+    def __str__(self) -> str:
+        A = _me(self)
+        if max(A.shape[-2:]) > _PRINTED or math.prod(A.shape[:-2]) > _PRINTED or A.device.type == "meta":
+            return repr(A)
+        try:
+            return f"{A!r}\n{A.detach().to_dense()}"
+        except ModifiedError:  # reading is an error then, printing is not
+            return repr(A)
 
     @property
     def requires_grad(self) -> bool:

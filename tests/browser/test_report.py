@@ -2,8 +2,10 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from attlas.cli.reading import Cost, Reading
 from attlas.cli.report import page
-from attlas.heads import Head
+from attlas.heads import KINDS, Head
 
 pytestmark = pytest.mark.browser
 
@@ -121,6 +123,72 @@ def test_a_token_tells_where_the_head_looks(tab: object) -> None:
     tab.mouse.move(0, 0)  # else the token under the mouse is shown next
     tab.locator("#text").press("Escape")
     assert tab.locator(".t.query").count() == 0
+
+
+@pytest.mark.parametrize("focus", ["#text", "body"])
+def test_pointing_shows_a_row_while_another_is_kept(browser: object, report: Path, focus: str) -> None:
+    tab = browser.new_page(viewport={"width": 1360, "height": 900})
+    tab.goto(report.as_uri())
+    readout, tokens = tab.locator("#readout"), tab.locator(".t")
+    assert "token 50" in readout.inner_text()  # kept since the page was opened
+    tokens.nth(60).hover()
+    assert "token 60" in readout.inner_text()
+    tokens.nth(61).hover()
+    assert "token 61" in readout.inner_text()
+    tab.mouse.move(0, 0)
+    assert "token 50" in readout.inner_text()
+    tab.locator(focus).press("Escape")
+    assert "token" not in readout.locator(".readout-query").inner_text().split(":")[0]
+    assert tab.locator(".t.query").count() == 0
+    tokens.nth(62).hover()
+    assert "token 62" in readout.inner_text()
+    tokens.nth(62).click()
+    tokens.nth(63).hover()
+    tab.mouse.move(0, 0)
+    assert "token 62" in readout.inner_text()
+    tab.close()
+
+
+def contrast(tab: object, selector: str) -> float:
+    """Return the contrast of a text with the paper of the page, as WCAG counts it."""
+    ask = "([s, p]) => getComputedStyle(document.querySelector(s))[p]"
+    texts = tab.evaluate(ask, [selector, "color"]), tab.evaluate(ask, ["body", "backgroundColor"])
+    light = []
+    for text in texts:
+        rgb = [int(part) / 255 for part in re.findall(r"\d+", text)[:3]]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        light.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_faint_words_can_be_read(tab: object) -> None:
+    for selector in (".across", ".down", "footer", ".rest", ".caption"):
+        assert contrast(tab, selector) >= 4.5, selector
+
+
+def test_lists_hold_terms_and_descriptions_only(tab: object) -> None:
+    wrong = (
+        "[...document.querySelectorAll('dl > *, dl > div > *')].filter((e) => !/^(DIV|DT|DD)$/.test(e.tagName)).length"
+    )
+    assert tab.locator("#evidence dt").count() > 3
+    assert tab.evaluate(wrong) == 0
+
+
+def test_each_kind_has_a_sentence_of_its_own() -> None:
+    whole = reading()
+    for kind in KINDS[1:]:
+        named = replace(whole.heads[0], induction=0.0, **{kind.measure: 0.99})
+        rest = [replace(head, induction=0.0) for head in whole.heads[1:]]
+        text = page(replace(whole, heads=(named, *rest)))
+        standfirst = re.search(r'<p class="standfirst">(.*?)</p>', text)[1]
+        assert "<b>99 %</b>" in standfirst
+        assert "Its " not in standfirst
+
+
+def test_the_page_leads_to_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = message_from_string("Project-URL: Home, https://example.org/attlas")
+    monkeypatch.setattr(sys.modules["attlas.cli.report.page"], "metadata", lambda name: links)
+    assert '<a href="https://example.org/attlas">attlas</a>' in page(reading())
 
 
 def reading_of_page(tab: object, layer: int, head: int, query: int) -> list[tuple[float, int]]:

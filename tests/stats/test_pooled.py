@@ -1,4 +1,4 @@
-"""Pictures and diagonals against the dense matrix, cut by numpy."""
+"""Pictures and diagonals against the dense matrix."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import attlas
 from attlas import stats
 from attlas.errors import ShapeError
+from attlas.stats.pooled import block_edges, count_blocks
 
 
 def dense_mask(A, shape):
@@ -19,9 +20,9 @@ def dense_mask(A, shape):
 
 
 def blocks(weights, allowed, height, width, pool):
-    """Pool with numpy's own way to cut; NaN where nothing is allowed."""
+    """Pool blocks that begin at floor(i * size / count); NaN where nothing is allowed."""
     rows, columns = (
-        [int(part[0]) for part in np.array_split(np.arange(size), count)]
+        [i * size // count for i in range(count)]
         for size, count in zip(weights.shape[-2:], (height, width), strict=True)
     )
 
@@ -68,6 +69,21 @@ def test_picture_of_any_window(m, n, plan, mask, pool, data):
     allowed = dense_mask(A, (1, 1, m, n))[0, 0]
     expected = blocks(A.to_dense().numpy()[window], allowed[window], height, width, pool)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 300, 384, 1000, 1500, 2000, 3000, 5000, 100_003])
+@pytest.mark.parametrize("most", [1, 64, 128, 256, 1024])
+def test_blocks_lie_where_they_are_drawn(length, most):
+    count = count_blocks(length, most)
+    assert count <= most
+    edges = block_edges(range(length), count).double()
+    assert edges[0] == 0
+    assert edges[-1] == length
+    drawn = torch.arange(count + 1, dtype=torch.float64) * length / count
+    assert float((edges - drawn).abs().max()) < 1
+    sizes, size = edges.diff(), -(-length // most)
+    assert set(sizes.tolist()) <= {size, size - 1}
+    assert int((sizes < size).sum()) < size  # nearly all blocks are maxima of as many cells
 
 
 def diagonals(x):

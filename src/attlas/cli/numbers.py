@@ -14,6 +14,7 @@ from attlas.cli.report.payload import pack
 from attlas.cli.terminal import UsageError
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import NEEDED, heads_of
+from attlas.stats.pooled import count_blocks
 
 __all__ = ["KINDS_OF_HEADS", "NAMES", "block_details", "chosen", "heads_of", "missing", "side_of", "weights_of"]
 
@@ -41,7 +42,7 @@ _MAKE: dict[str, Callable[[int, int], stats.Statistic]] = {
     "coverage": lambda n, heads: stats.Coverage(),
     "offsets": lambda n, heads: stats.Offsets(),
     "top_k": lambda n, heads: stats.TopK(weights_of(n, heads)),
-    "picture": lambda n, heads: _picture(min(n, side_of(heads))),
+    "picture": lambda n, heads: _picture(count_blocks(n, side_of(heads))),
 }
 NAMES = (*_MAKE, KINDS_OF_HEADS)
 _USUAL = tuple(name for name in NAMES if name not in ("column_max", "coverage"))

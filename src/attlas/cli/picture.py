@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attlas import pictures, stats
+from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.cli.files import check_target, open_folder
 from attlas.cli.recorded import entry_of
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
-_SIDE, _OVERVIEW = 1024, 96  # blocks along the longer side of one head, and of each of many
+_SIDE, _OVERVIEW = 1024, 96  # blocks along a side of one head, and of each of many, at most
 _LABELLED = 48  # tokens up to which every row and column has its text
-_FLOOR = 1e-4
 
 _EXAMPLES = """\
 examples:
@@ -51,7 +49,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--head", type=int, metavar="H", help="a head of it (default: all)")
     command.add_argument("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
     command.add_argument("--columns", metavar="A:B", help="keys A to B - 1 only")
-    command.add_argument("--size", type=int, metavar="N", help=f"blocks along the longer side (default: {_SIDE})")
+    command.add_argument("--size", type=int, metavar="N", help=f"blocks along a side, at most (default: {_SIDE})")
     command.add_argument("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
     command.add_argument("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
     command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="head.png, .svg or .pdf")
@@ -76,8 +74,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise _error("--head goes with --layer.", f"--head {arguments.head} without --layer", "--layer 0 --head 0")
     else:
         figure = _one(atlas, entries[0], arguments, terminal)
-    if arguments.scale == "linear":
-        _linear(figure)
     written = pictures.save(figure, arguments.out)
     terminal.say(f"{terminal.style(str(written), 'bold')}")
 
@@ -106,14 +102,15 @@ def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Te
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
     if entry.kind != "self":
         name += f" ({entry.kind})"
+    log = arguments.scale == "log"
     labels = _labels(atlas, entry, rows, columns, maps)
     if labels:
-        return pictures.labelled(maps, labels, title=name)
-    figure = pictures.grid(maps[None, None], title=f"{name}: {count(len(rows))} queries × {count(len(columns))} keys")
+        return pictures.labelled(maps, labels, title=name, log=log)
+    title = f"{name}: {count(len(rows))} queries × {count(len(columns))} keys"
+    words = pictures.weight_words((rows, columns), maps.shape[-2:], arguments.pool)
     top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
-    ax = figure.axes[0]
-    ax.images[0].set_extent((left, left + len(columns), top + len(rows), top))
-    return figure
+    window = range(top, top + len(rows)), range(left, left + len(columns))
+    return pictures.grid(maps[None, None], title=title, words=words, log=log, window=window)
 
 
 def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace, terminal: Terminal) -> Figure:
@@ -121,12 +118,14 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace,
     heads = sorted({head for entry in entries for head in entry.heads})
     size = arguments.size or _OVERVIEW
     parts: list[Tensor] = []
+    sizes = set()
     with terminal.step(f"drawing {sum(len(entry.heads) for entry in entries)} heads", len(entries)) as tick:
         for entry in entries:
             rows, columns = _window(entry, arguments)
+            sizes.add((len(rows), len(columns)))
             parts.append(_blocks(entry, list(range(len(entry.heads))), rows, columns, size, arguments))
             tick()
-    if len({part.shape[1:] for part in parts}) > 1:
+    if len(sizes) > 1:
         fix = f"--layer {entries[0].layer}"
         raise _error("the layers must be of one size to stand side by side.", "layers of different lengths", fix)
     maps = torch.full((len(entries), len(heads), *parts[0].shape[1:]), torch.nan)
@@ -136,7 +135,15 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace,
     names = [[f"{entry.layer}·{head}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
     title += f"{_said('queries', rows, entries[0].shape[2])} × {_said('keys', columns, entries[0].shape[3])}"
-    return pictures.grid(maps, names, title=title, row_names=[f"layer {entry.layer}  " for entry in entries])
+    return pictures.grid(
+        maps,
+        names,
+        title=title,
+        row_names=[f"layer {entry.layer}  " for entry in entries],
+        words=pictures.weight_words((rows, columns), maps.shape[-2:], arguments.pool),
+        log=arguments.scale == "log",
+        window=(rows, columns),
+    )
 
 
 def _said(what: str, window: range, size: int) -> str:
@@ -150,8 +157,6 @@ def _blocks(
 ) -> Tensor:
     """Return the picture of some heads of batch 0, shape (heads, height, width): computed, or that which was kept."""
     m, n = entry.shape[2:]
-    longest = max(len(rows), len(columns))
-    height, width = (max(1, round(len(x) * min(1.0, size / longest))) for x in (rows, columns))
     kept = entry.statistics.get("picture")
     if entry.matrix is None and isinstance(kept, Tensor):
         if (len(rows), len(columns)) == (m, n) and arguments.pool == "max":
@@ -168,8 +173,7 @@ def _blocks(
             "attlas record --keep disk, or --statistics with picture among them",
         )
     A = entry.matrix
-    wanted = stats.Picture(height, width, arguments.pool, rows=rows, columns=columns)
-    return torch.cat([A[0, [head]].collect(wanted)[0].float().cpu() for head in heads])
+    return torch.cat([pictures.blocks(A[0, [head]], size, arguments.pool, rows, columns) for head in heads])
 
 
 def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
@@ -197,18 +201,6 @@ def _labels(atlas: Atlas, entry: Entry, rows: range, columns: range, maps: Any) 
     if not same or len(rows) > _LABELLED or atlas.tokens is None or entry.kind == "cross":
         return []
     return atlas.tokens[start : start + len(rows)]
-
-
-def _linear(figure: Figure) -> None:
-    """Colour weights in proportion, up to the largest."""
-    from matplotlib.colors import Normalize
-
-    images = [image for ax in figure.axes for image in ax.images]
-    shown = [np.ma.masked_invalid(weights) for image in images if (weights := image.get_array()) is not None]
-    largest = max((float(weights.max()) for weights in shown if weights.count()), default=1.0)
-    norm = Normalize(0.0, largest)
-    for image in images:
-        image.set_norm(norm)
 
 
 def _error(rule: str, found: str, fix: str) -> UsageError:

@@ -18,7 +18,7 @@ from attlas.stats.largest import check_number
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
 
-__all__ = ["Offsets", "Picture", "offsets", "picture"]
+__all__ = ["Offsets", "Picture", "block_edges", "count_blocks", "offsets", "picture"]
 
 _FEW = 64  # rows whose diagonals are summed together
 
@@ -49,9 +49,10 @@ class Picture(Statistic):
 
     Notes
     -----
-    Blocks are as even as possible, as ``numpy.array_split`` cuts: the first ``m mod height`` blocks are one
-    row higher. A block in which nothing may attend has no mean and no maximum: NaN, so that a picture can
-    show it apart from a block of small weights. Cost: one sum or maximum over the tile.
+    Block a begins at row ``⌊a · m / height⌋`` of the window, so that blocks differ by one row at most and, drawn
+    with one height each, stand within one row of where they are; columns likewise. A block in which nothing may
+    attend has no mean and no maximum: NaN, so that a picture can show it apart from a block of small weights.
+    Cost: one sum or maximum over the tile.
 
     Examples
     --------
@@ -130,7 +131,7 @@ class Picture(Statistic):
 
     def _edges(self, problem: Problem) -> Blocks:
         rows, columns = self._windows(problem)
-        return _cuts(rows, self.height), _cuts(columns, self.width)
+        return block_edges(rows, self.height), block_edges(columns, self.width)
 
 
 class _Blocks:
@@ -176,11 +177,17 @@ class _Blocks:
                 into += pool_tile(some, rows, across, self.bands, torch.sum)
 
 
-def _cuts(window: range, count: int) -> Tensor:
-    """Return where a window is cut into bands that differ by one at most, the larger ones first."""
-    size, larger = divmod(len(window), count)
-    places = torch.arange(count + 1, device="cpu")
-    return (places * size).add_(places.clamp_(max=larger)).add_(window.start)
+def block_edges(window: range, count: int) -> Tensor:
+    """Return the first cell of each block of a window, ``⌊i · size / count⌋``, then its end.
+
+    Blocks drawn with one width each therefore stand within one cell of where they are.
+    """
+    return torch.arange(count + 1, device="cpu") * len(window) // count + window.start
+
+
+def count_blocks(length: int, most: int) -> int:
+    """Return how many blocks of ``⌈length / most⌉`` cells cover an axis; a few of them may have a cell less."""
+    return -(-length // -(-length // most)) if length else 0
 
 
 class Offsets(Statistic):

@@ -11,6 +11,7 @@ from attlas.errors import MissingExtraError
 from attlas.matrix import AttentionMatrix
 from attlas.view.server import serve
 from attlas.view.service import Service
+from attlas.view.still import preview
 
 if TYPE_CHECKING:
     from attlas.view.widget import Viewer
@@ -60,7 +61,8 @@ def show(
     -----
     A notebook is any program with a running IPython kernel: Jupyter, VS Code, Colab. There the page talks through
     the kernel's own channel and opens no port, so that it works on remote machines too. Memory and time are those
-    of what is looked at: nothing is computed before it is asked for.
+    of what is looked at: nothing is computed before it is asked for, but for the small picture of `attlas.view.preview`
+    that a saved notebook keeps.
 
     Examples
     --------
@@ -80,7 +82,7 @@ def show(
             found=f"no module named {error.name or 'anywidget'}",
             fix="pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser.",
         ) from error
-    return Viewer(Service(shown, tokens=tokens, title=title or ""), height)
+    return Viewer(Service(shown, tokens=tokens, title=title or ""), height, still=preview(shown))
 
 
 def in_notebook() -> bool:

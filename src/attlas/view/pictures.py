@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from attlas.stats.pooled import block_edges
 from attlas.view.cache import Cache
 from attlas.view.codes import Array, encode
 from attlas.view.exact import Head, Wanted
@@ -89,8 +90,7 @@ class Pictures:
 
 def _cut(length: int, size: int) -> tuple[list[int], Array]:
     """Cut an axis into at most `size` blocks: their edges, and the block of each pixel."""
-    starts = np.arange(size) * length // size
-    edges, block = np.unique(starts, return_inverse=True)
+    edges, block = np.unique(block_edges(range(length), size)[:-1].numpy(), return_inverse=True)
     return [*edges.tolist(), length], block
 
 

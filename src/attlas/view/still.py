@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 import struct
 import zlib
-from functools import cache
 from html import escape
-from importlib import resources
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attlas import stats
+from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.matrix import AttentionMatrix
+from attlas.stats.pooled import block_edges, count_blocks
 from attlas.view import codes
 from attlas.view.exact import Head
 from attlas.view.source import atlas_of
@@ -32,6 +30,15 @@ _SIDES = (16, 128)  # pixels of a picture
 
 _LAND = (128, 128, 128, 40)  # masked: a breath of grey, on light and dark paper
 _WAIT = (128, 128, 128, 90)
+# Inverted lightness with the same hues; what a notebook program says of its theme goes before the system's setting.
+_INVERTED = "{filter:invert(1) hue-rotate(180deg)}"
+_DARK = (
+    "<style>"
+    f"@media (prefers-color-scheme:dark){{.attlas-preview img{_INVERTED}}}"
+    "[data-jp-theme-light=true] .attlas-preview img,.vscode-light .attlas-preview img{filter:none}"
+    f"[data-jp-theme-light=false] .attlas-preview img,.vscode-dark .attlas-preview img{_INVERTED}"
+    "</style>"
+)
 _FIRST = 2  # entries of the palette before the colours
 
 
@@ -53,7 +60,7 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
     -----
     Cost: at most 16.8 million weights, whatever the size. A pixel is the largest weight of its block; where all
     weights would be more than that, a row of pixels is one exact query, and the caption says how many there are of
-    them. Colours are logarithmic, from a sixteenth of an even weight up to 1, as on the page.
+    them. Colours are logarithmic, from a sixteenth of an even weight up to 1; on dark paper large weights are light.
 
     Examples
     --------
@@ -63,14 +70,14 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
     >>> html.count("<img"), "<script" in html
     (2, False)
     """
-    words = f"<pre style='margin:0 0 8px;background:none'>{escape(repr(shown))}</pre>"
+    words = f"{_DARK}<pre style='margin:0 0 8px;background:none'>{escape(repr(shown))}</pre>"
     if isinstance(shown, AttentionMatrix) and 0 in shown.shape:
-        return f"<div>{words}</div>"
+        return f"<div class='attlas-preview'>{words}</div>"
     several = isinstance(shown, Atlas)
     entries = shown.entries if isinstance(shown, Atlas) else atlas_of(shown).entries
     figures, note = _figures([entry for entry in entries if entry.matrix is not None], several)
     picture = f"<div style='display:flex;flex-wrap:wrap;gap:10px 12px'>{figures}</div>" if figures else ""
-    return f"<div>{words}{picture}{note}</div>"
+    return f"<div class='attlas-preview'>{words}{picture}{note}</div>"
 
 
 def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
@@ -97,23 +104,21 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
         parts.append(_figure(_png(picture, entry.shape[3]), name, 72 if several else 112))
     total = sum(len(entry.heads) * entry.shape[0] for entry in entries)
     notes = [f"{len(parts)} of {total:,} heads"] if total > len(parts) else []
-    notes += [f"{side} of {max(entry.shape[2] for entry, _ in chosen):,} queries"] if cells > _CELLS else []
+    most = max(entry.shape[2] for entry, _ in chosen)
+    notes += [f"{count_blocks(most, side)} of {most:,} queries"] if cells > _CELLS else []
     return "".join(parts), _note([*notes, ".view() opens all of it"])
 
 
 def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     """Return the largest weight of each block, from all cells of a head, as codes."""
-    m, n = A.shape[-2:]
-    (values,) = A.collect(stats.Picture(min(side, m), min(side, n), "max"))
-    picture = values[0, 0].cpu().numpy()
+    picture = pictures.blocks(A, side)[0, 0].numpy()
     return codes.encode(np.nan_to_num(picture), ~np.isnan(picture))
 
 
 def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     """Return one exact query for each row of pixels, its keys pooled to the largest weight, as codes."""
     m, n = A.shape[-2:]
-    high, wide = min(side, m), min(side, n)
-    columns = [*(np.arange(wide) * n // wide).tolist(), n]
+    high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side)).tolist()
     table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
     return codes.encode(table.max, table.cells > 0)
 
@@ -142,7 +147,7 @@ def _png(picture: NDArray[np.uint16], n: int) -> bytes:
     """Return codes as a PNG of indexed colours."""
     low = max(-40.0, -math.ceil(math.log2(max(n, 2))) - 4.0)
     log2 = codes.LOG2_MIN + (picture.astype(np.float64) - codes.FIRST) * -codes.LOG2_MIN / (codes.LAST - codes.FIRST)
-    colours = _colours()[::2]  # two entries of the palette are taken
+    colours = np.rint(255 * pictures.palette()[::2]).astype(np.uint8)  # two entries of the palette are taken
     place = np.clip((log2 - low) / -low, 0, 1)
     index = (_FIRST + np.rint(place * (len(colours) - 1))).astype(np.uint8)
     index[picture == codes.ZERO] = _FIRST
@@ -165,12 +170,3 @@ def _png(picture: NDArray[np.uint16], n: int) -> bytes:
 
 def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-@cache
-def _colours() -> NDArray[np.uint8]:
-    """Return the 256 colours that the page begins with; they are written down there, once."""
-    text = resources.files("attlas.view").joinpath("static", "palettes.js").read_text("utf-8")
-    found = re.search(r"viridis:\s*((?:\"[0-9a-f]+\"[\s+]*)+)", text)
-    digits = "" if found is None else re.sub(r"[^0-9a-f]", "", found[1])
-    return np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(-1, 3)

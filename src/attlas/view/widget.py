@@ -32,6 +32,8 @@ class Viewer(anywidget.AnyWidget):
         Height in CSS pixels, from 240 to 4000.
     state : mapping, optional
         Fields of the page's state to begin with, ``{"entry": 2, "head": "mean"}``.
+    still : str, optional
+        HTML that stands for the page in a saved notebook, where no kernel runs.
 
     Notes
     -----
@@ -56,8 +58,11 @@ class Viewer(anywidget.AnyWidget):
     height = traitlets.Int(640).tag(sync=True)
     initial = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, service: Service, height: int = 640, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, service: Service, height: int = 640, state: Mapping[str, Any] | None = None, *, still: str = ""
+    ) -> None:
         self._service = service
+        self._still = still
         self._wanted: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
         self._ended = False
@@ -78,6 +83,12 @@ class Viewer(anywidget.AnyWidget):
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._service.close()
         super().close()
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        bundle = super()._repr_mimebundle_(**options)
+        if bundle is not None and self._still:
+            bundle[0]["text/html"] = self._still
+        return bundle
 
     def _hear(self, _: object, content: Any, buffers: Sequence[Any]) -> None:
         """Take a message of the page."""

@@ -247,7 +247,7 @@ function choose(head, view) {
     const bar = make("i");
     bar.style.setProperty("--v", share === null ? 0 : Math.min(1, share));
     if (share === null) bar.style.visibility = "hidden";
-    return make("div", {}, make("dt", {}, label), bar, make("dd", {}, shown));
+    return make("div", {}, make("dt", {}, label), make("dd", { className: "share", ariaHidden: "true" }, bar), make("dd", {}, shown));
   });
   byId("evidence").replaceChildren(...evidence);
   plots.forEach(({ button }, i) => button.setAttribute("aria-pressed", String(i === head)));
@@ -296,10 +296,10 @@ const tokenAt = (event) => {
 };
 text.addEventListener("pointerover", (event) => {
   const i = tokenAt(event);
-  if (i !== null && state.pinned === null && event.pointerType === "mouse") show(i);
+  if (i !== null && i !== state.shown && event.pointerType !== "touch") show(i);
 });
 text.addEventListener("pointerleave", () => {
-  if (state.pinned === null && state.shown !== null) show(null);
+  if (state.shown !== state.pinned) show(state.pinned);
 });
 text.addEventListener("click", (event) => {
   const i = tokenAt(event);
@@ -307,12 +307,14 @@ text.addEventListener("click", (event) => {
 });
 text.addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  if (event.key === "Escape") pin(null, false);
-  else if (step) {
+  if (step) {
     event.preventDefault();
     const row = rowOf.get(state.shown ?? data.query) + step;
     pin(places[Math.min(places.length - 1, Math.max(0, row))], true);
   }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") pin(null, false);
 });
 byId("map").addEventListener("pointermove", (event) => pointAtMap(event, false));
 byId("map").addEventListener("click", (event) => pointAtMap(event, true));

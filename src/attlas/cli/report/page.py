@@ -5,18 +5,30 @@ from __future__ import annotations
 import math
 import platform
 from html import escape, unescape
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.resources import files
 from string import Template
 
 from attlas.cli.reading import Reading
 from attlas.cli.report.payload import block, hero_view, payload
 from attlas.cli.words import COLUMNS, count, in_bytes, memory, percent
-from attlas.heads import KINDS, MIXED, Head
+from attlas.heads import KINDS, MIXED, NEAR, Head
 
 __all__ = ["page"]
 
 _LENGTHS = (8_192, 32_768, 131_072)
+
+# What the line under the headline says of the share that made the head's name; {0} is the share.
+_SHARES = {
+    "duplicate": "Show it random tokens, then the same tokens again: {0} of its attention goes to the earlier copy.",
+    "previous": "{0} of its attention goes to the token before.",
+    "fixed": "{0} of its attention goes to the tokens at one distance.",
+    "current": "{0} of its attention stays on the token itself.",
+    "first": "{0} of its attention rests on the first token.",
+    "near": f"{{0}} of its attention stays within the last {NEAR} tokens.",
+    "favourite": "{0} of its attention goes to the copies of one token.",
+    "breadth": "On average, its attention is spread as if it looked evenly at {0} of the tokens that it may see.",
+}
 
 # What the headline says of the most telling head, by the measure that decides.
 _DOES = {
@@ -78,10 +90,8 @@ def page(reading: Reading) -> str:
         "command": escape(reading.command),
         "versions": escape(_versions()),
         "snippet": escape(_SNIPPET),
-        "footer": escape(
-            "Every number on this page was computed by attlas from queries, keys and one number a row. "
-            "Layers and heads are counted from 0. The page loads nothing from anywhere."
-        ),
+        "footer": f"Every number on this page was computed by {_project()} from queries, keys and one number per row. "
+        "Layers and heads are counted from 0. The page loads nothing from anywhere.",
         "css": assets.joinpath("page.css").read_text("utf-8"),
         "js": bundle.script("oklab.js")
         + "".join(assets.joinpath(x).read_text("utf-8") for x in ("maps.js", "page.js")),
@@ -107,7 +117,7 @@ def _headline(reading: Reading) -> tuple[str, str]:
         )
     if kind.measure:
         share = percent(head.of(kind))
-        return f"{where} {_DOES[kind.measure]}", f"Its {escape(kind.definition)}: <b>{share}</b>. {setting}"
+        return f"{where} {_DOES[kind.measure]}", f"{_SHARES[kind.measure].format(f'<b>{share}</b>')} {setting}"
     return f"{len(reading.heads)} heads read {text}", setting
 
 
@@ -233,6 +243,17 @@ def _words() -> str:
         if column.explain
     ]
     return "".join(items)
+
+
+def _project() -> str:
+    """Return the name of the project, with a link where the installed package says one."""
+    try:
+        links = metadata("attlas").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        links = []
+    found = [link.split(",", 1)[-1].strip() for link in links]
+    safe = [link for link in found if link.startswith("https://")]
+    return f'<a href="{escape(safe[0])}">attlas</a>' if safe else "attlas"
 
 
 def _versions() -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.cli.reading import Reading
-from attlas.cli.words import others, percent, visible
+from attlas.cli.words import count, others, percent, visible
 from attlas.heads import NEAR, Head
 from attlas.pictures import DEPTH
 
@@ -70,7 +70,7 @@ def hero_view(reading: Reading) -> str:
 
 def block(reading: Reading) -> str:
     """Return the side of a block of the whole map, in cells."""
-    return f"{len(reading.tokens) / reading.maps.shape[-1]:.3g}"
+    return count(-(-len(reading.tokens) // reading.maps.shape[-1]))
 
 
 def _facts(reading: Reading, i: int) -> dict[str, object]:
