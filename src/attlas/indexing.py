@@ -156,12 +156,10 @@ def _checked(entry: Any) -> Any:
         return entry.cpu() if entry.dtype in (torch.bool, torch.uint8) else entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
+    rule = "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis."
+    fix = "A[0, 3, 5:9, :] or A[..., [2, 5], :]."
     raise DtypeError(
-        "A[...]",
-        "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis.",
-        {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
-        found=kind(entry),
-        fix="A[0, 3, 5:9, :] or A[..., [2, 5], :].",
+        "A[...]", rule, {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]}, found=kind(entry), fix=fix
     )
 
 

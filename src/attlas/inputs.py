@@ -124,13 +124,9 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
     if query_heads == 1:
         query_heads = key_heads
     if key_heads == 0 or query_heads % key_heads != 0:
-        raise ShapeError(
-            where,
-            "the heads of k must divide the heads of q (grouped heads).",
-            labels,
-            found=f"{query_heads} query heads, {key_heads} key heads",
-            fix=f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size).",
-        )
+        rule = "the heads of k must divide the heads of q (grouped heads)."
+        fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
+        raise ShapeError(where, rule, labels, found=f"{query_heads} query heads, {key_heads} key heads", fix=fix)
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
     return Inputs(_flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading)
 
@@ -170,13 +166,9 @@ def check_values(
     check_tensors(where, labels)
     v = as_plain(where, name, v)
     if v.shape[-2] != tokens.shape[-2]:
-        raise ShapeError(
-            where,
-            f"there must be one row of {name} for each {token}.",
-            labels,
-            found=f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}",
-            fix=f"pass {name} as (..., {tokens.shape[-2]}, e).",
-        )
+        found = f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}"
+        fix = f"pass {name} as (..., {tokens.shape[-2]}, e)."
+        raise ShapeError(where, f"there must be one row of {name} for each {token}.", labels, found=found, fix=fix)
     layout = axes.layout
     fits = v.ndim - 2 <= len(axes.shape)
     if fits:
@@ -186,12 +178,11 @@ def check_values(
         fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
         fits = fits and v4.shape[-3] != 0 and heads % v4.shape[-3] == 0
     if not fits:
+        rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
+        found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
+        fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
         raise ShapeError(
-            where,
-            f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
-            {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
-            found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
-            fix=f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.",
+            where, rule, {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}, found=found, fix=fix
         )
     return _flat(v4, batch, v4.shape[-3])
 
@@ -208,21 +199,15 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
             fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
         )
     if sink.device != q.device:
-        raise DeviceError(
-            where,
-            "sink must be on the device of q.",
-            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-            found=f"{sink.device} and {q.device}",
-            fix="sink.to(q.device)",
-        )
+        rule = "sink must be on the device of q."
+        found = f"{sink.device} and {q.device}"
+        fix = "sink.to(q.device)"
+        raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     if sink.ndim > 1 or sink.numel() not in (1, heads):
-        raise ShapeError(
-            where,
-            "sink must hold one logit for each query head.",
-            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-            found=f"shape {tuple(sink.shape)}, {heads} heads",
-            fix=f"pass a tensor of shape ({heads},).",
-        )
+        rule = "sink must hold one logit for each query head."
+        found = f"shape {tuple(sink.shape)}, {heads} heads"
+        fix = f"pass a tensor of shape ({heads},)."
+        raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 
 
@@ -232,21 +217,12 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
     for label, t in labels.items():
         name = label.split(" ")[0]
         if not isinstance(t, Tensor):
-            raise DtypeError(
-                where,
-                f"{name} must be a torch.Tensor.",
-                {label: type(t).__name__},
-                found=kind(t),
-                fix=f"torch.as_tensor({name})",
-            )
+            rule = f"{name} must be a torch.Tensor."
+            raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
         if t.dtype not in _FLOATS:
-            raise DtypeError(
-                where,
-                f"{name} must be float64, float32, float16 or bfloat16.",
-                labels,
-                found=f"{name} is {str(t.dtype).removeprefix('torch.')}",
-                fix=f"{name}.float()",
-            )
+            rule = f"{name} must be float64, float32, float16 or bfloat16."
+            fix = f"{name}.float()"
+            raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
         if t.ndim < 2:
             raise ShapeError(
                 where,
@@ -258,21 +234,14 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                 else f"{name}.unsqueeze(-1) for tokens of size 1.",
             )
         if t.dtype is not first.dtype:
-            raise DtypeError(
-                where,
-                f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
-                labels,
-                found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
-                fix=f"{name}.to({first.dtype})",
-            )
+            rule = f"{first_label.split(' ')[0]} and {name} must have the same dtype."
+            found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"
+            fix = f"{name}.to({first.dtype})"
+            raise DtypeError(where, rule, labels, found=found, fix=fix)
         if t.device != first.device:
-            raise DeviceError(
-                where,
-                f"{first_label.split(' ')[0]} and {name} must be on the same device.",
-                labels,
-                found=f"{first.device} and {t.device}",
-                fix=f"{name}.to({str(first.device)!r})",
-            )
+            rule = f"{first_label.split(' ')[0]} and {name} must be on the same device."
+            fix = f"{name}.to({str(first.device)!r})"
+            raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
 
 
 def _with_heads(t: Tensor, rank: int) -> Tensor:
@@ -298,13 +267,9 @@ def _broadcast(
     try:
         return tuple(torch.broadcast_shapes(first, second))
     except RuntimeError:
-        raise ShapeError(
-            where,
-            f"the batch axes of {name} must fit those of the queries: equal, or 1.",
-            labels,
-            found=f"batch axes {tuple(first)} and {tuple(second)}",
-            fix="pass tensors as (batch, heads, tokens, size) of one batch.",
-        ) from None
+        rule = f"the batch axes of {name} must fit those of the queries: equal, or 1."
+        fix = "pass tensors as (batch, heads, tokens, size) of one batch."
+        raise ShapeError(where, rule, labels, found=f"batch axes {tuple(first)} and {tuple(second)}", fix=fix) from None
 
 
 def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:

@@ -165,10 +165,7 @@ class LogitMatrix(_View):
 
     def _check_dim(self, name: str, dim: int) -> None:
         if dim not in (-1, len(self.shape) - 1):
-            raise ShapeError(
-                f"A.logits.{name}()",
-                "log-weights are reduced over the keys of a row.",
-                {"A": f"shape {tuple(self.shape)}"},
-                found=f"dim = {dim!r}",
-                fix=f"A.logits.{name}(-1)",
-            )
+            rule = "log-weights are reduced over the keys of a row."
+            found = f"dim = {dim!r}"
+            fix = f"A.logits.{name}(-1)"
+            raise ShapeError(f"A.logits.{name}()", rule, {"A": f"shape {tuple(self.shape)}"}, found=found, fix=fix)

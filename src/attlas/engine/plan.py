@@ -60,21 +60,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
-            raise ShapeError(
-                "Plan()",
-                "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + ".",
-                found=f"backend = {self.backend!r}",
-                fix="leave backend out; attlas.explain(A) tells what runs.",
-            )
+            rule = "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + "."
+            fix = "leave backend out; attlas.explain(A) tells what runs."
+            raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
         for name in ("rows", "columns", "cells"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ShapeError(
-                    "Plan()",
-                    f"{name} must be a whole number above 0.",
-                    found=f"{name} = {size!r}",
-                    fix=f"leave {name} out for the size that suits this device.",
-                )
+                rule = f"{name} must be a whole number above 0."
+                fix = f"leave {name} out for the size that suits this device."
+                raise ShapeError("Plan()", rule, found=f"{name} = {size!r}", fix=fix)
 
     def budget(self, device_type: str) -> int:
         """Return how many numbers one step may hold on this kind of device."""

@@ -147,13 +147,10 @@ class Problem:
             return
         for version in self.versions:
             if (version.changes, version.address) != _state(version.tensor):
-                raise ModifiedError(
-                    where,
-                    "the tensors of a matrix must not change after attend().",
-                    {version.name: version.tensor},
-                    found=f"{version.name} was changed in place",
-                    fix="call attend() again, or attend(q.clone(), k.clone()) before they change.",
-                )
+                rule = "the tensors of a matrix must not change after attend()."
+                found = f"{version.name} was changed in place"
+                fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
+                raise ModifiedError(where, rule, {version.name: version.tensor}, found=found, fix=fix)
 
     @property
     def leaves(self) -> list[Tensor]:

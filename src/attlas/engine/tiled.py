@@ -339,12 +339,11 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     try:
         return logits.expand(at.shape)
     except RuntimeError:
+        rule = "forward() must return log-weights that broadcast to (batches, heads, rows, columns)."
+        found = f"shape {tuple(logits.shape)} for a tile of {at.shape}"
+        fix = "attlas.testing.check_score(score) asks it for tiles of all kinds."
         raise ShapeError(
-            f"{type(problem.score).__name__}()",
-            "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
-            {"returned": logits},
-            found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
-            fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
+            f"{type(problem.score).__name__}()", rule, {"returned": logits}, found=found, fix=fix
         ) from None
 
 

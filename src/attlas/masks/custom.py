@@ -135,13 +135,8 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
         found, fix = str(t.dtype).removeprefix("torch."), "from_tensor(t.bool()), if 1 means that the query may attend."
     else:
         found, fix = type(t).__name__, "from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function."
-    raise DtypeError(
-        "from_tensor()",
-        "a mask tensor must be bool (True = may attend) or floating point (added to the scores).",
-        {"t": t if isinstance(t, Tensor) else found},
-        found=found,
-        fix=fix,
-    )
+    rule = "a mask tensor must be bool (True = may attend) or floating point (added to the scores)."
+    raise DtypeError("from_tensor()", rule, {"t": t if isinstance(t, Tensor) else found}, found=found, fix=fix)
 
 
 class FunctionMask(Mask):

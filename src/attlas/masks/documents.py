@@ -29,13 +29,9 @@ class _Counted(Mask):
         self.axes = tuple(given.shape)
         self.lengths = given.flatten()
         if self.lengths.numel() and int(self.lengths.min()) < 0:
-            raise ShapeError(
-                where,
-                f"{label} must be 0 or more.",
-                {label: lengths},
-                found=f"{label} = {int(self.lengths.min())}",
-                fix=f"use {label} = 0 for a sequence without such keys.",
-            )
+            rule = f"{label} must be 0 or more."
+            fix = f"use {label} = 0 for a sequence without such keys."
+            raise ShapeError(where, rule, {label: lengths}, found=f"{label} = {int(self.lengths.min())}", fix=fix)
 
     def of(self, at: Tile) -> Tensor:
         """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
@@ -174,12 +170,8 @@ class Padding(_Counted):
     def __init__(self, lengths: Lengths, side: str = "right") -> None:
         super().__init__("lengths", lengths)
         if side not in ("right", "left"):
-            raise ShapeError(
-                "Padding()",
-                'side must be "right" or "left".',
-                found=f"side = {side!r}",
-                fix='use side="left" where the filling stands before the tokens.',
-            )
+            fix = 'use side="left" where the filling stands before the tokens.'
+            raise ShapeError("Padding()", 'side must be "right" or "left".', found=f"side = {side!r}", fix=fix)
         self.side = side
 
     def allows(self, at: Tile) -> Tensor:
@@ -206,13 +198,10 @@ class Padding(_Counted):
         super().check(batch, heads, m, n)
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         if longest > n:
-            raise ShapeError(
-                "attend()",
-                "the lengths of Padding() must be at most the number of keys.",
-                {"mask": self.name(), "keys": f"n = {n}"},
-                found=f"a length of {longest}, n = {n}",
-                fix=f"count the real keys only: Padding(lengths.clamp(max={n})).",
-            )
+            rule = "the lengths of Padding() must be at most the number of keys."
+            found = f"a length of {longest}, n = {n}"
+            fix = f"count the real keys only: Padding(lengths.clamp(max={n}))."
+            raise ShapeError("attend()", rule, {"mask": self.name(), "keys": f"n = {n}"}, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         # Padded sequences are as long as the longest of them.
@@ -320,13 +309,10 @@ class Documents(Mask):
             given = {"ids": f"{self.keys.axes}"}
             if self.queries is not self.keys:
                 given["query_ids"] = f"{self.queries.axes}"
-            raise ShapeError(
-                "attend()",
-                "Documents() must have one id for each key, and one for each query.",
-                given,
-                found=f"{self.keys.count} ids for n = {n} keys and m = {m} queries",
-                fix="use Documents(ids, query_ids) with shapes (n,) and (m,).",
-            )
+            rule = "Documents() must have one id for each key, and one for each query."
+            found = f"{self.keys.count} ids for n = {n} keys and m = {m} queries"
+            fix = "use Documents(ids, query_ids) with shapes (n,) and (m,)."
+            raise ShapeError("attend()", rule, given, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.queries.count, self.keys.count
@@ -342,13 +328,9 @@ class _Ids:
     def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
         given = _integers("Documents()", label, ids, "number the documents: [0, 0, 1, 1, 1].")
         if given.ndim == 0:
-            raise ShapeError(
-                "Documents()",
-                f"{label} must have one id for each token.",
-                {label: ids},
-                found="a single number",
-                fix="number the documents: [0, 0, 1, 1, 1].",
-            )
+            rule = f"{label} must have one id for each token."
+            fix = "number the documents: [0, 0, 1, 1, 1]."
+            raise ShapeError("Documents()", rule, {label: ids}, found="a single number", fix=fix)
         self.label = label
         self.axes = tuple(given.shape)
         self.count = self.axes[-1]
@@ -388,10 +370,7 @@ def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int,
     # (6,) may stand for a batch of (2, 3), (3, 2) may not: its numbers would land on other sequences.
     if count == 1 or (count == wanted and (len(axes) == 1 or axes == batch)):
         return
+    rule = f"{mask}() must have one entry for each sequence of the batch, or one for all."
     raise ShapeError(
-        "attend()",
-        f"{mask}() must have one entry for each sequence of the batch, or one for all.",
-        {label: f"{axes}", "batch": f"{batch}"},
-        found=f"{count} entries, {wanted} sequences",
-        fix=fix,
+        "attend()", rule, {label: f"{axes}", "batch": f"{batch}"}, found=f"{count} entries, {wanted} sequences", fix=fix
     )

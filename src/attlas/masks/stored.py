@@ -26,13 +26,9 @@ class _Stored(Mask):
     def __init__(self, t: Tensor) -> None:
         t = as_plain("from_tensor()", "t", t)
         if t.ndim < 2:
-            raise ShapeError(
-                "from_tensor()",
-                "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).",
-                {"t": t},
-                found=f"{t.ndim} axes",
-                fix="t[None, :] for one row of keys that all queries share.",
-            )
+            rule = "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n)."
+            fix = "t[None, :] for one row of keys that all queries share."
+            raise ShapeError("from_tensor()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
         self.tensor = t
         self.axes = tuple(t.shape)
         # (batch, heads, m, n), where a size of 1 stands for every place.

@@ -76,12 +76,9 @@ class Additive(Score):
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size), ("hidden_size", hidden_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ShapeError(
-                    "Additive()",
-                    "sizes must be whole numbers above 0.",
-                    found=f"{name} = {size!r}",
-                    fix="give Additive(q.shape[-1], k.shape[-1], hidden_size=128).",
-                )
+                rule = "sizes must be whole numbers above 0."
+                fix = "give Additive(q.shape[-1], k.shape[-1], hidden_size=128)."
+                raise ShapeError("Additive()", rule, found=f"{name} = {size!r}", fix=fix)
         self.query_size, self.key_size, self.hidden_size = query_size, key_size, hidden_size
         self.W_q = nn.Linear(query_size, hidden_size, bias=bias)
         self.W_k = nn.Linear(key_size, hidden_size, bias=False)
@@ -101,13 +98,10 @@ class Additive(Score):
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
             return
-        raise ShapeError(
-            "attend()",
-            f"the last axes of q and k must be {self.query_size} and {self.key_size} when score is {self._name()}.",
-            {"q (..., m, d)": q, "k (..., n, dk)": k},
-            found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
-            fix=f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size}).",
-        )
+        rule = f"the last axes of q and k must be {self.query_size} and {self.key_size} when score is {self._name()}."
+        found = f"{q.shape[-1]} in q, {k.shape[-1]} in k"
+        fix = f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size})."
+        raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, dk)": k}, found=found, fix=fix)
 
     def extra_repr(self) -> str:
         return f"query_size={self.query_size}, key_size={self.key_size}, hidden_size={self.hidden_size}"

@@ -141,13 +141,10 @@ class Score(nn.Module):
         if isinstance(factor, Tensor):
             return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-            raise DtypeError(
-                "score * factor",
-                "a score is multiplied by one finite number, or by a tensor with one or one for each head.",
-                {"factor": type(factor).__name__},
-                found=f"factor = {factor!r}",
-                fix="0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it.",
-            )
+            rule = "a score is multiplied by one finite number, or by a tensor with one or one for each head."
+            found = f"factor = {factor!r}"
+            fix = "0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it."
+            raise DtypeError("score * factor", rule, {"factor": type(factor).__name__}, found=found, fix=fix)
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
@@ -266,13 +263,9 @@ class ScaledByTensor(Score):
                 "tensor * score", "the factor must be of floating point.", found=found, fix="factor.float()"
             )
         if factor.ndim > 1:
-            raise ShapeError(
-                "tensor * score",
-                "the factor is one number, or one for each head.",
-                {"factor": factor},
-                found=f"{factor.ndim} axes",
-                fix="factor.flatten()",
-            )
+            rule = "the factor is one number, or one for each head."
+            fix = "factor.flatten()"
+            raise ShapeError("tensor * score", rule, {"factor": factor}, found=f"{factor.ndim} axes", fix=fix)
         self.inner = inner
         self.factor = factor
         self.scratch = inner.scratch + 1
@@ -300,13 +293,10 @@ class ScaledByTensor(Score):
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         self.inner.check(q, k, heads)
         if self.factor.numel() not in (1, heads):
-            raise ShapeError(
-                "attend()",
-                "the factor of a score is one number, or one for each head.",
-                {"factor": self.factor, "q (..., m, d)": q},
-                found=f"{self.factor.numel()} numbers, {heads} heads",
-                fix=f"a tensor of shape () or ({heads},).",
-            )
+            rule = "the factor of a score is one number, or one for each head."
+            found = f"{self.factor.numel()} numbers, {heads} heads"
+            fix = f"a tensor of shape () or ({heads},)."
+            raise ShapeError("attend()", rule, {"factor": self.factor, "q (..., m, d)": q}, found=found, fix=fix)
 
     def _of_heads(self, head_ids: Tensor) -> Tensor:
         factor = self.factor if self.factor.numel() == 1 else self.factor[head_ids.to(self.factor.device)]

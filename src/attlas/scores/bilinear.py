@@ -67,12 +67,9 @@ class Bilinear(Score):
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ShapeError(
-                    "Bilinear()",
-                    "sizes must be whole numbers above 0.",
-                    found=f"{name} = {size!r}",
-                    fix="give Bilinear(q.shape[-1], k.shape[-1]).",
-                )
+                rule = "sizes must be whole numbers above 0."
+                fix = "give Bilinear(q.shape[-1], k.shape[-1])."
+                raise ShapeError("Bilinear()", rule, found=f"{name} = {size!r}", fix=fix)
         self.query_size, self.key_size = query_size, key_size
         self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))

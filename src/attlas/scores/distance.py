@@ -91,19 +91,13 @@ def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
             fix="give a float, such as bandwidth=1.0, or tensor.float().",
         )
     if value.ndim > 1 or not value.numel():
-        raise ShapeError(
-            where,
-            "bandwidth must be one number, or one for each coordinate of q and k.",
-            {"bandwidth": value},
-            found=f"{value.ndim} axes, {value.numel()} numbers",
-            fix="give a scalar, or a tensor of shape (d,).",
-        )
+        rule = "bandwidth must be one number, or one for each coordinate of q and k."
+        found = f"{value.ndim} axes, {value.numel()} numbers"
+        fix = "give a scalar, or a tensor of shape (d,)."
+        raise ShapeError(where, rule, {"bandwidth": value}, found=found, fix=fix)
     bad = ~(value.detach().isfinite() & (value.detach() > 0))
     if bad.any():
-        raise ShapeError(
-            where,
-            "every bandwidth must be a finite number above 0.",
-            found=f"bandwidth = {value.detach()[bad][0].item()!r}",
-            fix="give the distance at which a weight should have fallen, such as bandwidth=1.0.",
-        )
+        rule = "every bandwidth must be a finite number above 0."
+        fix = "give the distance at which a weight should have fallen, such as bandwidth=1.0."
+        raise ShapeError(where, rule, found=f"bandwidth = {value.detach()[bad][0].item()!r}", fix=fix)
     return value

@@ -110,13 +110,9 @@ class SoftCap(Score):
     def __init__(self, score: Score, cap: float) -> None:
         super().__init__()
         if not isinstance(score, Score):
-            raise DtypeError(
-                "SoftCap()",
-                "score must be an attlas.Score.",
-                {"score": repr(score)},
-                found=kind(score),
-                fix="attlas.SoftCap(attlas.ScaledDot(), 50.0)",
-            )
+            rule = "score must be an attlas.Score."
+            fix = "attlas.SoftCap(attlas.ScaledDot(), 50.0)"
+            raise DtypeError("SoftCap()", rule, {"score": repr(score)}, found=kind(score), fix=fix)
         self.score = score
         self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
         self.scratch = score.scratch + 1
@@ -191,10 +187,7 @@ def check_same_size(name: str, q: Tensor, k: Tensor) -> None:
     """Raise a ShapeError unless queries and keys have the same last axis."""
     if q.shape[-1] == k.shape[-1]:
         return
-    raise ShapeError(
-        "attend()",
-        f"q and k must have the same last axis when score is {name}.",
-        {"q (..., m, d)": q, "k (..., n, d)": k},
-        found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
-        fix=f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size).",
-    )
+    rule = f"q and k must have the same last axis when score is {name}."
+    found = f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k"
+    fix = f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size)."
+    raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)

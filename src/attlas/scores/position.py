@@ -247,21 +247,16 @@ class TensorBias(Score):
     def __init__(self, t: Tensor) -> None:
         super().__init__()
         if not isinstance(t, Tensor) or not t.is_floating_point():
+            rule = "t must be a floating-point tensor of log-weights."
+            found = str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t)
+            fix = "use mask=attlas.from_tensor(t) for True and False, else t.float()."
             raise DtypeError(
-                "TensorBias()",
-                "t must be a floating-point tensor of log-weights.",
-                {"t": t if isinstance(t, Tensor) else type(t).__name__},
-                found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t),
-                fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
+                "TensorBias()", rule, {"t": t if isinstance(t, Tensor) else type(t).__name__}, found=found, fix=fix
             )
         if t.ndim > 4:
-            raise ShapeError(
-                "TensorBias()",
-                "t has at most the four axes batch, heads, m and n.",
-                {"t": t},
-                found=f"{t.ndim} axes",
-                fix="t.flatten(0, -4) makes one batch axis.",
-            )
+            rule = "t has at most the four axes batch, heads, m and n."
+            fix = "t.flatten(0, -4) makes one batch axis."
+            raise ShapeError("TensorBias()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
         self.t = as_plain("TensorBias()", "t", t)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
@@ -277,13 +272,10 @@ class TensorBias(Score):
         sizes = (1,) * (4 - self.t.ndim) + tuple(self.t.shape)
         if all(size in (1, full) for size, full in zip(sizes, whole, strict=True)):
             return
-        raise ShapeError(
-            "attend()",
-            "the tensor of TensorBias() must broadcast to (batch, heads, m, n).",
-            {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k},
-            found=f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}",
-            fix="t.unsqueeze(1) if its first axis is the batch and it has no heads.",
-        )
+        rule = "the tensor of TensorBias() must broadcast to (batch, heads, m, n)."
+        found = f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}"
+        fix = "t.unsqueeze(1) if its first axis is the batch and it has no heads."
+        raise ShapeError("attend()", rule, {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
 
     def extra_repr(self) -> str:
         return f"t={tuple(self.t.shape)}"
@@ -328,21 +320,15 @@ def _checked_slopes(slopes: object) -> Tensor:
         except (TypeError, ValueError, RuntimeError):
             value = torch.empty(0, dtype=torch.bool)
     if not value.is_floating_point():
-        raise DtypeError(
-            "Alibi()",
-            "slopes must be a number of heads, or a floating-point number for each head.",
-            {"slopes": slopes},
-            found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
-            fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
-        )
+        rule = "slopes must be a number of heads, or a floating-point number for each head."
+        found = str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes)
+        fix = "give Alibi(8) for the slopes of the paper, or one float for each head."
+        raise DtypeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
     if value.ndim != 1 or not bool(value.detach().isfinite().all()):
-        raise ShapeError(
-            "Alibi()",
-            "slopes must be one finite number for each head.",
-            {"slopes": slopes},
-            found=f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite",
-            fix="give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,).",
-        )
+        rule = "slopes must be one finite number for each head."
+        found = f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite"
+        fix = "give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,)."
+        raise ShapeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
     return value
 
 

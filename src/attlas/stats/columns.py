@@ -209,12 +209,8 @@ class ColumnArgMax(Statistic):
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:
-            raise ShapeError(
-                "ColumnArgMax()",
-                "the largest of no queries has no place.",
-                found="m = 0 queries",
-                fix="give attend() a query.",
-            )
+            rule = "the largest of no queries has no place."
+            raise ShapeError("ColumnArgMax()", rule, found="m = 0 queries", fix="give attend() a query.")
         largest = _zeros_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
@@ -303,13 +299,10 @@ def check_heads(where: str, A: Any, heads: str | None) -> None:
     if heads not in (None, "sum", "mean"):
         raise ShapeError(where, 'heads must be "sum", "mean" or None.', found=f"heads = {heads!r}", fix='heads="mean"')
     if heads is not None and A.ndim < 3:
-        raise ShapeError(
-            where,
-            "there must be heads to combine.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"heads = {heads!r}, and A has no leading axis",
-            fix="leave heads out.",
-        )
+        rule = "there must be heads to combine."
+        found = f"heads = {heads!r}, and A has no leading axis"
+        fix = "leave heads out."
+        raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=found, fix=fix)
 
 
 def _combine(found: Tensor, heads: str | None) -> Tensor:

@@ -124,13 +124,10 @@ def _check_fits(name: str, k: int, problem: Problem) -> None:
     """Raise a ShapeError for a `k` that is too large."""
     n = problem.shape[3]
     if k > n:
-        raise ShapeError(
-            f"{name}()",
-            "k cannot be larger than the number of keys.",
-            {"A": f"{problem.shape[2]} queries × {n} keys"},
-            found=f"k = {k}, n = {n}",
-            fix=f"{name}({n})" if n else "give attend() a key.",
-        )
+        rule = "k cannot be larger than the number of keys."
+        found = f"k = {k}, n = {n}"
+        fix = f"{name}({n})" if n else "give attend() a key."
+        raise ShapeError(f"{name}()", rule, {"A": f"{problem.shape[2]} queries × {n} keys"}, found=found, fix=fix)
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
@@ -328,12 +325,8 @@ class Coverage(Statistic):
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
         if self.levels and all(_is_share(level) for level in self.levels):
             return
-        raise ShapeError(
-            "Coverage()",
-            "levels must be numbers above 0 and at most 1.",
-            found=f"levels = {self.levels!r}",
-            fix="Coverage((0.9, 0.95, 0.99))",
-        )
+        rule = "levels must be numbers above 0 and at most 1."
+        raise ShapeError("Coverage()", rule, found=f"levels = {self.levels!r}", fix="Coverage((0.9, 0.95, 0.99))")
 
     def start(self, problem: Problem) -> Tensor:
         shape = (*problem.shape[:3], len(self.levels))

@@ -50,13 +50,9 @@ class Pooled(Statistic):
 
     def __init__(self, v: Tensor) -> None:
         if not isinstance(v, Tensor) or not v.is_floating_point():
-            raise DtypeError(
-                "Pooled()",
-                "v must be a floating point tensor.",
-                {"v": v},
-                found=str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v),
-                fix="v.float()",
-            )
+            found = str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v)
+            fix = "v.float()"
+            raise DtypeError("Pooled()", "v must be a floating point tensor.", {"v": v}, found=found, fix=fix)
         self.v = v
 
     def start(self, problem: Problem) -> Tensor:
@@ -87,11 +83,8 @@ class Pooled(Statistic):
         before = v.shape[:-2].numel() if v.ndim >= 2 else 0
         own = before // batch if batch and before % batch == 0 else 0
         if v.ndim < 2 or v.shape[-2] != n or own == 0 or heads % own:
-            raise ShapeError(
-                "Pooled()",
-                "v must have a row for each key, and the leading axes of the matrix.",
-                {"v (..., n, e)": v},
-                found=f"a matrix of {batch} batches, {heads} heads and {n} keys",
-                fix="v of shape (batch, heads, n, e).",
-            )
+            rule = "v must have a row for each key, and the leading axes of the matrix."
+            found = f"a matrix of {batch} batches, {heads} heads and {n} keys"
+            fix = "v of shape (batch, heads, n, e)."
+            raise ShapeError("Pooled()", rule, {"v (..., n, e)": v}, found=found, fix=fix)
         return v.reshape(batch, own, n, v.shape[-1])
