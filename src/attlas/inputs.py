@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,16 @@ from attlas.indexing import Axes
 __all__ = [
     "Inputs",
     "accumulation_dtype",
+    "as_floats",
     "as_plain",
+    "check_floating",
     "check_inputs",
     "check_sink",
     "check_values",
     "holds_numbers",
     "tracing",
     "transforming",
+    "whole_number",
 ]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -100,6 +104,33 @@ def as_plain(where: str, name: str, t: Tensor) -> Tensor:
             return t
         found, fix = f"a {type(t).__name__}, which stands for other tensors", "the tensor that it stands for"
     raise DtypeError(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
+
+
+def as_floats(value: Any) -> Tensor:
+    """Return a tensor as it is, and numbers as one of float64; one of no floating point where that cannot be."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        plain = isinstance(value, str | bytes | bool)
+        return torch.tensor(None if plain else value, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        return torch.empty(0, dtype=torch.bool)
+
+
+def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
+    """Raise a DtypeError where a value is no tensor of floating point."""
+    if not isinstance(t, Tensor):
+        raise DtypeError(where, rule, {name: type(t).__name__}, found=kind(t), fix=fix)
+    if not t.is_floating_point():
+        raise DtypeError(where, rule, {name: t}, found=str(t.dtype).removeprefix("torch."), fix=fix)
+
+
+def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
+    """Return a count, or raise a ShapeError where it is no int above 0."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    fix = fix or f"give {name} as an int, such as 8."
+    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
 
 
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:

@@ -15,9 +15,9 @@ from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
-from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, kind
+from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, holds_numbers, tracing
+from attlas.inputs import check_values, holds_numbers, tracing, whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.reductions import Dim, axis_of, reduced
 from attlas.retained import WeightGradient
@@ -469,9 +469,7 @@ class AttentionMatrix(TensorLike):
         -----
         Cost: ``rows * n`` float64 scores a head, whole in memory.
         """
-        if not isinstance(rows, int) or rows < 1:
-            rule = "rows must be a whole number above 0."
-            raise ShapeError("A.check()", rule, found=f"rows = {rows!r}", fix="A.check(rows=64)")
+        whole_number("A.check()", "rows", rows, "A.check(rows=64)")
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0

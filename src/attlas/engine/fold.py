@@ -312,6 +312,8 @@ class Statistic(ABC):
         whole matrix as one part, and runs on tensors with a graph.
     of_logits : bool
         Whether it needs log-weights, which a dense tensor of weights does not tell.
+    output : str, optional
+        The output of the fused kernels that is this statistic, where one is; see `wants`.
 
     See Also
     --------
@@ -328,9 +330,6 @@ class Statistic(ABC):
     ...     def step(self, carry, part, at):
     ...         carry[at.place] += part.weights.square().sum(-1)
     ...         return carry
-    ...
-    ...     def finish(self, carry):
-    ...         return carry
     >>> attlas.testing.check_statistic(SumOfSquares(), dense=lambda weights: weights.square().sum(-1))
     >>> attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2)).collect(SumOfSquares())
     (tensor([0.2500, 0.2500, 0.2500]),)
@@ -339,6 +338,7 @@ class Statistic(ABC):
     whole_rows: bool = False
     differentiable: bool = True
     of_logits: bool = False
+    output: str | None = None
 
     @abstractmethod
     def start(self, problem: Problem) -> Any:
@@ -348,9 +348,12 @@ class Statistic(ABC):
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         """Return the carry after one part."""
 
-    @abstractmethod
     def finish(self, carry: Any) -> Any:
-        """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them."""
+        """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them.
+
+        The default is the carry as it is.
+        """
+        return carry
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
@@ -358,8 +361,8 @@ class Statistic(ABC):
         Names are those of `attlas.engine.native.walks.find`. None, the default, for a statistic that must see
         the tiles. Also the door for checks against the sizes.
         """
-        return None
+        return None if self.output is None else {self.output: True}
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
         """Return the result from the numbers that `wants` asked for."""
-        raise NotImplementedError
+        return None if self.output is None else found[self.output]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 
 __all__ = ["Plan"]
 
@@ -65,10 +66,8 @@ class Plan:
             raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
         for name in ("rows", "columns", "cells"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                rule = f"{name} must be a whole number above 0."
-                fix = f"leave {name} out for the size that suits this device."
-                raise ShapeError("Plan()", rule, found=f"{name} = {size!r}", fix=fix)
+            if size is not None:
+                whole_number("Plan()", name, size, f"leave {name} out for the size that suits this device.")
 
     def budget(self, device_type: str) -> int:
         """Return how many numbers one step may hold on this kind of device."""

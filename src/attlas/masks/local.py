@@ -34,13 +34,10 @@ class _Local(Mask):
         if distances is not None:  # a limit that no pair of the tile comes near need not be compared
             left = None if left is None or distances[0] >= -left else left
             right = None if right is None or distances[1] <= right else right
+        near = None if left is None else at.j >= place - left
         if right is None:
-            if left is None:
-                return torch.ones(1, 1, dtype=torch.bool, device=at.device)
-            return at.j >= place - left
-        if left is None:
-            return at.j <= place + right
-        return (at.j >= place - left) & (at.j <= place + right)
+            return torch.ones(1, 1, dtype=torch.bool, device=at.device) if near is None else near
+        return at.j <= place + right if near is None else near & (at.j <= place + right)
 
     def distances(self, at: Tile) -> tuple[int, int] | None:
         """Return the least and the largest distance in a tile; a whole tile has all between them, too."""

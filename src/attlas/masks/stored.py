@@ -12,7 +12,7 @@ from attlas.errors import ShapeError
 from attlas.inputs import as_plain, tracing
 from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score
-from attlas.scores.position import TensorBias
+from attlas.scores.position import TensorBias, cells_of, heads_of
 from attlas.tiles import Tile, cut
 
 __all__ = ["AdditiveMask", "TensorMask"]
@@ -45,10 +45,7 @@ class _Stored(Mask):
         """Return True where the numbers of the tensor let a query see a key."""
 
     def allows(self, at: Tile) -> Tensor:
-        cells = _along(self.cells, 2, at.rows, at.row_index)
-        cells = _along(cells, 3, at.columns, at.column_index)
-        cells = _some(_some(cells, 0, at.batch_ids), 1, at.head_ids)
-        return self.rule(cells).to(at.device)
+        return self.rule(cells_of(self.cells, at)).to(at.device)
 
     def coverage(self, at: Tile) -> Coverage:
         # Less than a block is as quickly computed as judged; a list of places has no block.
@@ -60,9 +57,7 @@ class _Stored(Mask):
         found = False
         whole = True
         for strip in strips:
-            some, every = (
-                _some(_some(table[..., columns], 0, at.batch_ids), 1, at.head_ids) for table in self._strip(strip)
-            )
+            some, every = (heads_of(table[..., columns], at) for table in self._strip(strip))
             found = found or bool(some.any())
             whole = whole and bool(every.all())
             if found and not whole:
@@ -215,25 +210,6 @@ class AdditiveMask(_Stored):
 def _changes(t: Tensor) -> int | None:
     """Return how often a tensor was changed in place, where torch counts that."""
     return None if tracing() or t.is_inference() else t._version
-
-
-def _along(cells: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
-    """Return the rows, or the columns, of a tile."""
-    if cells.shape[axis] == 1:
-        return cells
-    if index is not None:
-        return cells.index_select(axis, index.to(cells.device))
-    return cells.narrow(axis, span.start, len(span))
-
-
-def _some(cells: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """Return the batches, or the heads, of a tile: a view where they follow each other, else a copy."""
-    if cells.shape[axis] == 1 or (tracing() and cells.shape[axis] == len(ids)):
-        return cells
-    numbers = ids.tolist()
-    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return cells.narrow(axis, numbers[0], len(numbers))
-    return cells.index_select(axis, ids.to(cells.device))
 
 
 def _own(cells: Tensor) -> Tensor:

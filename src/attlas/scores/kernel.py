@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attlas.errors import ShapeError
 from attlas.inputs import tracing
-from attlas.scores.base import Dot, Score, Tokens
+from attlas.scores.base import Dot, Score, Tokens, check_same_size
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
 
@@ -71,16 +71,12 @@ class _Kernel(Score):
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         name = f"{type(self).__name__}()"
-        given = {"q (..., m, d)": q, "k (..., n, d)": k}
-        if q.shape[-1] != k.shape[-1]:
-            rule = f"q and k must have the same last axis when score is {name}."
-            fix = "give both the same coordinates, or project them to one size."
-            raise ShapeError("attend()", rule, given, found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k", fix=fix)
+        check_same_size(name, q, k, "give both the same coordinates, or project them to one size.")
         if self.size is not None and self.size != q.shape[-1]:
             rule = f"bandwidth of {name} must be one number, or one for each coordinate of q and k."
             found = f"d = {q.shape[-1]} in q and k, {self.size} bandwidths"
             fix = f"give {q.shape[-1]} bandwidths, or one number for all coordinates."
-            raise ShapeError("attend()", rule, given, found=found, fix=fix)
+            raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
 
     def extra_repr(self) -> str:
         h = self.bandwidth.detach()

@@ -14,6 +14,7 @@ from torch import Tensor
 from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
@@ -81,7 +82,7 @@ class TopK(Statistic):
     """
 
     def __init__(self, k: int) -> None:
-        check_number("TopK()", "k", k)
+        whole_number("TopK()", "k", k, "k=8")
         self.k = k
 
     def start(self, problem: Problem) -> Largest:
@@ -257,7 +258,7 @@ class TailMass(Statistic):
     """
 
     def __init__(self, k: int) -> None:
-        check_number("TailMass()", "k", k)
+        whole_number("TailMass()", "k", k, "k=8")
         self._top = TopK(k)
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
@@ -320,6 +321,7 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
+    output = "coverage"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
@@ -347,15 +349,8 @@ class Coverage(Statistic):
         carry[at.place] = ordered.shape[-1] - whole * _BLOCK - within
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"coverage": self.levels}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        count: Tensor = found["coverage"]
-        return count
 
 
 def _is_share(level: object) -> bool:
@@ -380,13 +375,6 @@ def _ascending(part: Part) -> Tensor:
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(np.ndarray.sort, np.array_split(rows, threads)))
     return ordered
-
-
-def check_number(where: str, name: str, value: object) -> None:
-    """Raise a ShapeError unless `value` is a whole number above 0."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return
-    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=f"{name}=8")
 
 
 def topk(A: Weights, k: int) -> Largest:

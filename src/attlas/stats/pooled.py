@@ -12,9 +12,9 @@ from torch.nn import functional
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
-from attlas.stats.largest import check_number
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
 
@@ -71,8 +71,8 @@ class Picture(Statistic):
         rows: Span | None = None,
         columns: Span | None = None,
     ) -> None:
-        check_number("Picture()", "height", height)
-        check_number("Picture()", "width", width)
+        whole_number("Picture()", "height", height, "height=8")
+        whole_number("Picture()", "width", width, "width=8")
         if pool not in ("mean", "max"):
             raise ShapeError("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
         for name, window in (("rows", rows), ("columns", columns)):

@@ -51,9 +51,6 @@ class _PerRow(Statistic):
         carry[at.place] = self.join(carry[at.place], self.of(part))
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def join(self, before: Tensor, found: Tensor) -> Tensor:
         """Return what two parts of the same rows give together."""
         return before + found
@@ -92,15 +89,10 @@ class RowMass(_PerRow):
             [1.0000, 1.0000, 1.0000]])
     """
 
+    output = "mass"
+
     def of(self, part: Part) -> Tensor:
         return part.mass
-
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        return {"mass": True}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        mass: Tensor = found["mass"]
-        return mass
 
 
 class Entropy(_PerRow):
@@ -129,6 +121,8 @@ class Entropy(_PerRow):
     tensor([1., 2., 3.])
     """
 
+    output = "entropy"
+
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
         products = part.row_products(part.weights, part.shifted)
@@ -136,13 +130,6 @@ class Entropy(_PerRow):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
-
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        return {"entropy": True}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        entropy: Tensor = found["entropy"]
-        return entropy
 
 
 class EffectiveKeys(Statistic):
@@ -249,17 +236,11 @@ class MaxLogit(_LargestOfRow):
 
     nothing = -math.inf
     of_logits = True
+    output = "max_logit"
 
     def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
-
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        return {"max_logit": True}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        largest: Tensor = found["max_logit"]
-        return largest
 
 
 class Moments(NamedTuple):

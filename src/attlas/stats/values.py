@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem, spread_heads
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import ShapeError
+from attlas.inputs import check_floating
 from attlas.tiles import Tile
 
 __all__ = ["Pooled"]
@@ -48,11 +49,10 @@ class Pooled(Statistic):
     (torch.Size([5, 3]), True)
     """
 
+    output = "out"
+
     def __init__(self, v: Tensor) -> None:
-        if not isinstance(v, Tensor) or not v.is_floating_point():
-            found = str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v)
-            fix = "v.float()"
-            raise DtypeError("Pooled()", "v must be a floating point tensor.", {"v": v}, found=found, fix=fix)
+        check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")
         self.v = v
 
     def start(self, problem: Problem) -> Tensor:
@@ -66,15 +66,8 @@ class Pooled(Statistic):
         carry[b, h, rows] += torch.matmul(part.weights, values)
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"out": self._values(problem)}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        out: Tensor = found["out"]
-        return out
 
     def _values(self, problem: Problem) -> Tensor:
         """Return the values with four axes, (batch, value heads, n, e)."""
