@@ -221,13 +221,9 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
         fix = "mask=torch.from_numpy(mask)"
     elif isinstance(mask, list | tuple):
         fix = "one mask of several: mask=first & second."
-    raise DtypeError(
-        "attend()",
-        "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
-        {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
-        found=kind(mask),
-        fix=fix,
-    )
+    rule = "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j)."
+    named = {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__}
+    raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)
 
 
 def explain_choice(matrix: AttentionMatrix) -> choose.Choice:

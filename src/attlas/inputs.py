@@ -222,13 +222,11 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
     """Check a sink, one logit for each query head, and bring it to shape (heads,)."""
     heads = q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
-        raise DtypeError(
-            where,
-            "sink must be a floating point tensor with one logit for each head.",
-            {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
-            found="integers" if isinstance(sink, Tensor) else kind(sink),
-            fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
-        )
+        rule = "sink must be a floating point tensor with one logit for each head."
+        given = sink if isinstance(sink, Tensor) else type(sink).__name__
+        found = "integers" if isinstance(sink, Tensor) else kind(sink)
+        fix = "torch.as_tensor(sink, dtype=q.dtype, device=q.device)"
+        raise DtypeError(where, rule, {"sink (heads,)": given}, found=found, fix=fix)
     if sink.device != q.device:
         rule = "sink must be on the device of q."
         found = f"{sink.device} and {q.device}"
@@ -255,15 +253,11 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
             fix = f"{name}.float()"
             raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
         if t.ndim < 2:
-            raise ShapeError(
-                where,
-                f"{name} needs at least two axes, tokens and size.",
-                labels,
-                found=f"shape {tuple(t.shape)} in {name}",
-                fix=f"{name}.unsqueeze(0), one token."
-                if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values())
-                else f"{name}.unsqueeze(-1) for tokens of size 1.",
-            )
+            rule = f"{name} needs at least two axes, tokens and size."
+            fix = f"{name}.unsqueeze(-1) for tokens of size 1."
+            if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values()):
+                fix = f"{name}.unsqueeze(0), one token."
+            raise ShapeError(where, rule, labels, found=f"shape {tuple(t.shape)} in {name}", fix=fix)
         if t.dtype is not first.dtype:
             rule = f"{first_label.split(' ')[0]} and {name} must have the same dtype."
             found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"

@@ -83,33 +83,27 @@ class _Stored(Mask):
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
         sizes = tuple(self.cells.shape)
-        if all(size in (1, full) for size, full in zip(sizes, wanted, strict=True)):
-            if len(self.axes) == 3 and self.axes[0] == heads == wanted[0] > 1:
-                raise ShapeError(
-                    "attend()",
-                    "the first axis of a mask of three axes must be the batch's or the heads', not both.",
-                    {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-                    found=f"{heads} sequences and {heads} heads",
-                    fix="t[:, None] for a mask per sequence, t[None] for one per head as in torch.",
-                )
-            return
-        found = [
+        wrong = [
             f"{label} = {size} in mask, {full} in matrix"
             for label, size, full in zip(("batch", "heads", "m", "n"), sizes, wanted, strict=True)
             if size not in (1, full)
         ]
-        fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
-        if len(self.axes) == 2 and self.axes == (wanted[0], n):
-            fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
-        elif len(self.axes) == 3 and self.axes[0] == heads:
-            fix = "for one mask a head: from_tensor(t[None])."
-        raise ShapeError(
-            "attend()",
-            "the mask tensor must have the sizes of the matrix, or 1.",
-            {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-            found=", ".join(found),
-            fix=fix,
-        )
+        per_head = len(self.axes) == 3 and self.axes[0] == heads
+        if wrong:
+            rule, found = "the mask tensor must have the sizes of the matrix, or 1.", ", ".join(wrong)
+            fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
+            if self.axes == (wanted[0], n):
+                fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
+            elif per_head:
+                fix = "for one mask a head: from_tensor(t[None])."
+        elif per_head and heads == wanted[0] > 1:
+            rule = "the first axis of a mask of three axes must be the batch's or the heads', not both."
+            found = f"{heads} sequences and {heads} heads"
+            fix = "t[:, None] for a mask per sequence, t[None] for one per head as in torch."
+        else:
+            return
+        given = {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"}
+        raise ShapeError("attend()", rule, given, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         m, n = self.cells.shape[2:]

@@ -160,8 +160,6 @@ class ColumnMax(_OfQueries):
     tensor([1.0000, 0.5000])
     """
 
-    output = "column_max"
-
     def start(self, problem: Problem) -> tuple[range, Tensor]:
         return self.window(problem), _zeros_for_columns(problem)
 

@@ -321,7 +321,6 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
-    output = "coverage"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)

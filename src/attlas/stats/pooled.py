@@ -93,15 +93,12 @@ class Picture(Statistic):
         rows = place_span("Picture()", "rows", self.rows, m, "queries")
         columns = place_span("Picture()", "columns", self.columns, n, "keys")
         if self.height > len(rows) or self.width > len(columns):
-            raise ShapeError(
-                "Picture()",
-                "a picture cannot have more blocks than the window has rows or columns.",
-                {"window": f"{len(rows)} queries × {len(columns)} keys"},
-                found=f"height = {self.height}, width = {self.width}",
-                fix=f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
-                if len(rows) and len(columns)
-                else "leave rows and columns out for the whole matrix.",
-            )
+            rule = "a picture cannot have more blocks than the window has rows or columns."
+            given, found = f"{len(rows)} queries × {len(columns)} keys", f"height = {self.height}, width = {self.width}"
+            fix = "leave rows and columns out for the whole matrix."
+            if len(rows) and len(columns):
+                fix = f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
+            raise ShapeError("Picture()", rule, {"window": given}, found=found, fix=fix)
         return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:

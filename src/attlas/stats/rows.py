@@ -89,10 +89,11 @@ class RowMass(_PerRow):
             [1.0000, 1.0000, 1.0000]])
     """
 
-    output = "mass"
-
     def of(self, part: Part) -> Tensor:
         return part.mass
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"mass": True}
 
 
 class Entropy(_PerRow):
@@ -121,8 +122,6 @@ class Entropy(_PerRow):
     tensor([1., 2., 3.])
     """
 
-    output = "entropy"
-
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
         products = part.row_products(part.weights, part.shifted)
@@ -130,6 +129,9 @@ class Entropy(_PerRow):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"entropy": True}
 
 
 class EffectiveKeys(Statistic):
@@ -236,11 +238,13 @@ class MaxLogit(_LargestOfRow):
 
     nothing = -math.inf
     of_logits = True
-    output = "max_logit"
 
     def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
+
+    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+        return {"max_logit": True}
 
 
 class Moments(NamedTuple):

@@ -49,8 +49,6 @@ class Pooled(Statistic):
     (torch.Size([5, 3]), True)
     """
 
-    output = "out"
-
     def __init__(self, v: Tensor) -> None:
         check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")
         self.v = v
