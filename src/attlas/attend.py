@@ -94,13 +94,10 @@ def attend(
         else:
             score = _PLAIN if scale is None else ScaledDot(scale)
     elif scale is not None:
-        raise ShapeError(
-            "attend()",
-            "scale belongs to the default score; a score of your own has its own.",
-            {"score": type(score).__name__, "scale": scale},
-            found="both score and scale",
-            fix="score=scale * score, or leave score out.",
-        )
+        rule = "scale belongs to the default score; a score of your own has its own."
+        found = "both score and scale"
+        fix = "score=scale * score, or leave score out."
+        raise ShapeError("attend()", rule, {"score": type(score).__name__, "scale": scale}, found=found, fix=fix)
     elif callable(score) and not isinstance(score, Score | Mask | type):
         score = ScoreMod(score)
     elif not isinstance(score, Score):
@@ -116,13 +113,9 @@ def attend(
     if sink is not None:
         sink = check_sink("attend()", sink, inputs.q)
     if plan is not None and not isinstance(plan, Plan):
-        raise DtypeError(
-            "attend()",
-            "plan must be an attlas.Plan.",
-            {"plan": type(plan).__name__},
-            found=kind(plan),
-            fix="plan=attlas.Plan(backend='tiled')",
-        )
+        rule = "plan must be an attlas.Plan."
+        fix = "plan=attlas.Plan(backend='tiled')"
+        raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
     ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
     problem = Problem(inputs.q, inputs.k, score, mask, sink, *ids)
     return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
@@ -177,12 +170,8 @@ def attention(
     torch.Size([5, 3])
     """
     if not (isinstance(dropout_p, int | float) and 0.0 <= dropout_p <= 1.0):
-        raise ShapeError(
-            "attention()",
-            "dropout_p must be a probability, from 0 to 1.",
-            found=f"dropout_p = {dropout_p!r}",
-            fix="dropout_p=0.1",
-        )
+        rule = "dropout_p must be a probability, from 0 to 1."
+        raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
     matrix = attend(q, k, score, mask, scale, sink, plan)
     return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
 
@@ -210,13 +199,10 @@ def _per_head(scale: Tensor, q: Tensor) -> Tensor:
     """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it."""
     if scale.numel() in (1, q.shape[1]) and scale.is_floating_point():
         return scale.to(q).reshape(1, -1, 1, 1)
-    raise ShapeError(
-        "attend()",
-        "a scale that is a tensor has one number, or one for each head.",
-        {"scale": scale, "q (batch, heads, m, d)": q},
-        found=f"{scale.numel()} numbers, {q.shape[1]} heads",
-        fix=f"a floating-point tensor of shape () or ({q.shape[1]},).",
-    )
+    rule = "a scale that is a tensor has one number, or one for each head."
+    found = f"{scale.numel()} numbers, {q.shape[1]} heads"
+    fix = f"a floating-point tensor of shape () or ({q.shape[1]},)."
+    raise ShapeError("attend()", rule, {"scale": scale, "q (batch, heads, m, d)": q}, found=found, fix=fix)
 
 
 def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
@@ -235,13 +221,9 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
         fix = "mask=torch.from_numpy(mask)"
     elif isinstance(mask, list | tuple):
         fix = "one mask of several: mask=first & second."
-    raise DtypeError(
-        "attend()",
-        "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j).",
-        {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__},
-        found=kind(mask),
-        fix=fix,
-    )
+    rule = "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j)."
+    named = {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__}
+    raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)
 
 
 def explain_choice(matrix: AttentionMatrix) -> choose.Choice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -156,12 +157,10 @@ def _checked(entry: Any) -> Any:
         return entry.cpu() if entry.dtype in (torch.bool, torch.uint8) else entry.to("cpu", torch.int64)
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
+    rule = "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis."
+    fix = "A[0, 3, 5:9, :] or A[..., [2, 5], :]."
     raise DtypeError(
-        "A[...]",
-        "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis.",
-        {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]},
-        found=kind(entry),
-        fix="A[0, 3, 5:9, :] or A[..., [2, 5], :].",
+        "A[...]", rule, {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]}, found=kind(entry), fix=fix
     )
 
 
@@ -199,7 +198,7 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
     layout = tuple(map(len, picks))
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
-    batches = torch.arange(_product(axes.layout[:batch_axes]), device="cpu").reshape(axes.layout[:batch_axes])
+    batches = torch.arange(math.prod(axes.layout[:batch_axes]), device="cpu").reshape(axes.layout[:batch_axes])
     for axis, pick in enumerate(picks[:batch_axes]):
         batches = batches.index_select(axis, pick)
     heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -221,10 +220,3 @@ def _as_slice(index: Tensor) -> Tensor | slice:
     first, last = int(index[0]), int(index[-1])
     consecutive = last - first + 1 == len(index) and bool((index.diff() == 1).all())
     return slice(first, last + 1) if consecutive else index
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,16 @@ from attlas.indexing import Axes
 __all__ = [
     "Inputs",
     "accumulation_dtype",
+    "as_floats",
     "as_plain",
+    "check_floating",
     "check_inputs",
     "check_sink",
     "check_values",
     "holds_numbers",
     "tracing",
     "transforming",
+    "whole_number",
 ]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -102,6 +106,33 @@ def as_plain(where: str, name: str, t: Tensor) -> Tensor:
     raise DtypeError(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
 
 
+def as_floats(value: Any) -> Tensor:
+    """Return a tensor as it is, and numbers as one of float64; one of no floating point where that cannot be."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        plain = isinstance(value, str | bytes | bool)
+        return torch.tensor(None if plain else value, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        return torch.empty(0, dtype=torch.bool)
+
+
+def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
+    """Raise a DtypeError where a value is no tensor of floating point."""
+    if not isinstance(t, Tensor):
+        raise DtypeError(where, rule, {name: type(t).__name__}, found=kind(t), fix=fix)
+    if not t.is_floating_point():
+        raise DtypeError(where, rule, {name: t}, found=str(t.dtype).removeprefix("torch."), fix=fix)
+
+
+def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
+    """Return a count, or raise a ShapeError where it is no int above 0."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    fix = fix or f"give {name} as an int, such as 8."
+    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
+
+
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
     """Check queries and keys against each other and bring them to four axes, without a copy.
 
@@ -124,13 +155,9 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
     if query_heads == 1:
         query_heads = key_heads
     if key_heads == 0 or query_heads % key_heads != 0:
-        raise ShapeError(
-            where,
-            "the heads of k must divide the heads of q (grouped heads).",
-            labels,
-            found=f"{query_heads} query heads, {key_heads} key heads",
-            fix=f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size).",
-        )
+        rule = "the heads of k must divide the heads of q (grouped heads)."
+        fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
+        raise ShapeError(where, rule, labels, found=f"{query_heads} query heads, {key_heads} key heads", fix=fix)
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
     return Inputs(_flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading)
 
@@ -170,13 +197,9 @@ def check_values(
     check_tensors(where, labels)
     v = as_plain(where, name, v)
     if v.shape[-2] != tokens.shape[-2]:
-        raise ShapeError(
-            where,
-            f"there must be one row of {name} for each {token}.",
-            labels,
-            found=f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}",
-            fix=f"pass {name} as (..., {tokens.shape[-2]}, e).",
-        )
+        found = f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}"
+        fix = f"pass {name} as (..., {tokens.shape[-2]}, e)."
+        raise ShapeError(where, f"there must be one row of {name} for each {token}.", labels, found=found, fix=fix)
     layout = axes.layout
     fits = v.ndim - 2 <= len(axes.shape)
     if fits:
@@ -186,12 +209,11 @@ def check_values(
         fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
         fits = fits and v4.shape[-3] != 0 and heads % v4.shape[-3] == 0
     if not fits:
+        rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
+        found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
+        fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
         raise ShapeError(
-            where,
-            f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads.",
-            {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"},
-            found=f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix",
-            fix=f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.",
+            where, rule, {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}, found=found, fix=fix
         )
     return _flat(v4, batch, v4.shape[-3])
 
@@ -200,29 +222,21 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
     """Check a sink, one logit for each query head, and bring it to shape (heads,)."""
     heads = q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
-        raise DtypeError(
-            where,
-            "sink must be a floating point tensor with one logit for each head.",
-            {"sink (heads,)": sink if isinstance(sink, Tensor) else type(sink).__name__},
-            found="integers" if isinstance(sink, Tensor) else kind(sink),
-            fix="torch.as_tensor(sink, dtype=q.dtype, device=q.device)",
-        )
+        rule = "sink must be a floating point tensor with one logit for each head."
+        given = sink if isinstance(sink, Tensor) else type(sink).__name__
+        found = "integers" if isinstance(sink, Tensor) else kind(sink)
+        fix = "torch.as_tensor(sink, dtype=q.dtype, device=q.device)"
+        raise DtypeError(where, rule, {"sink (heads,)": given}, found=found, fix=fix)
     if sink.device != q.device:
-        raise DeviceError(
-            where,
-            "sink must be on the device of q.",
-            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-            found=f"{sink.device} and {q.device}",
-            fix="sink.to(q.device)",
-        )
+        rule = "sink must be on the device of q."
+        found = f"{sink.device} and {q.device}"
+        fix = "sink.to(q.device)"
+        raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     if sink.ndim > 1 or sink.numel() not in (1, heads):
-        raise ShapeError(
-            where,
-            "sink must hold one logit for each query head.",
-            {"sink (heads,)": sink, "q (batch, heads, m, d)": q},
-            found=f"shape {tuple(sink.shape)}, {heads} heads",
-            fix=f"pass a tensor of shape ({heads},).",
-        )
+        rule = "sink must hold one logit for each query head."
+        found = f"shape {tuple(sink.shape)}, {heads} heads"
+        fix = f"pass a tensor of shape ({heads},)."
+        raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 
 
@@ -232,47 +246,27 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
     for label, t in labels.items():
         name = label.split(" ")[0]
         if not isinstance(t, Tensor):
-            raise DtypeError(
-                where,
-                f"{name} must be a torch.Tensor.",
-                {label: type(t).__name__},
-                found=kind(t),
-                fix=f"torch.as_tensor({name})",
-            )
+            rule = f"{name} must be a torch.Tensor."
+            raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
         if t.dtype not in _FLOATS:
-            raise DtypeError(
-                where,
-                f"{name} must be float64, float32, float16 or bfloat16.",
-                labels,
-                found=f"{name} is {str(t.dtype).removeprefix('torch.')}",
-                fix=f"{name}.float()",
-            )
+            rule = f"{name} must be float64, float32, float16 or bfloat16."
+            fix = f"{name}.float()"
+            raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
         if t.ndim < 2:
-            raise ShapeError(
-                where,
-                f"{name} needs at least two axes, tokens and size.",
-                labels,
-                found=f"shape {tuple(t.shape)} in {name}",
-                fix=f"{name}.unsqueeze(0), one token."
-                if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values())
-                else f"{name}.unsqueeze(-1) for tokens of size 1.",
-            )
+            rule = f"{name} needs at least two axes, tokens and size."
+            fix = f"{name}.unsqueeze(-1) for tokens of size 1."
+            if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values()):
+                fix = f"{name}.unsqueeze(0), one token."
+            raise ShapeError(where, rule, labels, found=f"shape {tuple(t.shape)} in {name}", fix=fix)
         if t.dtype is not first.dtype:
-            raise DtypeError(
-                where,
-                f"{first_label.split(' ')[0]} and {name} must have the same dtype.",
-                labels,
-                found=f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}",
-                fix=f"{name}.to({first.dtype})",
-            )
+            rule = f"{first_label.split(' ')[0]} and {name} must have the same dtype."
+            found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"
+            fix = f"{name}.to({first.dtype})"
+            raise DtypeError(where, rule, labels, found=found, fix=fix)
         if t.device != first.device:
-            raise DeviceError(
-                where,
-                f"{first_label.split(' ')[0]} and {name} must be on the same device.",
-                labels,
-                found=f"{first.device} and {t.device}",
-                fix=f"{name}.to({str(first.device)!r})",
-            )
+            rule = f"{first_label.split(' ')[0]} and {name} must be on the same device."
+            fix = f"{name}.to({str(first.device)!r})"
+            raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
 
 
 def _with_heads(t: Tensor, rank: int) -> Tensor:
@@ -298,13 +292,9 @@ def _broadcast(
     try:
         return tuple(torch.broadcast_shapes(first, second))
     except RuntimeError:
-        raise ShapeError(
-            where,
-            f"the batch axes of {name} must fit those of the queries: equal, or 1.",
-            labels,
-            found=f"batch axes {tuple(first)} and {tuple(second)}",
-            fix="pass tensors as (batch, heads, tokens, size) of one batch.",
-        ) from None
+        rule = f"the batch axes of {name} must fit those of the queries: equal, or 1."
+        fix = "pass tensors as (batch, heads, tokens, size) of one batch."
+        raise ShapeError(where, rule, labels, found=f"batch axes {tuple(first)} and {tuple(second)}", fix=fix) from None
 
 
 def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:

@@ -16,9 +16,9 @@ from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
-from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, kind
+from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, holds_numbers, tracing
+from attlas.inputs import check_values, holds_numbers, tracing, whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.reductions import Dim, axis_of, reduced
 from attlas.retained import WeightGradient
@@ -311,15 +311,11 @@ class AttentionMatrix(TensorLike):
         """
         for statistic in statistics:
             if not isinstance(statistic, Statistic):
-                raise DtypeError(
-                    "collect()",
-                    "every argument must be a Statistic, an object and not its class.",
-                    {"statistic": statistic.__name__ if isinstance(statistic, type) else repr(statistic)},
-                    found=kind(statistic),
-                    fix=f"A.collect({statistic.__name__}())"
-                    if isinstance(statistic, type)
-                    else "A.collect(stats.Entropy(), stats.TopK(8))",
-                )
+                rule = "every argument must be a Statistic, an object and not its class."
+                given, fix = repr(statistic), "A.collect(stats.Entropy(), stats.TopK(8))"
+                if isinstance(statistic, type):
+                    given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
+                raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
         problem = self._with_numbers("A.collect()")
         recorded = [s for s in statistics if s.differentiable] if problem.needs_graph else []
         others = [s for s in statistics if s not in recorded]
@@ -437,14 +433,11 @@ class AttentionMatrix(TensorLike):
         size = self.shape.numel() * self.dtype.itemsize
         if limit is not None and size > limit:
             name = "A.logits" if before_softmax else "A"
-            raise TooLargeError(
-                f"{name}.to_dense()",
-                "the whole matrix would be larger than the limit.",
-                {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
-                found=f"{size:,} bytes, the limit is {limit:,}",
-                fix=f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); "
-                "limit=None insists.",
-            )
+            rule = "the whole matrix would be larger than the limit."
+            given = {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
+            found = f"{size:,} bytes, the limit is {limit:,}"
+            fix = f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); limit=None insists."
+            raise TooLargeError(f"{name}.to_dense()", rule, given, found=found, fix=fix)
         m, n = self.problem.shape[2:]
         return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)
 
@@ -471,9 +464,7 @@ class AttentionMatrix(TensorLike):
         -----
         Cost: ``rows * n`` float64 scores a head, whole in memory.
         """
-        if not isinstance(rows, int) or rows < 1:
-            rule = "rows must be a whole number above 0."
-            raise ShapeError("A.check()", rule, found=f"rows = {rows!r}", fix="A.check(rows=64)")
+        whole_number("A.check()", "rows", rows, "A.check(rows=64)")
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = ["LogitMatrix", "TransposedMatrix"]
+
+R = TypeVar("R")
 
 
 class _View(LazyTensor):
@@ -146,28 +148,20 @@ class LogitMatrix(_View):
 
     def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
-        self._check_dim("mean", dim)
-        found: Tensor = self.matrix.collect(rows.LogitMoments())[0].mean
-        return found
+        return self._of_rows("mean", dim, rows.logit_moments).mean
 
     def var(self, dim: int = -1) -> Tensor:
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
-        self._check_dim("var", dim)
-        found: Tensor = self.matrix.collect(rows.LogitMoments())[0].variance
-        return found
+        return self._of_rows("var", dim, rows.logit_moments).variance
 
     def amax(self, dim: int = -1) -> Tensor:
         """Largest log-weight of each row, shape (..., m)."""
-        self._check_dim("amax", dim)
-        found: Tensor = self.matrix.collect(rows.MaxLogit())[0]
-        return found
+        return self._of_rows("amax", dim, rows.max_logit)
 
-    def _check_dim(self, name: str, dim: int) -> None:
+    def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
-            raise ShapeError(
-                f"A.logits.{name}()",
-                "log-weights are reduced over the keys of a row.",
-                {"A": f"shape {tuple(self.shape)}"},
-                found=f"dim = {dim!r}",
-                fix=f"A.logits.{name}(-1)",
-            )
+            rule = "log-weights are reduced over the keys of a row."
+            found = f"dim = {dim!r}"
+            fix = f"A.logits.{name}(-1)"
+            raise ShapeError(f"A.logits.{name}()", rule, {"A": f"shape {tuple(self.shape)}"}, found=found, fix=fix)
+        return reduce(self.matrix)

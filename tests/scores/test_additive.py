@@ -117,12 +117,12 @@ def test_repr():
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, None])
 def test_message_size(size, error_text):
     assert error_text(ShapeError, lambda: Additive(2, 3, size)) == (
-        "Additive(): sizes must be whole numbers above 0.\n"
+        "Additive(): hidden_size must be a whole number above 0.\n"
         f"  found: hidden_size = {size!r}\n"
         "  fix: give Additive(q.shape[-1], k.shape[-1], hidden_size=128)."
     )
     assert error_text(ShapeError, lambda: Bilinear(2, size)) == (
-        "Bilinear(): sizes must be whole numbers above 0.\n"
+        "Bilinear(): key_size must be a whole number above 0.\n"
         f"  found: key_size = {size!r}\n"
         "  fix: give Bilinear(q.shape[-1], k.shape[-1])."
     )

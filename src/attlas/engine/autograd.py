@@ -172,12 +172,11 @@ class _Pool(torch.autograd.Function):
         delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[2] else None
         by_kernel = _backward_by_kernel(job, inputs, v, lse, grad, delta)
+        if by_kernel is None and job.dot is not None and not job.parameters() and not larger(lse, _ROUNDED):
+            dot = replace(job.dot, q=inputs[0], k=inputs[1])
+            by_kernel = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
         if by_kernel is not None:
             d_q, d_k, d_v = by_kernel
-            return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
-        if job.dot is not None and not job.parameters() and not larger(lse, _ROUNDED):
-            dot = replace(job.dot, q=inputs[0], k=inputs[1])
-            d_q, d_k, d_v = sdpa.backward(problem, dot, v, out, lse, grad, job.plan)
             return None, d_v.to(v.dtype), d_sink, d_q.to(inputs[0].dtype), d_k.to(inputs[1].dtype)
         tokens = job.from_inputs(inputs)
         if exact(lse) is None or larger(lse, LARGEST):

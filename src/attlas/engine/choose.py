@@ -77,13 +77,11 @@ def choose(
         "sdpa": sdpa.refusal(problem, dot, dropout=dropout is not None),
     }
     if refused.get(plan.backend) is not None:
-        raise BackendError(
-            "A @ v",
-            "the plan asks for a backend that cannot run this problem.",
-            {"plan": repr(plan), "score": type(problem.score).__name__},
-            found=f"{plan.backend} does not run: {refused[plan.backend]}",
-            fix="leave the plan out, or Plan(backend='tiled').",
-        )
+        rule = "the plan asks for a backend that cannot run this problem."
+        found = f"{plan.backend} does not run: {refused[plan.backend]}"
+        fix = "leave the plan out, or Plan(backend='tiled')."
+        given = {"plan": repr(plan), "score": type(problem.score).__name__}
+        raise BackendError("A @ v", rule, given, found=found, fix=fix)
     if plan.backend != "auto":
         others = dict.fromkeys(("native", "reference", "sdpa", "tiled"), f"the plan asks for {plan.backend}")
         others |= {name: reason for name, reason in refused.items() if reason is not None}

@@ -135,10 +135,9 @@ class Part:
             return finite_shift(self.exact_lse).to(self.problem.dtype)
         if self.problem.is_modest:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
-        top = self._top.masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
-        if self._sink is not None:
-            top = torch.maximum(top, self._sink)
-        return finite_shift(top)
+        # Weights do not depend on it, and so neither do gradients.
+        top = self._top.detach().masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
+        return finite_shift(top if self._sink is None else torch.maximum(top, self._sink.detach()))
 
     @property
     def lse(self) -> Tensor:
@@ -150,8 +149,8 @@ class Part:
         """The log-sum-exp in float64."""
         if self.row_lse is not None:
             return self.row_lse()
-        total = self._total.double()
-        return torch.where(total == 0, -math.inf, self.shift.double() + torch.log(total))
+        none, total = self._total == 0, self._total.double()
+        return torch.where(none, -math.inf, self.shift + torch.log(torch.where(none, 1.0, total)))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -212,7 +211,8 @@ class Part:
             low = in_parts(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
         # Who has the weights has paid for the log-sum-exp: it is kept.
-        return torch.where(self.exact_lse == -math.inf, torch.zeros_like(self._total), 1 / self._total)
+        none = self.exact_lse == -math.inf
+        return torch.where(none, 0.0, 1 / torch.where(none, 1.0, self._total))
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return a buffer of the part's shape to compute in; it is overwritten by the next who asks for it."""
@@ -328,9 +328,6 @@ class Statistic(ABC):
     ...     def step(self, carry, part, at):
     ...         carry[at.place] += part.weights.square().sum(-1)
     ...         return carry
-    ...
-    ...     def finish(self, carry):
-    ...         return carry
     >>> attlas.testing.check_statistic(SumOfSquares(), dense=lambda weights: weights.square().sum(-1))
     >>> attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2)).collect(SumOfSquares())
     (tensor([0.2500, 0.2500, 0.2500]),)
@@ -348,9 +345,12 @@ class Statistic(ABC):
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         """Return the carry after one part."""
 
-    @abstractmethod
     def finish(self, carry: Any) -> Any:
-        """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them."""
+        """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them.
+
+        The default is the carry as it is.
+        """
+        return carry
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
@@ -361,5 +361,6 @@ class Statistic(ABC):
         return None
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the result from the numbers that `wants` asked for."""
-        raise NotImplementedError
+        """Return the result from the numbers that `wants` asked for; the default is the one number."""
+        name, *_ = self.wants(problem) or found
+        return found[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -40,14 +40,11 @@ def dense(
     batch, heads, m, n = problem.shape
     size = batch * heads * (m if rows is None else len(rows)) * n * problem.dtype.itemsize
     if size > DENSE_LIMIT:
-        raise TooLargeError(
-            where,
-            "with a gradient it is computed from whole rows, and they would be larger than the limit.",
-            {"A (batch, heads, m, n)": f"{tuple(problem.shape)} {str(problem.dtype).removeprefix('torch.')}"},
-            found=f"{size:,} bytes, the limit is {DENSE_LIMIT:,}",
-            fix="read A.detach(), or under torch.no_grad(), for numbers without a gradient; "
-            "A @ v carries one at any length.",
-        )
+        rule = "with a gradient it is computed from whole rows, and they would be larger than the limit."
+        given = {"A (batch, heads, m, n)": f"{tuple(problem.shape)} {str(problem.dtype).removeprefix('torch.')}"}
+        found = f"{size:,} bytes, the limit is {DENSE_LIMIT:,}"
+        fix = "read A.detach(), or under torch.no_grad(), for numbers without a gradient"
+        raise TooLargeError(where, rule, given, found=found, fix=f"{fix}; A @ v carries one at any length.")
     return reference.dense(problem, rows, tokens)
 
 
@@ -61,32 +58,32 @@ def collect(problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
     """
     logits = dense("A.collect()", problem).logits
     given = replace(problem, score=TensorBias(logits))
-    return _collect(given, _RecordedPart(*_whole(given, logits)), statistics)
+    return _collect(_whole(given, logits), statistics)
 
 
 def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic]) -> list[Any]:
     """Return statistics of a dense tensor of weights, shape (batch, heads, m, n), with their graph."""
     weights = weights.to(problem.dtype)
     logits = torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
-    part = _GivenPart(*_whole(problem, logits))
-    part.weights = weights
-    return _collect(problem, part, statistics)
+    zeros = torch.zeros(problem.shape[:3], dtype=torch.float64, device=problem.device)
+    part = _whole(problem, logits, lambda: zeros)
+    vars(part)["_raw"] = weights  # they have a gradient also where they are 0, and their logarithm has none
+    return _collect(part, statistics)
 
 
-def _whole(problem: Problem, logits: Tensor) -> tuple[Any, ...]:
-    """Return what a part holds that is the whole matrix."""
+def _whole(problem: Problem, logits: Tensor, row_lse: Callable[[], Tensor] | None = None) -> Part:
+    """Return the part that is the whole matrix."""
     at = problem.tile(*map(range, problem.shape))
     coverage = Coverage.ALL if problem.mask is None else Coverage.SOME
     strip = Strip(at.columns, ((at.columns, coverage),))
-    return problem, at, strip, lambda: logits, None, Workspace(problem.dtype, problem.device)
+    return _RecordedPart(problem, at, strip, lambda: logits, row_lse, Workspace(problem.dtype, problem.device))
 
 
-def _collect(given: Problem, part: Part, statistics: Sequence[Statistic]) -> list[Any]:
-    at = part.at
+def _collect(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
     try:
-        carries = [statistic.start(given) for statistic in statistics]
-        if 0 not in given.shape:
-            carries = [s.step(carry, part, at) for s, carry in zip(statistics, carries, strict=True)]
+        carries = [statistic.start(part.problem) for statistic in statistics]
+        if 0 not in part.problem.shape:
+            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
         return [s.finish(carry) for s, carry in zip(statistics, carries, strict=True)]
     except RuntimeError as error:
         if not transforming():
@@ -104,13 +101,6 @@ class _RecordedPart(Part):
         return self.score().clamp(min=lowest(self.problem.dtype))
 
     @cached_property
-    def shift(self) -> Tensor:
-        # Weights do not depend on it, and so neither do gradients.
-        top = self._top.detach().masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
-        top = top if self._sink is None else torch.maximum(top, self._sink.detach())
-        return torch.where(top == -math.inf, 0.0, top)
-
-    @cached_property
     def shifted(self) -> Tensor:
         return self._logits - self.shift.unsqueeze(-1)
 
@@ -119,18 +109,8 @@ class _RecordedPart(Part):
         return self.shifted.exp()
 
     @cached_property
-    def _inverse(self) -> Tensor:
-        none = self.exact_lse == -math.inf
-        return torch.where(none, 0.0, 1 / torch.where(none, 1.0, self._total))
-
-    @cached_property
-    def exact_lse(self) -> Tensor:
-        none, total = self._total == 0, self._total.double()
-        return torch.where(none, -math.inf, self.shift + torch.log(torch.where(none, 1.0, total)))
-
-    @cached_property
     def weights(self) -> Tensor:
-        return self._raw * self._inverse.unsqueeze(-1)
+        return self._raw if self._inverse is None else self._raw * self._inverse.unsqueeze(-1)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -139,24 +119,3 @@ class _RecordedPart(Part):
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:
         # A weight of 0 may stand beside the lowest number, whose product with a gradient would overflow.
         return (x * torch.where(x == 0, 0.0, y)).sum(dim=-1)
-
-
-class _GivenPart(_RecordedPart):
-    """A part whose weights are known, and whose log-sum-exp is 0."""
-
-    weights: Tensor
-
-    @cached_property
-    def shift(self) -> Tensor:
-        return torch.zeros_like(self._top)
-
-    @cached_property
-    def exact_lse(self) -> Tensor:
-        return torch.zeros_like(self._top, dtype=torch.float64)
-
-    @cached_property
-    def mass(self) -> Tensor:
-        return self.weights.sum(dim=-1)
-
-    def as_weights(self, shifted: Tensor) -> Tensor:
-        return torch.exp(shifted)

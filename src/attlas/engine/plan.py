@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 
 __all__ = ["Plan"]
 
@@ -60,21 +61,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
-            raise ShapeError(
-                "Plan()",
-                "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + ".",
-                found=f"backend = {self.backend!r}",
-                fix="leave backend out; attlas.explain(A) tells what runs.",
-            )
+            rule = "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + "."
+            fix = "leave backend out; attlas.explain(A) tells what runs."
+            raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
         for name in ("rows", "columns", "cells"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ShapeError(
-                    "Plan()",
-                    f"{name} must be a whole number above 0.",
-                    found=f"{name} = {size!r}",
-                    fix=f"leave {name} out for the size that suits this device.",
-                )
+            if size is not None:
+                whole_number("Plan()", name, size, f"leave {name} out for the size that suits this device.")
 
     def budget(self, device_type: str) -> int:
         """Return how many numbers one step may hold on this kind of device."""

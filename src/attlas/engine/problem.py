@@ -147,13 +147,10 @@ class Problem:
             return
         for version in self.versions:
             if (version.changes, version.address) != _state(version.tensor):
-                raise ModifiedError(
-                    where,
-                    "the tensors of a matrix must not change after attend().",
-                    {version.name: version.tensor},
-                    found=f"{version.name} was changed in place",
-                    fix="call attend() again, or attend(q.clone(), k.clone()) before they change.",
-                )
+                rule = "the tensors of a matrix must not change after attend()."
+                found = f"{version.name} was changed in place"
+                fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
+                raise ModifiedError(where, rule, {version.name: version.tensor}, found=found, fix=fix)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -263,28 +260,17 @@ class Problem:
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
         """Return the place of one rectangle of this matrix."""
-        return Tile(
-            batches,
-            heads,
-            rows,
-            columns,
-            self.shape[2],
-            self.shape[3],
-            self.batch_ids[batches.start : batches.stop],
-            self.head_ids[heads.start : heads.stop],
-            self.device,
-            self.dtype,
-            **index,
-        )
+        m, n = self.shape[2:]
+        b, h = self.batch_ids[batches.start : batches.stop], self.head_ids[heads.start : heads.stop]
+        return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, **index)
 
     def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
         """Return the problem of some batches and heads; slices of whole key groups are views."""
         head_list = torch.arange(self.shape[1], device="cpu")[heads]
         key_heads = head_list // self.group
         first, last = (int(key_heads.min()), int(key_heads.max()) + 1) if len(key_heads) else (0, 0)
-        owned = torch.arange(first, last, device="cpu").repeat_interleave(
-            max(len(key_heads) // max(last - first, 1), 1)
-        )
+        share = max(len(key_heads) // max(last - first, 1), 1)
+        owned = torch.arange(first, last, device="cpu").repeat_interleave(share)
         if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
             k = self.k[batches, first:last]
         else:

@@ -8,9 +8,9 @@ places, are handed to the kernel one panel of rows at a time, so memory stays li
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile, cut
 
 __all__ = ["at_once", "backward", "forward", "fused", "refusal"]
+
+
+# Queries, keys and values of one size, and how many query heads share a key head.
+_Aligned: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
 
 
 class Piece(NamedTuple):
@@ -61,13 +65,9 @@ def _plain(problem: Problem, dot: Dot) -> bool:
 
 def fused(problem: Problem, dot: Dot, v: Tensor) -> Tensor:
     """Return the output from torch's public function, which differentiates itself; off the CPU."""
+    grouped = dot.k.shape[1] != dot.q.shape[1]
     return functional.scaled_dot_product_attention(
-        dot.q,
-        dot.k,
-        v,
-        is_causal=problem.mask is not None,
-        scale=dot.scale,
-        enable_gqa=dot.k.shape[1] != dot.q.shape[1],
+        dot.q, dot.k, v, is_causal=problem.mask is not None, scale=dot.scale, enable_gqa=grouped
     )
 
 
@@ -95,16 +95,12 @@ def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, 
     None where tokens may hold NaN or infinity: the kernel then gives 0 for some rows that are NaN, and NaN for rows
     whose mask hides the key that is NaN.
     """
-    q, k, values, fold = _aligned(dot, v)
-    batch, heads, m, _ = problem.shape
-    e = v.shape[-1]
+    aligned, e = _aligned(dot, v), v.shape[-1]
     pieces = list(_pieces(problem, dot, plan)) if _in_one_call(problem, dot) else _pieces(problem, dot, plan)
-    if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == m:
-        out, lse = _call(problem, q, k, values, dot.scale, pieces[0], fold)
-        out = out.reshape(batch, heads, m, -1)[..., :e]
-        lse = lse.reshape(batch, heads, m)
+    if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == problem.shape[2]:
+        out, lse = _call(problem, dot, aligned, pieces[0], e)
     else:
-        out, lse = _merged(problem, q, k, values, dot.scale, pieces, fold, e)
+        out, lse = _merged(problem, dot, aligned, pieces, e)
         out = out.to(v.dtype)
     # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
     if bool(((lse == 0) | ~(lse < math.inf)).any()):
@@ -130,21 +126,14 @@ def backward(
     d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
     for piece in _pieces(problem, dot, plan):
         rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+        tokens = q[:, :, rows], k[:, :, columns], values[:, :, columns]
+        d_out, own, total = (_folded(t[:, :, rows], fold) for t in (grad, out, safe))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            _folded(grad[:, :, rows], fold),
-            q[:, :, rows],
-            k[:, :, columns],
-            values[:, :, columns],
-            _folded(out[:, :, rows], fold),
-            _folded(safe[:, :, rows], fold),
-            0.0,
-            piece.causal,
-            attn_mask=_added(piece, problem, fold),
-            scale=dot.scale,
+            d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=_added(piece, problem, fold), scale=dot.scale
         )
         d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
-        for total, part in ((d_k, grads[1]), (d_v, grads[2])):
-            total[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
+        for into, part in ((d_k, grads[1]), (d_v, grads[2])):
+            into[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
     d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, v.shape[1])
     return d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]], d_v[..., : v.shape[-1]]
 
@@ -153,7 +142,7 @@ def _in_one_call(problem: Problem, dot: Dot) -> bool:
     return dot.bias is None and (problem.mask is None or isinstance(problem.mask, Causal))
 
 
-def _aligned(dot: Dot, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+def _aligned(dot: Dot, v: Tensor) -> _Aligned:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
     q, k, values = (_padded(t, width) for t in (dot.q, dot.k.to(dot.q.dtype), v.to(dot.q.dtype)))
@@ -251,40 +240,24 @@ def _added(piece: Piece, problem: Problem, fold: int) -> Tensor | None:
     return _folded(added.expand(*problem.shape[:2], -1, -1), fold)
 
 
-def _call(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, piece: Piece, fold: int
-) -> tuple[Tensor, Tensor]:
+def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of one piece."""
+    q, k, v, fold = aligned
     rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+    added = _added(piece, problem, fold)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q[:, :, rows],
-        k[:, :, columns],
-        v[:, :, columns],
-        0.0,
-        piece.causal,
-        attn_mask=_added(piece, problem, fold),
-        scale=scale,
+        q[:, :, rows], k[:, :, columns], v[:, :, columns], 0.0, piece.causal, attn_mask=added, scale=dot.scale
     )
-    return out, lse
+    shape = (*problem.shape[:2], len(piece.rows))
+    return out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
 
 
-def _merged(
-    problem: Problem,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    pieces: Iterator[Piece] | list[Piece],
-    fold: int,
-    e: int,
-) -> tuple[Tensor, Tensor]:
+def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp."""
-    batch, heads, m, _ = problem.shape
-    out = torch.zeros(batch, heads, m, e, dtype=problem.dtype, device=q.device)
-    lse = torch.full((batch, heads, m), -math.inf, dtype=problem.dtype, device=q.device)
+    out = torch.zeros(*problem.shape[:3], e, dtype=problem.dtype, device=problem.device)
+    lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
-        part, part_lse = _call(problem, q, k, v, scale, piece, fold)
-        part = part.reshape(batch, heads, len(piece.rows), -1)[..., :e]
-        part_lse = part_lse.reshape(batch, heads, len(piece.rows))
+        part, part_lse = _call(problem, dot, aligned, piece, e)
         if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
             part_lse = part_lse.masked_fill(piece.unseen, -math.inf)
         rows = slice(piece.rows.start, piece.rows.stop)

@@ -24,6 +24,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
 from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError
+from attlas.masks.base import Coverage
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
@@ -53,17 +54,13 @@ def forward(
 
 
 @full_precision
-def transposed(
-    problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan, dropout: Dropout | None = None
-) -> Tensor:
+def transposed(problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e), for x of shape (batch, heads, m, e)."""
     batch, heads, _, n = problem.shape
     out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
     space = _workspace(problem, tokens)
     for panel, strip, at in _tiles(problem, plan):
         weights = _weights(_logits(problem, tokens, at, strip, space=space), lse[at.place])
-        if dropout is not None:
-            weights.mul_(dropout.keep(at))
         b, h, rows = panel.at.place
         out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
     return out
@@ -339,13 +336,11 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     try:
         return logits.expand(at.shape)
     except RuntimeError:
-        raise ShapeError(
-            f"{type(problem.score).__name__}()",
-            "forward() must return log-weights that broadcast to (batches, heads, rows, columns).",
-            {"returned": logits},
-            found=f"shape {tuple(logits.shape)} for a tile of {at.shape}",
-            fix="attlas.testing.check_score(score) asks it for tiles of all kinds.",
-        ) from None
+        rule = "forward() must return log-weights that broadcast to (batches, heads, rows, columns)."
+        found = f"shape {tuple(logits.shape)} for a tile of {at.shape}"
+        fix = "attlas.testing.check_score(score) asks it for tiles of all kinds."
+        where = f"{type(problem.score).__name__}()"
+        raise ShapeError(where, rule, {"returned": logits}, found=found, fix=fix) from None
 
 
 def _own(problem: Problem, logits: Tensor) -> Tensor:
@@ -385,11 +380,12 @@ def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tenso
 def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: float = -math.inf) -> Tensor:
     if problem.mask is None or strip.whole:
         return logits
-    for columns, _ in (s for s in strip.segments if s[1].name == "NONE"):
-        logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start] = fill
-    for columns, _ in (s for s in strip.segments if s[1].name == "SOME"):
+    for columns, coverage in strip.segments:
         span = logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        span.masked_fill_(~problem.mask.allows(at.narrow(columns)), fill)
+        if coverage is Coverage.NONE:
+            span.fill_(fill)
+        elif coverage is Coverage.SOME:
+            span.masked_fill_(~problem.mask.allows(at.narrow(columns)), fill)
     return logits
 
 

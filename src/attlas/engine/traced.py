@@ -46,15 +46,11 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
     k, values = (t if t.shape[1] == problem.shape[1] else spread_heads(t, problem.shape[1]) for t in (dot.k, v))
-    return functional.scaled_dot_product_attention(
-        dot.q,
-        k.to(dot.q.dtype),
-        values.to(dot.q.dtype),
-        attn_mask=added,
-        dropout_p=p,
-        is_causal=causal,
-        scale=dot.scale,
-    ).to(v.dtype)
+    dtype = dot.q.dtype
+    out = functional.scaled_dot_product_attention(
+        dot.q, k.to(dtype), values.to(dtype), attn_mask=added, dropout_p=p, is_causal=causal, scale=dot.scale
+    )
+    return out.to(v.dtype)
 
 
 def _added(problem: Problem, dot: Dot) -> Tensor:

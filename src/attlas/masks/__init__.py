@@ -1,10 +1,10 @@
 """Which pairs of query and key may attend: asked tile by tile, never stored whole."""
 
+from attlas.mask_picture import picture
 from attlas.masks.base import And, Coverage, Mask, Not, Or
 from attlas.masks.custom import FunctionMask, from_function, from_tensor
 from attlas.masks.documents import Documents, Padding, Prefix
 from attlas.masks.local import Causal, Dilated, Window
-from attlas.masks.picture import picture
 from attlas.masks.runs import Bits, Runs, runs_of
 from attlas.masks.stored import AdditiveMask, TensorMask
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.masks.picture import picture
+from attlas.mask_picture import picture
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
@@ -152,12 +152,9 @@ class Mask(ABC):
         return Not(_boolean(self, "~"))
 
     def __bool__(self) -> bool:
-        raise DtypeError(
-            "a mask",
-            "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks.",
-            found=f"the truth of {self.name()}",
-            fix="combine masks with &, | and ~; ask for `mask is None`.",
-        )
+        rule = "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks."
+        fix = "combine masks with &, | and ~; ask for `mask is None`."
+        raise DtypeError("a mask", rule, found=f"the truth of {self.name()}", fix=fix)
 
     def __repr__(self) -> str:
         return f"{self.name()}\n{picture(self)}"
@@ -170,25 +167,19 @@ class Mask(ABC):
 def _mask(value: object, operator: str) -> Mask:
     if isinstance(value, Mask):
         return value
-    raise DtypeError(
-        f"mask {operator} other",
-        "both sides must be masks of attlas.",
-        {"other": f"{type(value).__name__}"},
-        found=f"{kind(value)} on one side",
-        fix="wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod).",
-    )
+    rule = "both sides must be masks of attlas."
+    found = f"{kind(value)} on one side"
+    fix = "wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod)."
+    raise DtypeError(f"mask {operator} other", rule, {"other": f"{type(value).__name__}"}, found=found, fix=fix)
 
 
 def _boolean(mask: Mask, operator: str) -> Mask:
     if not mask.log_weights():
         return mask
-    raise ShapeError(
-        f"{operator} of masks",
-        "an additive mask can be combined with & only, since its numbers are added to the scores.",
-        {"mask": mask.name()},
-        found=f"an additive mask beside {operator}",
-        fix=f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}.",
-    )
+    rule = "an additive mask can be combined with & only, since its numbers are added to the scores."
+    found = f"an additive mask beside {operator}"
+    fix = f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}."
+    raise ShapeError(f"{operator} of masks", rule, {"mask": mask.name()}, found=found, fix=fix)
 
 
 class _Pair(Mask):

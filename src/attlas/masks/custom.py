@@ -135,13 +135,8 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
         found, fix = str(t.dtype).removeprefix("torch."), "from_tensor(t.bool()), if 1 means that the query may attend."
     else:
         found, fix = type(t).__name__, "from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function."
-    raise DtypeError(
-        "from_tensor()",
-        "a mask tensor must be bool (True = may attend) or floating point (added to the scores).",
-        {"t": t if isinstance(t, Tensor) else found},
-        found=found,
-        fix=fix,
-    )
+    rule = "a mask tensor must be bool (True = may attend) or floating point (added to the scores)."
+    raise DtypeError("from_tensor()", rule, {"t": t if isinstance(t, Tensor) else found}, found=found, fix=fix)
 
 
 class FunctionMask(Mask):
@@ -183,13 +178,10 @@ class FunctionMask(Mask):
             return torch.full((1, 1), allowed, device=at.device)
         if isinstance(allowed, Tensor) and not (allowed.is_floating_point() or allowed.is_complex()):
             return allowed.bool()
-        raise DtypeError(
-            self.name(),
-            "mask_mod must return True or False.",
-            {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__},
-            found="numbers" if isinstance(allowed, Tensor) else kind(allowed),
-            fix="compare: return scores > 0. Numbers that are added belong into a score.",
-        )
+        given = {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__}
+        found = "numbers" if isinstance(allowed, Tensor) else kind(allowed)
+        fix = "compare: return scores > 0. Numbers that are added belong into a score."
+        raise DtypeError(self.name(), "mask_mod must return True or False.", given, found=found, fix=fix)
 
     def name(self) -> str:
         return f"from_function({getattr(self.mask_mod, '__name__', type(self.mask_mod).__name__)})"

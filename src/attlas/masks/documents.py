@@ -19,7 +19,9 @@ Lengths: TypeAlias = "int | Sequence[int] | Tensor"
 
 
 class _Counted(Mask):
-    """Masks of one length for each sequence, or one for all."""
+    """Masks of one length for each sequence, or one for all: so many keys at one end may be attended to."""
+
+    side = "right"  # where the keys stand that may not
 
     def __init__(self, label: str, lengths: Lengths) -> None:
         where = f"{type(self).__name__}()"
@@ -29,17 +31,33 @@ class _Counted(Mask):
         self.axes = tuple(given.shape)
         self.lengths = given.flatten()
         if self.lengths.numel() and int(self.lengths.min()) < 0:
-            raise ShapeError(
-                where,
-                f"{label} must be 0 or more.",
-                {label: lengths},
-                found=f"{label} = {int(self.lengths.min())}",
-                fix=f"use {label} = 0 for a sequence without such keys.",
-            )
+            rule = f"{label} must be 0 or more."
+            fix = f"use {label} = 0 for a sequence without such keys."
+            raise ShapeError(where, rule, {label: lengths}, found=f"{label} = {int(self.lengths.min())}", fix=fix)
 
     def of(self, at: Tile) -> Tensor:
         """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
         return self.lengths if self.lengths.numel() == 1 else self.lengths[at.batch_ids]
+
+    def allows(self, at: Tile) -> Tensor:
+        lengths = self.of(at).to(at.device).view(-1, 1, 1, 1)
+        return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
+
+    def coverage(self, at: Tile) -> Coverage:
+        ends, lengths = edges(at), self.of(at)
+        if ends is None or not lengths.numel():
+            return Coverage.SOME
+        _, _, first, last = ends
+        if self.side == "left":  # the same rule, from the other end
+            first, last = at.n - 1 - last, at.n - 1 - first
+        if first >= int(lengths.max()):
+            return Coverage.NONE
+        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
+
+    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        lengths = self.of(at).to(at.device).view(-1, 1, 1)
+        end = torch.full_like(lengths, at.n)
+        return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         fix = f"give {math.prod(batch)} numbers, or one for all."
@@ -106,22 +124,6 @@ class Prefix(_Counted):
     def __init__(self, length: Lengths) -> None:
         super().__init__("length", length)
 
-    def allows(self, at: Tile) -> Tensor:
-        return at.j < self.of(at).to(at.device).view(-1, 1, 1, 1)
-
-    def coverage(self, at: Tile) -> Coverage:
-        ends, lengths = edges(at), self.of(at)
-        if ends is None or not lengths.numel():
-            return Coverage.SOME
-        _, _, first, last = ends
-        if first >= int(lengths.max()):
-            return Coverage.NONE
-        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
-
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        stop = self.of(at).to(at.device).view(-1, 1, 1)
-        return torch.zeros_like(stop), stop
-
     def reach(self) -> int:
         return int(self.lengths[0]) if self.lengths.numel() else 0
 
@@ -174,45 +176,18 @@ class Padding(_Counted):
     def __init__(self, lengths: Lengths, side: str = "right") -> None:
         super().__init__("lengths", lengths)
         if side not in ("right", "left"):
-            raise ShapeError(
-                "Padding()",
-                'side must be "right" or "left".',
-                found=f"side = {side!r}",
-                fix='use side="left" where the filling stands before the tokens.',
-            )
+            fix = 'use side="left" where the filling stands before the tokens.'
+            raise ShapeError("Padding()", 'side must be "right" or "left".', found=f"side = {side!r}", fix=fix)
         self.side = side
-
-    def allows(self, at: Tile) -> Tensor:
-        lengths = self.of(at).to(at.device).view(-1, 1, 1, 1)
-        return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
-
-    def coverage(self, at: Tile) -> Coverage:
-        ends, lengths = edges(at), self.of(at)
-        if ends is None or not lengths.numel():
-            return Coverage.SOME
-        _, _, first, last = ends
-        if self.side == "left":  # the same rule, seen from the other end
-            first, last = at.n - 1 - last, at.n - 1 - first
-        if first >= int(lengths.max()):
-            return Coverage.NONE
-        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
-
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        lengths = self.of(at).to(at.device).view(-1, 1, 1)
-        end = torch.full_like(lengths, at.n)
-        return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         if longest > n:
-            raise ShapeError(
-                "attend()",
-                "the lengths of Padding() must be at most the number of keys.",
-                {"mask": self.name(), "keys": f"n = {n}"},
-                found=f"a length of {longest}, n = {n}",
-                fix=f"count the real keys only: Padding(lengths.clamp(max={n})).",
-            )
+            rule = "the lengths of Padding() must be at most the number of keys."
+            found = f"a length of {longest}, n = {n}"
+            fix = f"count the real keys only: Padding(lengths.clamp(max={n}))."
+            raise ShapeError("attend()", rule, {"mask": self.name(), "keys": f"n = {n}"}, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         # Padded sequences are as long as the longest of them.
@@ -312,21 +287,13 @@ class Documents(Mask):
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         for ids in (self.keys, self.queries):
             _check_batch("Documents", ids.label, ids.axes[:-1], batch, f"give {ids.label} for {math.prod(batch)}.")
-        if self.queries is self.keys:
-            wrong = self.keys.count != n or m > n
-        else:
-            wrong = self.keys.count != n or self.queries.count != m
-        if wrong:
-            given = {"ids": f"{self.keys.axes}"}
-            if self.queries is not self.keys:
-                given["query_ids"] = f"{self.queries.axes}"
-            raise ShapeError(
-                "attend()",
-                "Documents() must have one id for each key, and one for each query.",
-                given,
-                found=f"{self.keys.count} ids for n = {n} keys and m = {m} queries",
-                fix="use Documents(ids, query_ids) with shapes (n,) and (m,).",
-            )
+        shared = self.queries is self.keys
+        if self.keys.count != n or (m > n if shared else self.queries.count != m):
+            given = {"ids": f"{self.keys.axes}"} | ({} if shared else {"query_ids": f"{self.queries.axes}"})
+            rule = "Documents() must have one id for each key, and one for each query."
+            found = f"{self.keys.count} ids for n = {n} keys and m = {m} queries"
+            fix = "use Documents(ids, query_ids) with shapes (n,) and (m,)."
+            raise ShapeError("attend()", rule, given, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.queries.count, self.keys.count
@@ -342,13 +309,9 @@ class _Ids:
     def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
         given = _integers("Documents()", label, ids, "number the documents: [0, 0, 1, 1, 1].")
         if given.ndim == 0:
-            raise ShapeError(
-                "Documents()",
-                f"{label} must have one id for each token.",
-                {label: ids},
-                found="a single number",
-                fix="number the documents: [0, 0, 1, 1, 1].",
-            )
+            rule = f"{label} must have one id for each token."
+            fix = "number the documents: [0, 0, 1, 1, 1]."
+            raise ShapeError("Documents()", rule, {label: ids}, found="a single number", fix=fix)
         self.label = label
         self.axes = tuple(given.shape)
         self.count = self.axes[-1]
@@ -359,10 +322,7 @@ class _Ids:
         if device not in self._on:
             self._on[device] = self._on[torch.device("cpu")].to(device)
         ids = self._on[device]
-        if index is None:
-            ids = ids[:, span.start + first : span.stop + first]
-        else:
-            ids = ids[:, index.to(device) + first]
+        ids = ids[:, span.start + first : span.stop + first] if index is None else ids[:, index.to(device) + first]
         return ids if ids.shape[0] == 1 else ids[at.batch_ids.to(device)]
 
 
@@ -388,10 +348,7 @@ def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int,
     # (6,) may stand for a batch of (2, 3), (3, 2) may not: its numbers would land on other sequences.
     if count == 1 or (count == wanted and (len(axes) == 1 or axes == batch)):
         return
+    rule = f"{mask}() must have one entry for each sequence of the batch, or one for all."
     raise ShapeError(
-        "attend()",
-        f"{mask}() must have one entry for each sequence of the batch, or one for all.",
-        {label: f"{axes}", "batch": f"{batch}"},
-        found=f"{count} entries, {wanted} sequences",
-        fix=fix,
+        "attend()", rule, {label: f"{axes}", "batch": f"{batch}"}, found=f"{count} entries, {wanted} sequences", fix=fix
     )

@@ -34,13 +34,10 @@ class _Local(Mask):
         if distances is not None:  # a limit that no pair of the tile comes near need not be compared
             left = None if left is None or distances[0] >= -left else left
             right = None if right is None or distances[1] <= right else right
+        near = None if left is None else at.j >= place - left
         if right is None:
-            if left is None:
-                return torch.ones(1, 1, dtype=torch.bool, device=at.device)
-            return at.j >= place - left
-        if left is None:
-            return at.j <= place + right
-        return (at.j >= place - left) & (at.j <= place + right)
+            return torch.ones(1, 1, dtype=torch.bool, device=at.device) if near is None else near
+        return at.j <= place + right if near is None else near & (at.j <= place + right)
 
     def distances(self, at: Tile) -> tuple[int, int] | None:
         """Return the least and the largest distance in a tile; a whole tile has all between them, too."""
@@ -258,12 +255,8 @@ class Dilated(_Local):
         super().__init__(left, right, offset)
         self.step = _whole("Dilated()", "step", step)
         if self.step < 1:
-            raise ShapeError(
-                "Dilated()",
-                "step must be at least 1.",
-                found=f"step = {self.step}",
-                fix="use step=1 for every key of the window.",
-            )
+            fix = "use step=1 for every key of the window."
+            raise ShapeError("Dilated()", "step must be at least 1.", found=f"step = {self.step}", fix=fix)
 
     def allows(self, at: Tile) -> Tensor:
         # Remainders of places, not of pairs: a division for each row and column instead of each cell.
@@ -301,12 +294,9 @@ def _whole(where: str, label: str, value: int) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise DtypeError(
-            where,
-            f"{label} must be a whole number.",
-            found=f"{label} = {value!r} ({type(value).__name__})",
-            fix=f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4.",
-        ) from None
+        rule = f"{label} must be a whole number."
+        fix = f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4."
+        raise DtypeError(where, rule, found=f"{label} = {value!r} ({type(value).__name__})", fix=fix) from None
 
 
 def _reach(where: str, label: str, value: int) -> int:
@@ -314,9 +304,5 @@ def _reach(where: str, label: str, value: int) -> int:
     number = _whole(where, label, value)
     if number >= 0:
         return number
-    raise ShapeError(
-        where,
-        f"{label} must be 0 or more, or None for no limit.",
-        found=f"{label} = {number}",
-        fix=f"use {label}={-number}: distances to both sides are counted from the query, without a sign.",
-    )
+    fix = f"use {label}={-number}: distances to both sides are counted from the query, without a sign."
+    raise ShapeError(where, f"{label} must be 0 or more, or None for no limit.", found=f"{label} = {number}", fix=fix)

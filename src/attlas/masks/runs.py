@@ -194,13 +194,10 @@ class Bits(Mask):
 
     def __init__(self, packed: Tensor, n: int) -> None:
         if packed.ndim != 4 or packed.dtype is not torch.uint8 or packed.shape[-1] != -(-n // 8):
-            raise ShapeError(
-                "Bits()",
-                "packed must be uint8 of shape (batch, heads, m, ceil(n / 8)).",
-                {"packed": packed, "n": n},
-                found=f"{packed.dtype} of shape {tuple(packed.shape)}",
-                fix="attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask.",
-            )
+            rule = "packed must be uint8 of shape (batch, heads, m, ceil(n / 8))."
+            found = f"{packed.dtype} of shape {tuple(packed.shape)}"
+            fix = "attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask."
+            raise ShapeError("Bits()", rule, {"packed": packed, "n": n}, found=found, fix=fix)
         self.packed, self.n = packed, n
 
     def allows(self, at: Tile) -> Tensor:
@@ -225,12 +222,9 @@ def _check_sizes(where: str, own: tuple[int, ...], batch: tuple[int, ...], heads
     wanted = (torch.Size(batch).numel(), heads, m, n)
     if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
         return
-    raise ShapeError(
-        "attend()",
-        f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads.",
-        found=f"{own} in mask, {wanted} in matrix",
-        fix="find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n).",
-    )
+    rule = f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads."
+    fix = "find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n)."
+    raise ShapeError("attend()", rule, found=f"{own} in mask, {wanted} in matrix", fix=fix)
 
 
 def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Runs | Bits:
@@ -353,12 +347,9 @@ def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
         strips.append(packed)
         size = max(size, packed.shape[0] * packed.shape[1] * m * packed.shape[-1])
         if size > _BITS_LIMIT:
-            raise TooLargeError(
-                "runs_of()",
-                "a mask without long runs of keys must fit the limit of packed bits.",
-                {"mask": mask.name()},
-                found=f"{size:,} bytes, the limit is {_BITS_LIMIT:,}",
-                fix="keep statistics and not q and k, or use a mask of attlas, which is stored by its settings.",
-            )
+            rule = "a mask without long runs of keys must fit the limit of packed bits."
+            found = f"{size:,} bytes, the limit is {_BITS_LIMIT:,}"
+            fix = "keep statistics and not q and k, or use a mask of attlas, which is stored by its settings."
+            raise TooLargeError("runs_of()", rule, {"mask": mask.name()}, found=found, fix=fix)
     sizes = [max(strip.shape[axis] for strip in strips) for axis in (0, 1)]
     return Bits(torch.cat([strip.expand(*sizes, -1, -1) for strip in strips], dim=2), n)

@@ -12,7 +12,7 @@ from attlas.errors import ShapeError
 from attlas.inputs import as_plain, tracing
 from attlas.masks.base import Coverage, Mask
 from attlas.scores.base import Score
-from attlas.scores.position import TensorBias
+from attlas.scores.position import TensorBias, cells_of, heads_of
 from attlas.tiles import Tile, cut
 
 __all__ = ["AdditiveMask", "TensorMask"]
@@ -26,13 +26,9 @@ class _Stored(Mask):
     def __init__(self, t: Tensor) -> None:
         t = as_plain("from_tensor()", "t", t)
         if t.ndim < 2:
-            raise ShapeError(
-                "from_tensor()",
-                "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).",
-                {"t": t},
-                found=f"{t.ndim} axes",
-                fix="t[None, :] for one row of keys that all queries share.",
-            )
+            rule = "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n)."
+            fix = "t[None, :] for one row of keys that all queries share."
+            raise ShapeError("from_tensor()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
         self.tensor = t
         self.axes = tuple(t.shape)
         # (batch, heads, m, n), where a size of 1 stands for every place.
@@ -49,10 +45,7 @@ class _Stored(Mask):
         """Return True where the numbers of the tensor let a query see a key."""
 
     def allows(self, at: Tile) -> Tensor:
-        cells = _along(self.cells, 2, at.rows, at.row_index)
-        cells = _along(cells, 3, at.columns, at.column_index)
-        cells = _some(_some(cells, 0, at.batch_ids), 1, at.head_ids)
-        return self.rule(cells).to(at.device)
+        return self.rule(cells_of(self.cells, at)).to(at.device)
 
     def coverage(self, at: Tile) -> Coverage:
         # Less than a block is as quickly computed as judged; a list of places has no block.
@@ -64,9 +57,7 @@ class _Stored(Mask):
         found = False
         whole = True
         for strip in strips:
-            some, every = (
-                _some(_some(table[..., columns], 0, at.batch_ids), 1, at.head_ids) for table in self._strip(strip)
-            )
+            some, every = (heads_of(table[..., columns], at) for table in self._strip(strip))
             found = found or bool(some.any())
             whole = whole and bool(every.all())
             if found and not whole:
@@ -92,33 +83,27 @@ class _Stored(Mask):
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
         sizes = tuple(self.cells.shape)
-        if all(size in (1, full) for size, full in zip(sizes, wanted, strict=True)):
-            if len(self.axes) == 3 and self.axes[0] == heads == wanted[0] > 1:
-                raise ShapeError(
-                    "attend()",
-                    "the first axis of a mask of three axes must be the batch's or the heads', not both.",
-                    {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-                    found=f"{heads} sequences and {heads} heads",
-                    fix="t[:, None] for a mask per sequence, t[None] for one per head as in torch.",
-                )
-            return
-        found = [
+        wrong = [
             f"{label} = {size} in mask, {full} in matrix"
             for label, size, full in zip(("batch", "heads", "m", "n"), sizes, wanted, strict=True)
             if size not in (1, full)
         ]
-        fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
-        if len(self.axes) == 2 and self.axes == (wanted[0], n):
-            fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
-        elif len(self.axes) == 3 and self.axes[0] == heads:
-            fix = "for one mask a head: from_tensor(t[None])."
-        raise ShapeError(
-            "attend()",
-            "the mask tensor must have the sizes of the matrix, or 1.",
-            {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"},
-            found=", ".join(found),
-            fix=fix,
-        )
+        per_head = len(self.axes) == 3 and self.axes[0] == heads
+        if wrong:
+            rule, found = "the mask tensor must have the sizes of the matrix, or 1.", ", ".join(wrong)
+            fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
+            if self.axes == (wanted[0], n):
+                fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
+            elif per_head:
+                fix = "for one mask a head: from_tensor(t[None])."
+        elif per_head and heads == wanted[0] > 1:
+            rule = "the first axis of a mask of three axes must be the batch's or the heads', not both."
+            found = f"{heads} sequences and {heads} heads"
+            fix = "t[:, None] for a mask per sequence, t[None] for one per head as in torch."
+        else:
+            return
+        given = {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"}
+        raise ShapeError("attend()", rule, given, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         m, n = self.cells.shape[2:]
@@ -219,25 +204,6 @@ class AdditiveMask(_Stored):
 def _changes(t: Tensor) -> int | None:
     """Return how often a tensor was changed in place, where torch counts that."""
     return None if tracing() or t.is_inference() else t._version
-
-
-def _along(cells: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
-    """Return the rows, or the columns, of a tile."""
-    if cells.shape[axis] == 1:
-        return cells
-    if index is not None:
-        return cells.index_select(axis, index.to(cells.device))
-    return cells.narrow(axis, span.start, len(span))
-
-
-def _some(cells: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """Return the batches, or the heads, of a tile: a view where they follow each other, else a copy."""
-    if cells.shape[axis] == 1 or (tracing() and cells.shape[axis] == len(ids)):
-        return cells
-    numbers = ids.tolist()
-    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return cells.narrow(axis, numbers[0], len(numbers))
-    return cells.index_select(axis, ids.to(cells.device))
 
 
 def _own(cells: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from attlas.autodiff import recorded_gradients
-from attlas.errors import ShapeError
-from attlas.inputs import tracing
-from attlas.scores.base import Score, Tokens
+from attlas.inputs import tracing, whole_number
+from attlas.scores.base import Score, Tokens, check_sizes
 from attlas.tiles import Tile, cut
 
 __all__ = ["Additive"]
@@ -75,13 +74,7 @@ class Additive(Score):
     def __init__(self, query_size: int, key_size: int, hidden_size: int, bias: bool = False) -> None:
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size), ("hidden_size", hidden_size)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ShapeError(
-                    "Additive()",
-                    "sizes must be whole numbers above 0.",
-                    found=f"{name} = {size!r}",
-                    fix="give Additive(q.shape[-1], k.shape[-1], hidden_size=128).",
-                )
+            whole_number("Additive()", name, size, "give Additive(q.shape[-1], k.shape[-1], hidden_size=128).")
         self.query_size, self.key_size, self.hidden_size = query_size, key_size, hidden_size
         self.W_q = nn.Linear(query_size, hidden_size, bias=bias)
         self.W_k = nn.Linear(key_size, hidden_size, bias=False)
@@ -99,15 +92,8 @@ class Additive(Score):
         return logits
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
-            return
-        raise ShapeError(
-            "attend()",
-            f"the last axes of q and k must be {self.query_size} and {self.key_size} when score is {self._name()}.",
-            {"q (..., m, d)": q, "k (..., n, dk)": k},
-            found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
-            fix=f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size}).",
-        )
+        fix = f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size})."
+        check_sizes(self._name(), q, k, (self.query_size, self.key_size), fix)
 
     def extra_repr(self) -> str:
         return f"query_size={self.query_size}, key_size={self.key_size}, hidden_size={self.hidden_size}"

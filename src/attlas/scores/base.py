@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import tracing
+from attlas.inputs import check_floating, tracing
 from attlas.tiles import Tile
 
-__all__ = ["Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "finite_number"]
+__all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
+           "finite_number"]  # fmt: skip
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -44,6 +45,12 @@ class Dot:
     scale: float
     row: Tensor | None = None
     bias: Score | None = None
+
+    def scaled(self, factor: float) -> Dot:
+        """Return `factor` times this score."""
+        row = None if self.row is None else self.row * factor
+        bias = None if self.bias is None else self.bias * factor
+        return Dot(self.q, self.k, self.scale * factor, row, bias)
 
 
 class Score(nn.Module):
@@ -120,15 +127,11 @@ class Score(nn.Module):
     def __add__(self, other: Score) -> Score:
         if not isinstance(other, Score):
             tensor = isinstance(other, Tensor) and other.ndim
-            raise DtypeError(
-                "score + other",
-                "both sides must be scores.",
-                {"other": other if tensor else type(other).__name__},
-                found=f"{kind(other)} on one side",
-                fix="score + attlas.TensorBias(t) adds a tensor of log-weights."
-                if tensor
-                else "add a Score; a constant shift of all log-weights changes no weight.",
-            )
+            given, found = {"other": other if tensor else type(other).__name__}, f"{kind(other)} on one side"
+            fix = "add a Score; a constant shift of all log-weights changes no weight."
+            if tensor:
+                fix = "score + attlas.TensorBias(t) adds a tensor of log-weights."
+            raise DtypeError("score + other", "both sides must be scores.", given, found=found, fix=fix)
         return Sum(self, other)
 
     def __radd__(self, other: object) -> Score:
@@ -141,13 +144,10 @@ class Score(nn.Module):
         if isinstance(factor, Tensor):
             return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-            raise DtypeError(
-                "score * factor",
-                "a score is multiplied by one finite number, or by a tensor with one or one for each head.",
-                {"factor": type(factor).__name__},
-                found=f"factor = {factor!r}",
-                fix="0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it.",
-            )
+            rule = "a score is multiplied by one finite number, or by a tensor with one or one for each head."
+            found = f"factor = {factor!r}"
+            fix = "0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it."
+            raise DtypeError("score * factor", rule, {"factor": type(factor).__name__}, found=found, fix=fix)
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
@@ -195,19 +195,31 @@ class Sum(Score):
         self.right.check(q, k, heads)
 
 
-class Scaled(Score):
-    """A score times a number; made by ``factor * score``."""
+class Derived(Score):
+    """A score made of another one, which sees the tokens in its place."""
 
-    def __init__(self, inner: Score, factor: float) -> None:
+    inner: Score
+
+    def __init__(self, inner: Score) -> None:
         super().__init__()
         self.inner = inner
-        self.factor = factor
         self.scratch = inner.scratch + 1
         self.finite = inner.finite
         self.positional = inner.positional
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return self.inner.project(q, k)
+
+    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self.inner.check(q, k, heads)
+
+
+class Scaled(Derived):
+    """A score times a number; made by ``factor * score``."""
+
+    def __init__(self, inner: Score, factor: float) -> None:
+        super().__init__(inner)
+        self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         if self.factor == 0.0:  # 0 * -inf would be NaN: a key outside a bounded kernel stays outside
@@ -217,20 +229,13 @@ class Scaled(Score):
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
-        if dot is None or self.factor == 0.0:
-            return None
-        row = None if dot.row is None else dot.row * self.factor
-        bias = None if dot.bias is None else dot.bias * self.factor
-        return Dot(dot.q, dot.k, dot.scale * self.factor, row, bias)
-
-    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        self.inner.check(q, k, heads)
+        return None if dot is None or self.factor == 0.0 else dot.scaled(self.factor)
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
 
 
-class ScaledByTensor(Score):
+class ScaledByTensor(Derived):
     """A score times a tensor, a temperature that can be learned; made by ``tensor * score``.
 
     Parameters
@@ -259,28 +264,13 @@ class ScaledByTensor(Score):
     factor: Tensor
 
     def __init__(self, inner: Score, factor: Tensor) -> None:
-        super().__init__()
-        if not factor.is_floating_point():
-            found = str(factor.dtype).removeprefix("torch.")
-            raise DtypeError(
-                "tensor * score", "the factor must be of floating point.", found=found, fix="factor.float()"
-            )
+        super().__init__(inner)
+        where, found = "tensor * score", f"{factor.ndim} axes"
+        check_floating(where, "the factor must be of floating point.", "factor", factor, "factor.float()")
         if factor.ndim > 1:
-            raise ShapeError(
-                "tensor * score",
-                "the factor is one number, or one for each head.",
-                {"factor": factor},
-                found=f"{factor.ndim} axes",
-                fix="factor.flatten()",
-            )
-        self.inner = inner
+            rule = "the factor is one number, or one for each head."
+            raise ShapeError(where, rule, {"factor": factor}, found=found, fix="factor.flatten()")
         self.factor = factor
-        self.scratch = inner.scratch + 1
-        self.finite = inner.finite
-        self.positional = inner.positional
-
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        return self.inner.project(q, k)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
@@ -294,19 +284,15 @@ class ScaledByTensor(Score):
         if tracing() or (torch.is_grad_enabled() and self.factor.requires_grad):
             factor = self.factor.reshape(()).to(dot.q)
             return Dot(dot.q * factor, dot.k, dot.scale, None if dot.row is None else dot.row * factor)
-        number = float(self.factor)
-        return Dot(dot.q, dot.k, dot.scale * number, None if dot.row is None else dot.row * number)
+        return dot.scaled(float(self.factor))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        self.inner.check(q, k, heads)
+        super().check(q, k, heads)
         if self.factor.numel() not in (1, heads):
-            raise ShapeError(
-                "attend()",
-                "the factor of a score is one number, or one for each head.",
-                {"factor": self.factor, "q (..., m, d)": q},
-                found=f"{self.factor.numel()} numbers, {heads} heads",
-                fix=f"a tensor of shape () or ({heads},).",
-            )
+            rule = "the factor of a score is one number, or one for each head."
+            found = f"{self.factor.numel()} numbers, {heads} heads"
+            fix = f"a tensor of shape () or ({heads},)."
+            raise ShapeError("attend()", rule, {"factor": self.factor, "q (..., m, d)": q}, found=found, fix=fix)
 
     def _of_heads(self, head_ids: Tensor) -> Tensor:
         factor = self.factor if self.factor.numel() == 1 else self.factor[head_ids.to(self.factor.device)]
@@ -322,3 +308,19 @@ def finite_number(where: str, name: str, value: float, fix: str, *, above: float
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
+
+
+def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
+    """Raise a ShapeError where queries and keys are not of one size."""
+    if q.shape[-1] != k.shape[-1]:
+        rule = f"q and k must have the same last axis when score is {name}."
+        found = f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k"
+        raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
+
+
+def check_sizes(name: str, q: Tensor, k: Tensor, sizes: tuple[int, int], fix: str) -> None:
+    """Raise a ShapeError where queries and keys are not of the sizes that a score was made for."""
+    if (q.shape[-1], k.shape[-1]) != sizes:
+        rule = f"the last axes of q and k must be {sizes[0]} and {sizes[1]} when score is {name}."
+        found = f"{q.shape[-1]} in q, {k.shape[-1]} in k"
+        raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, dk)": k}, found=found, fix=fix)

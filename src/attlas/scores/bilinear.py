@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import ShapeError
-from attlas.scores.base import Dot, Score, Tokens, finite_number
+from attlas.inputs import whole_number
+from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number
 from attlas.tiles import Tile
 
 __all__ = ["Bilinear"]
@@ -66,13 +66,7 @@ class Bilinear(Score):
     def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ShapeError(
-                    "Bilinear()",
-                    "sizes must be whole numbers above 0.",
-                    found=f"{name} = {size!r}",
-                    fix="give Bilinear(q.shape[-1], k.shape[-1]).",
-                )
+            whole_number("Bilinear()", name, size, "give Bilinear(q.shape[-1], k.shape[-1]).")
         self.query_size, self.key_size = query_size, key_size
         self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
@@ -88,16 +82,8 @@ class Bilinear(Score):
         return Dot(q, k, self.scale)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        if (q.shape[-1], k.shape[-1]) == (self.query_size, self.key_size):
-            return
-        raise ShapeError(
-            "attend()",
-            f"the last axes of q and k must be {self.query_size} and {self.key_size} "
-            f"when score is Bilinear({self.query_size}, {self.key_size}).",
-            {"q (..., m, d)": q, "k (..., n, dk)": k},
-            found=f"{q.shape[-1]} in q, {k.shape[-1]} in k",
-            fix=f"use score=Bilinear({q.shape[-1]}, {k.shape[-1]}).",
-        )
+        sizes, fix = (self.query_size, self.key_size), f"use score=Bilinear({q.shape[-1]}, {k.shape[-1]})."
+        check_sizes(f"Bilinear{sizes}", q, k, sizes, fix)
 
     def extra_repr(self) -> str:
         scale = "" if self.scale == 1.0 else f", scale={self.scale}"

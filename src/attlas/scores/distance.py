@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attlas.autodiff import recorded_gradients
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.inputs import as_floats
 from attlas.tiles import cut
 
 __all__ = ["Distance", "checked_bandwidth"]
@@ -72,38 +73,20 @@ def _gap(q: Tensor, k: Tensor, scale: Tensor, rows: range, c: int) -> Tensor:
 
 def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
     """Return the bandwidth as a tensor, or raise."""
-    if isinstance(bandwidth, Tensor):
-        value = bandwidth
-    else:
-        try:
-            plain = isinstance(bandwidth, str | bytes | bool)
-            value = torch.tensor(None if plain else bandwidth, dtype=torch.float64, device="cpu")
-        except (TypeError, ValueError, RuntimeError):
-            value = torch.empty(0, dtype=torch.bool)
+    value = as_floats(bandwidth)
     if not value.is_floating_point():
-        raise DtypeError(
-            where,
-            "bandwidth must be a number, a sequence of numbers or a floating-point tensor.",
-            {"bandwidth": bandwidth},
-            found=f"a {str(value.dtype).removeprefix('torch.')} tensor"
-            if isinstance(bandwidth, Tensor)
-            else kind(bandwidth),
-            fix="give a float, such as bandwidth=1.0, or tensor.float().",
-        )
+        rule = "bandwidth must be a number, a sequence of numbers or a floating-point tensor."
+        found = f"a {str(value.dtype).removeprefix('torch.')} tensor" if value is bandwidth else kind(bandwidth)
+        fix = "give a float, such as bandwidth=1.0, or tensor.float()."
+        raise DtypeError(where, rule, {"bandwidth": bandwidth}, found=found, fix=fix)
     if value.ndim > 1 or not value.numel():
-        raise ShapeError(
-            where,
-            "bandwidth must be one number, or one for each coordinate of q and k.",
-            {"bandwidth": value},
-            found=f"{value.ndim} axes, {value.numel()} numbers",
-            fix="give a scalar, or a tensor of shape (d,).",
-        )
+        rule = "bandwidth must be one number, or one for each coordinate of q and k."
+        found = f"{value.ndim} axes, {value.numel()} numbers"
+        fix = "give a scalar, or a tensor of shape (d,)."
+        raise ShapeError(where, rule, {"bandwidth": value}, found=found, fix=fix)
     bad = ~(value.detach().isfinite() & (value.detach() > 0))
     if bad.any():
-        raise ShapeError(
-            where,
-            "every bandwidth must be a finite number above 0.",
-            found=f"bandwidth = {value.detach()[bad][0].item()!r}",
-            fix="give the distance at which a weight should have fallen, such as bandwidth=1.0.",
-        )
+        rule = "every bandwidth must be a finite number above 0."
+        fix = "give the distance at which a weight should have fallen, such as bandwidth=1.0."
+        raise ShapeError(where, rule, found=f"bandwidth = {value.detach()[bad][0].item()!r}", fix=fix)
     return value

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import DtypeError, ShapeError, kind
-from attlas.scores.base import Dot, Score, Tokens, finite_number
+from attlas.errors import DtypeError, kind
+from attlas.scores.base import Dot, Score, Tokens, check_same_size, finite_number
 from attlas.tiles import Tile
 
 __all__ = ["Cosine", "ScaledDot", "SoftCap"]
@@ -70,7 +70,7 @@ class ScaledDot(Score):
         return Dot(q, k, self.factor(q.shape[-1]))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        check_same_size("ScaledDot()", q, k)
+        _check("ScaledDot()", q, k)
 
     def extra_repr(self) -> str:
         return "" if self.scale is None else f"scale={self.scale}"
@@ -110,13 +110,9 @@ class SoftCap(Score):
     def __init__(self, score: Score, cap: float) -> None:
         super().__init__()
         if not isinstance(score, Score):
-            raise DtypeError(
-                "SoftCap()",
-                "score must be an attlas.Score.",
-                {"score": repr(score)},
-                found=kind(score),
-                fix="attlas.SoftCap(attlas.ScaledDot(), 50.0)",
-            )
+            rule = "score must be an attlas.Score."
+            fix = "attlas.SoftCap(attlas.ScaledDot(), 50.0)"
+            raise DtypeError("SoftCap()", rule, {"score": repr(score)}, found=kind(score), fix=fix)
         self.score = score
         self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
         self.scratch = score.scratch + 1
@@ -181,20 +177,12 @@ class Cosine(Score):
         return Dot(q, k, self.scale)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        check_same_size("Cosine()", q, k)
+        _check("Cosine()", q, k)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}"
 
 
-def check_same_size(name: str, q: Tensor, k: Tensor) -> None:
-    """Raise a ShapeError unless queries and keys have the same last axis."""
-    if q.shape[-1] == k.shape[-1]:
-        return
-    raise ShapeError(
-        "attend()",
-        f"q and k must have the same last axis when score is {name}.",
-        {"q (..., m, d)": q, "k (..., n, d)": k},
-        found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
-        fix=f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size).",
-    )
+def _check(name: str, q: Tensor, k: Tensor) -> None:
+    fix = f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size)."
+    check_same_size(name, q, k, fix)

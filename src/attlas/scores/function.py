@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, kind
-from attlas.scores.base import Score, Tokens
+from attlas.scores.base import Derived, Score
 from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile
 from attlas.tilewise import TileFunction
@@ -16,7 +16,7 @@ from attlas.tilewise import TileFunction
 __all__ = ["ScoreMod"]
 
 
-class ScoreMod(Score):
+class ScoreMod(Derived):
     """A score changed by a FlexAttention ``score_mod(score, b, h, i, j)``, as it is.
 
     ``attend(q, k, score=score_mod)`` makes one of the scaled dot product.
@@ -58,20 +58,15 @@ class ScoreMod(Score):
              [-1.,  0.,  1.]]])
     """
 
-    scratch = 3
-
     def __init__(self, score_mod: Callable[..., Tensor], score: Score | None = None) -> None:
-        super().__init__()
         if not isinstance(score, Score | None):
             fix = "ScoreMod(score_mod, attlas.ScaledDot())"
             raise DtypeError("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix)
+        super().__init__(ScaledDot() if score is None else score)
+        self.scratch, self.finite, self.positional = 3, False, False  # it may look at places, and forbid pairs
         self.score_mod = score_mod
-        self.inner = ScaledDot() if score is None else score
         self._function = TileFunction(score_mod, f"score_mod {self._name()}", ("score", "b", "h", "i", "j"))
         self.held = self._function.held
-
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        return self.inner.project(q, k)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at).expand(at.shape)
@@ -79,9 +74,6 @@ class ScoreMod(Score):
             return logits
         changed = self._function(at, logits)
         return changed if isinstance(changed, Tensor) else torch.full_like(logits, changed)
-
-    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        self.inner.check(q, k, heads)
 
     def extra_repr(self) -> str:
         return self._name()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attlas.errors import ShapeError
 from attlas.inputs import tracing
-from attlas.scores.base import Dot, Score, Tokens
+from attlas.scores.base import Dot, Score, Tokens, check_same_size
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
 
@@ -40,13 +40,10 @@ class _Kernel(Score):
             self.given = value  # no buffer: it stays exact, whatever the module is cast to
             return
         if value.requires_grad:
-            raise ShapeError(
-                f"{type(self).__name__}()",
-                "learn=True makes a parameter of its own, so bandwidth must not require a gradient.",
-                {"bandwidth": bandwidth},
-                found="requires_grad = True",
-                fix="leave learn out; the tensor is learned as it is.",
-            )
+            rule = "learn=True makes a parameter of its own, so bandwidth must not require a gradient."
+            found = "requires_grad = True"
+            fix = "leave learn out; the tensor is learned as it is."
+            raise ShapeError(f"{type(self).__name__}()", rule, {"bandwidth": bandwidth}, found=found, fix=fix)
         start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
         self.log_bandwidth = nn.Parameter(start.log())
 
@@ -74,23 +71,12 @@ class _Kernel(Score):
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         name = f"{type(self).__name__}()"
-        given = {"q (..., m, d)": q, "k (..., n, d)": k}
-        if q.shape[-1] != k.shape[-1]:
-            raise ShapeError(
-                "attend()",
-                f"q and k must have the same last axis when score is {name}.",
-                given,
-                found=f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k",
-                fix="give both the same coordinates, or project them to one size.",
-            )
+        check_same_size(name, q, k, "give both the same coordinates, or project them to one size.")
         if self.size is not None and self.size != q.shape[-1]:
-            raise ShapeError(
-                "attend()",
-                f"bandwidth of {name} must be one number, or one for each coordinate of q and k.",
-                given,
-                found=f"d = {q.shape[-1]} in q and k, {self.size} bandwidths",
-                fix=f"give {q.shape[-1]} bandwidths, or one number for all coordinates.",
-            )
+            rule = f"bandwidth of {name} must be one number, or one for each coordinate of q and k."
+            found = f"d = {q.shape[-1]} in q and k, {self.size} bandwidths"
+            fix = f"give {q.shape[-1]} bandwidths, or one number for all coordinates."
+            raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
 
     def extra_repr(self) -> str:
         h = self.bandwidth.detach()

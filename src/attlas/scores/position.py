@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_plain, tracing
+from attlas.inputs import as_floats, as_plain, check_floating, tracing, whole_number
 from attlas.scores.base import Score
 from attlas.tiles import Tile
 
-__all__ = ["Alibi", "RelativeBias", "TensorBias"]
+__all__ = ["Alibi", "RelativeBias", "TensorBias", "cells_of", "heads_of"]
 
 
 class Alibi(Score):
@@ -64,7 +64,7 @@ class Alibi(Score):
         super().__init__()
         self.slopes: Tensor | None
         if isinstance(slopes, int) and not isinstance(slopes, bool):
-            self.slopes = _paper_slopes(_count("Alibi()", "slopes", slopes))
+            self.slopes = _paper_slopes(whole_number("Alibi()", "slopes", slopes))
         elif slopes is not None:
             self.slopes = _checked_slopes(slopes)
         else:
@@ -151,9 +151,9 @@ class RelativeBias(Score):
         self, heads: int, max_distance: int = 128, buckets: int | None = None, bidirectional: bool = True
     ) -> None:
         super().__init__()
-        self.heads = _count("RelativeBias()", "heads", heads)
-        self.max_distance = _count("RelativeBias()", "max_distance", max_distance)
-        self.buckets = None if buckets is None else _count("RelativeBias()", "buckets", buckets)
+        self.heads = whole_number("RelativeBias()", "heads", heads)
+        self.max_distance = whole_number("RelativeBias()", "max_distance", max_distance)
+        self.buckets = None if buckets is None else whole_number("RelativeBias()", "buckets", buckets)
         self.bidirectional = bidirectional
         if self.buckets is not None:
             _check_buckets(self.buckets, self.max_distance, bidirectional)
@@ -246,29 +246,17 @@ class TensorBias(Score):
 
     def __init__(self, t: Tensor) -> None:
         super().__init__()
-        if not isinstance(t, Tensor) or not t.is_floating_point():
-            raise DtypeError(
-                "TensorBias()",
-                "t must be a floating-point tensor of log-weights.",
-                {"t": t if isinstance(t, Tensor) else type(t).__name__},
-                found=str(t.dtype).removeprefix("torch.") if isinstance(t, Tensor) else kind(t),
-                fix="use mask=attlas.from_tensor(t) for True and False, else t.float().",
-            )
+        rule = "t must be a floating-point tensor of log-weights."
+        fix = "use mask=attlas.from_tensor(t) for True and False, else t.float()."
+        check_floating("TensorBias()", rule, "t", t, fix)
         if t.ndim > 4:
-            raise ShapeError(
-                "TensorBias()",
-                "t has at most the four axes batch, heads, m and n.",
-                {"t": t},
-                found=f"{t.ndim} axes",
-                fix="t.flatten(0, -4) makes one batch axis.",
-            )
+            rule = "t has at most the four axes batch, heads, m and n."
+            fix = "t.flatten(0, -4) makes one batch axis."
+            raise ShapeError("TensorBias()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
         self.t = as_plain("TensorBias()", "t", t)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        t = self.t[(None,) * (4 - self.t.ndim)]
-        t = _take_ids(_take_ids(t, 0, at.batch_ids), 1, at.head_ids)
-        t = _take(t, 2, at.rows, at.row_index)
-        return _take(t, 3, at.columns, at.column_index).to(at.device, at.dtype)
+        return cells_of(self.t[(None,) * (4 - self.t.ndim)], at).to(at.device, at.dtype)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         cut = -2 if max(q.ndim, k.ndim) < 4 else -3
@@ -277,34 +265,39 @@ class TensorBias(Score):
         sizes = (1,) * (4 - self.t.ndim) + tuple(self.t.shape)
         if all(size in (1, full) for size, full in zip(sizes, whole, strict=True)):
             return
-        raise ShapeError(
-            "attend()",
-            "the tensor of TensorBias() must broadcast to (batch, heads, m, n).",
-            {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k},
-            found=f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}",
-            fix="t.unsqueeze(1) if its first axis is the batch and it has no heads.",
-        )
+        rule = "the tensor of TensorBias() must broadcast to (batch, heads, m, n)."
+        found = f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}"
+        fix = "t.unsqueeze(1) if its first axis is the batch and it has no heads."
+        raise ShapeError("attend()", rule, {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
 
     def extra_repr(self) -> str:
         return f"t={tuple(self.t.shape)}"
 
 
-def _take(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
+def cells_of(t: Tensor, at: Tile) -> Tensor:
+    """Return the cells of a tile in a tensor (batch, heads, m, n), where a size of 1 stands for every place."""
+    t = _along(_along(t, 2, at.rows, at.row_index), 3, at.columns, at.column_index)
+    return heads_of(t, at)
+
+
+def heads_of(t: Tensor, at: Tile) -> Tensor:
+    """Return the batches and heads of a tile, the first two axes of a tensor."""
+    for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
+        if not (tracing() and t.shape[axis] == len(ids)):
+            # The ids are few, on the CPU, and nearly always in a row: then the part is a view.
+            first = int(ids[0]) if len(ids) else 0
+            span = range(first, first + len(ids))
+            t = _along(t, axis, span, None if ids.tolist() == list(span) else ids)
+    return t
+
+
+def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
     """Return the part of one axis: a view for a range, a copy for a list of places."""
     if t.shape[axis] == 1:
         return t
     if index is not None:
         return t.index_select(axis, index.to(t.device))
     return t.narrow(axis, span.start, len(span))
-
-
-def _take_ids(t: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """Return the part of the batch or head axis; the ids are few, on the CPU, and nearly always in a row."""
-    if tracing() and t.shape[axis] == len(ids):
-        return t
-    first = int(ids[0]) if len(ids) else 0
-    span = range(first, first + len(ids))
-    return _take(t, axis, span, None if ids.tolist() == list(span) else ids)
 
 
 def _of_heads(table: Tensor, at: Tile) -> Tensor:
@@ -320,37 +313,18 @@ def _paper_slopes(heads: int) -> Tensor:
 
 
 def _checked_slopes(slopes: object) -> Tensor:
-    if isinstance(slopes, Tensor):
-        value = slopes
-    else:
-        try:
-            value = torch.tensor(None if isinstance(slopes, str | bytes | bool) else slopes, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            value = torch.empty(0, dtype=torch.bool)
+    value = as_floats(slopes)
     if not value.is_floating_point():
-        raise DtypeError(
-            "Alibi()",
-            "slopes must be a number of heads, or a floating-point number for each head.",
-            {"slopes": slopes},
-            found=str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes),
-            fix="give Alibi(8) for the slopes of the paper, or one float for each head.",
-        )
+        rule = "slopes must be a number of heads, or a floating-point number for each head."
+        found = str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes)
+        fix = "give Alibi(8) for the slopes of the paper, or one float for each head."
+        raise DtypeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
     if value.ndim != 1 or not bool(value.detach().isfinite().all()):
-        raise ShapeError(
-            "Alibi()",
-            "slopes must be one finite number for each head.",
-            {"slopes": slopes},
-            found=f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite",
-            fix="give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,).",
-        )
+        rule = "slopes must be one finite number for each head."
+        found = f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite"
+        fix = "give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,)."
+        raise ShapeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
     return value
-
-
-def _count(where: str, name: str, value: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    rule = f"{name} must be a whole number above 0."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"give {name} as an int, such as 8.")
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:

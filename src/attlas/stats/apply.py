@@ -55,13 +55,9 @@ def statistic_of(A: Any, statistic: Statistic) -> Any:
         return A.collect(statistic)[0]
     if isinstance(A, Tensor):
         return _of_weights(A, statistic)
-    raise DtypeError(
-        f"stats.{type(statistic).__name__}",
-        "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them.",
-        {"A": kind(A)},
-        found=kind(A),
-        fix="stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k)).",
-    )
+    rule = "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them."
+    fix = "stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k))."
+    raise DtypeError(f"stats.{type(statistic).__name__}", rule, {"A": kind(A)}, found=kind(A), fix=fix)
 
 
 def _of_weights(weights: Tensor, statistic: Statistic) -> Any:

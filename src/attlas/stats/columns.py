@@ -39,7 +39,20 @@ def _rows_inside(at: Tile, window: range) -> slice | None:
     return slice(start - at.rows.start, stop - at.rows.start) if start < stop else None
 
 
-class ColumnMass(Statistic):
+class _OfQueries(Statistic):
+    """A number of each key, over a window of queries."""
+
+    def __init__(self, rows: Span | None = None) -> None:
+        if rows is not None:
+            check_span(f"{type(self).__name__}()", "rows", rows)
+        self.rows = rows
+
+    def window(self, problem: Problem) -> range:
+        """Return the queries that count."""
+        return place_span(f"{type(self).__name__}()", "rows", self.rows, problem.shape[2], "queries")
+
+
+class ColumnMass(_OfQueries):
     """Mass that each key receives, ``Σ_i A_ij`` over the queries.
 
     Parameters
@@ -80,14 +93,11 @@ class ColumnMass(Statistic):
     """
 
     def __init__(self, rows: Span | None = None, mean: bool = False) -> None:
-        if rows is not None:
-            check_span("ColumnMass()", "rows", rows)
-        self.rows = rows
+        super().__init__(rows)
         self.mean = mean
 
     def start(self, problem: Problem) -> tuple[range, Tensor, Tensor | None]:
-        window = place_span("ColumnMass()", "rows", self.rows, problem.shape[2], "queries")
-        return window, _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
+        return self.window(problem), _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
 
     def step(
         self, carry: tuple[range, Tensor, Tensor | None], part: Part, at: Tile
@@ -110,7 +120,7 @@ class ColumnMass(Statistic):
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        place_span("ColumnMass()", "rows", self.rows, problem.shape[2], "queries")
+        self.window(problem)
         counted = not self.mean or interval_of(problem) is not None
         return {"column_mass": True} if self.rows is None and counted else None
 
@@ -119,7 +129,7 @@ class ColumnMass(Statistic):
         return mass / queries_of_keys(problem).clamp(min=1.0) if self.mean else mass
 
 
-class ColumnMax(Statistic):
+class ColumnMax(_OfQueries):
     """Largest weight that each key receives, ``max_i A_ij``; 0 for a key that no query may see.
 
     Parameters
@@ -150,14 +160,8 @@ class ColumnMax(Statistic):
     tensor([1.0000, 0.5000])
     """
 
-    def __init__(self, rows: Span | None = None) -> None:
-        if rows is not None:
-            check_span("ColumnMax()", "rows", rows)
-        self.rows = rows
-
     def start(self, problem: Problem) -> tuple[range, Tensor]:
-        window = place_span("ColumnMax()", "rows", self.rows, problem.shape[2], "queries")
-        return window, _zeros_for_columns(problem)
+        return self.window(problem), _zeros_for_columns(problem)
 
     def step(self, carry: tuple[range, Tensor], part: Part, at: Tile) -> tuple[range, Tensor]:
         window, largest = carry
@@ -172,12 +176,8 @@ class ColumnMax(Statistic):
         return carry[1]
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        place_span("ColumnMax()", "rows", self.rows, problem.shape[2], "queries")
+        self.window(problem)
         return {"column_max": True} if self.rows is None else None
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        largest: Tensor = found["column_max"]
-        return largest
 
 
 class ColumnArgMax(Statistic):
@@ -209,12 +209,8 @@ class ColumnArgMax(Statistic):
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:
-            raise ShapeError(
-                "ColumnArgMax()",
-                "the largest of no queries has no place.",
-                found="m = 0 queries",
-                fix="give attend() a query.",
-            )
+            rule = "the largest of no queries has no place."
+            raise ShapeError("ColumnArgMax()", rule, found="m = 0 queries", fix="give attend() a query.")
         largest = _zeros_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
@@ -262,10 +258,8 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads:
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    if isinstance(A, list | tuple):
-        return tuple(column_mass(one, rows, mean, heads) for one in A)  # type: ignore[return-value]  # see `Weights`
-    check_heads("column_mass()", A, heads)
-    return _combine(statistic_of(A, ColumnMass(rows, mean)), heads)
+    found: Tensor = _combined("column_mass()", A, ColumnMass(rows, mean), heads)
+    return found
 
 
 def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
@@ -292,27 +286,21 @@ def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = Non
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
+    found: Tensor = _combined("column_max()", A, ColumnMax(rows), heads)
+    return found
+
+
+def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> Any:
+    """Return a statistic with its heads combined; of several matrices, a tuple."""
     if isinstance(A, list | tuple):
-        return tuple(column_max(one, rows, heads) for one in A)  # type: ignore[return-value]  # see `Weights`
-    check_heads("column_max()", A, heads)
-    return _combine(statistic_of(A, ColumnMax(rows)), heads)
-
-
-def check_heads(where: str, A: Any, heads: str | None) -> None:
-    """Raise a ShapeError unless the heads of a matrix can be combined so."""
+        return tuple(_combined(where, one, statistic, heads) for one in A)
     if heads not in (None, "sum", "mean"):
         raise ShapeError(where, 'heads must be "sum", "mean" or None.', found=f"heads = {heads!r}", fix='heads="mean"')
     if heads is not None and A.ndim < 3:
-        raise ShapeError(
-            where,
-            "there must be heads to combine.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"heads = {heads!r}, and A has no leading axis",
-            fix="leave heads out.",
-        )
-
-
-def _combine(found: Tensor, heads: str | None) -> Tensor:
+        rule = "there must be heads to combine."
+        wrong = f"heads = {heads!r}, and A has no leading axis"
+        raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=wrong, fix="leave heads out.")
+    found = statistic_of(A, statistic)
     if heads is None:
         return found
     return found.sum(dim=-2) if heads == "sum" else found.mean(dim=-2)

@@ -14,6 +14,7 @@ from torch import Tensor
 from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
@@ -81,7 +82,7 @@ class TopK(Statistic):
     """
 
     def __init__(self, k: int) -> None:
-        check_number("TopK()", "k", k)
+        whole_number("TopK()", "k", k, "k=8")
         self.k = k
 
     def start(self, problem: Problem) -> Largest:
@@ -124,13 +125,10 @@ def _check_fits(name: str, k: int, problem: Problem) -> None:
     """Raise a ShapeError for a `k` that is too large."""
     n = problem.shape[3]
     if k > n:
-        raise ShapeError(
-            f"{name}()",
-            "k cannot be larger than the number of keys.",
-            {"A": f"{problem.shape[2]} queries × {n} keys"},
-            found=f"k = {k}, n = {n}",
-            fix=f"{name}({n})" if n else "give attend() a key.",
-        )
+        rule = "k cannot be larger than the number of keys."
+        found = f"k = {k}, n = {n}"
+        fix = f"{name}({n})" if n else "give attend() a key."
+        raise ShapeError(f"{name}()", rule, {"A": f"{problem.shape[2]} queries × {n} keys"}, found=found, fix=fix)
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
@@ -260,7 +258,7 @@ class TailMass(Statistic):
     """
 
     def __init__(self, k: int) -> None:
-        check_number("TailMass()", "k", k)
+        whole_number("TailMass()", "k", k, "k=8")
         self._top = TopK(k)
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
@@ -328,12 +326,8 @@ class Coverage(Statistic):
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
         if self.levels and all(_is_share(level) for level in self.levels):
             return
-        raise ShapeError(
-            "Coverage()",
-            "levels must be numbers above 0 and at most 1.",
-            found=f"levels = {self.levels!r}",
-            fix="Coverage((0.9, 0.95, 0.99))",
-        )
+        rule = "levels must be numbers above 0 and at most 1."
+        raise ShapeError("Coverage()", rule, found=f"levels = {self.levels!r}", fix="Coverage((0.9, 0.95, 0.99))")
 
     def start(self, problem: Problem) -> Tensor:
         shape = (*problem.shape[:3], len(self.levels))
@@ -354,15 +348,8 @@ class Coverage(Statistic):
         carry[at.place] = ordered.shape[-1] - whole * _BLOCK - within
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"coverage": self.levels}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        count: Tensor = found["coverage"]
-        return count
 
 
 def _is_share(level: object) -> bool:
@@ -387,13 +374,6 @@ def _ascending(part: Part) -> Tensor:
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(np.ndarray.sort, np.array_split(rows, threads)))
     return ordered
-
-
-def check_number(where: str, name: str, value: object) -> None:
-    """Raise a ShapeError unless `value` is a whole number above 0."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return
-    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=f"{name}=8")
 
 
 def topk(A: Weights, k: int) -> Largest:

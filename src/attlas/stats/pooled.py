@@ -12,9 +12,9 @@ from torch.nn import functional
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
-from attlas.stats.largest import check_number
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
 
@@ -72,8 +72,8 @@ class Picture(Statistic):
         rows: Span | None = None,
         columns: Span | None = None,
     ) -> None:
-        check_number("Picture()", "height", height)
-        check_number("Picture()", "width", width)
+        whole_number("Picture()", "height", height, "height=8")
+        whole_number("Picture()", "width", width, "width=8")
         if pool not in ("mean", "max"):
             raise ShapeError("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
         for name, window in (("rows", rows), ("columns", columns)):
@@ -94,15 +94,12 @@ class Picture(Statistic):
         rows = place_span("Picture()", "rows", self.rows, m, "queries")
         columns = place_span("Picture()", "columns", self.columns, n, "keys")
         if self.height > len(rows) or self.width > len(columns):
-            raise ShapeError(
-                "Picture()",
-                "a picture cannot have more blocks than the window has rows or columns.",
-                {"window": f"{len(rows)} queries × {len(columns)} keys"},
-                found=f"height = {self.height}, width = {self.width}",
-                fix=f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
-                if len(rows) and len(columns)
-                else "leave rows and columns out for the whole matrix.",
-            )
+            rule = "a picture cannot have more blocks than the window has rows or columns."
+            given, found = f"{len(rows)} queries × {len(columns)} keys", f"height = {self.height}, width = {self.width}"
+            fix = "leave rows and columns out for the whole matrix."
+            if len(rows) and len(columns):
+                fix = f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
+            raise ShapeError("Picture()", rule, {"window": given}, found=found, fix=fix)
         return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:

@@ -51,9 +51,6 @@ class _PerRow(Statistic):
         carry[at.place] = self.join(carry[at.place], self.of(part))
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def join(self, before: Tensor, found: Tensor) -> Tensor:
         """Return what two parts of the same rows give together."""
         return before + found
@@ -98,10 +95,6 @@ class RowMass(_PerRow):
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        mass: Tensor = found["mass"]
-        return mass
-
 
 class Entropy(_PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
@@ -139,10 +132,6 @@ class Entropy(_PerRow):
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"entropy": True}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        entropy: Tensor = found["entropy"]
-        return entropy
 
 
 class EffectiveKeys(Statistic):
@@ -256,10 +245,6 @@ class MaxLogit(_LargestOfRow):
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"max_logit": True}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        largest: Tensor = found["max_logit"]
-        return largest
 
 
 class Moments(NamedTuple):

@@ -30,12 +30,8 @@ def check_span(where: str, name: str, value: Any) -> None:
         fits = len(ends) == 2
     if fits and all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
         return
-    raise ShapeError(
-        where,
-        f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step.",
-        found=f"{name} = {value!r}",
-        fix=f"{name}=slice(0, 64)",
-    )
+    rule = f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step."
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=slice(0, 64)")
 
 
 def place_span(where: str, name: str, value: Span | None, size: int, axis: str) -> range:
@@ -48,12 +44,8 @@ def place_span(where: str, name: str, value: Span | None, size: int, axis: str) 
         start, stop = start + size * (start < 0), stop + size * (stop < 0)
     if 0 <= start <= stop <= size:
         return range(start, stop)
-    raise ShapeError(
-        where,
-        f"{name} must lie within the {size} {axis} of the matrix, and start before it stops.",
-        found=f"{name} = {value!r}",
-        fix=f"{name}=slice(0, {size})",
-    )
+    rule = f"{name} must lie within the {size} {axis} of the matrix, and start before it stops."
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=slice(0, {size})")
 
 
 class Bands:

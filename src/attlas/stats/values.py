@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem, spread_heads
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import ShapeError
+from attlas.inputs import check_floating
 from attlas.tiles import Tile
 
 __all__ = ["Pooled"]
@@ -49,14 +50,7 @@ class Pooled(Statistic):
     """
 
     def __init__(self, v: Tensor) -> None:
-        if not isinstance(v, Tensor) or not v.is_floating_point():
-            raise DtypeError(
-                "Pooled()",
-                "v must be a floating point tensor.",
-                {"v": v},
-                found=str(v.dtype).removeprefix("torch.") if isinstance(v, Tensor) else kind(v),
-                fix="v.float()",
-            )
+        check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")
         self.v = v
 
     def start(self, problem: Problem) -> Tensor:
@@ -70,15 +64,8 @@ class Pooled(Statistic):
         carry[b, h, rows] += torch.matmul(part.weights, values)
         return carry
 
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
-
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"out": self._values(problem)}
-
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        out: Tensor = found["out"]
-        return out
 
     def _values(self, problem: Problem) -> Tensor:
         """Return the values with four axes, (batch, value heads, n, e)."""
@@ -87,11 +74,8 @@ class Pooled(Statistic):
         before = v.shape[:-2].numel() if v.ndim >= 2 else 0
         own = before // batch if batch and before % batch == 0 else 0
         if v.ndim < 2 or v.shape[-2] != n or own == 0 or heads % own:
-            raise ShapeError(
-                "Pooled()",
-                "v must have a row for each key, and the leading axes of the matrix.",
-                {"v (..., n, e)": v},
-                found=f"a matrix of {batch} batches, {heads} heads and {n} keys",
-                fix="v of shape (batch, heads, n, e).",
-            )
+            rule = "v must have a row for each key, and the leading axes of the matrix."
+            found = f"a matrix of {batch} batches, {heads} heads and {n} keys"
+            fix = "v of shape (batch, heads, n, e)."
+            raise ShapeError("Pooled()", rule, {"v (..., n, e)": v}, found=found, fix=fix)
         return v.reshape(batch, own, n, v.shape[-1])
