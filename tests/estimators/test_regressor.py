@@ -85,6 +85,18 @@ def test_a_line_is_exact_for_linear_data_and_level_where_neighbours_do_not_vary(
     flat = np.column_stack([X[:, 0], np.full(len(X), 7.0)])
     model = AttentionRegressor(bandwidth=[0.4, 1.0], degree=1, tolerance=0).fit(flat, 3.0 * X[:, 0])
     np.testing.assert_allclose(model.predict([[0.2, 7.0], [0.2, 7.5], [1.5, 7.0]]), [0.6, 0.6, 4.5], atol=1e-7)
+    # How the sums round does not decide: no distance from that value, no unit of it, and no direction makes a slope.
+    for unit in (1e-6, 1.0, 1e6):
+        scaled = flat * [1.0, unit]
+        model = AttentionRegressor(bandwidth=[0.4, unit], degree=1).fit(scaled, 3.0 * X[:, 0])
+        away = np.column_stack([np.full(40, 0.2), (7.0 + np.linspace(-3.0, 3.0, 40)) * unit])
+        np.testing.assert_allclose(model.predict(away), 0.6, atol=1e-6)
+    turned = np.column_stack([X[:, 0], 2.0 * X[:, 0]])
+    model = AttentionRegressor(bandwidth=[0.4, 0.8], degree=1).fit(turned, 3.0 * X[:, 0])
+    off = 0.2 * np.array([[1.0, 2.0]]) + np.linspace(-1.0, 1.0, 40)[:, None] * [2.0, -1.0]
+    # In bandwidths the data run along (1, 1): a step of (2, -1) there is one of (5, -1.25) and moves by its part of it.
+    along = 0.2 + np.linspace(-1.0, 1.0, 40) * (2.0 / 0.4 - 1.0 / 0.8) * 0.4 / 2.0
+    np.testing.assert_allclose(model.predict(off), 3.0 * along, atol=1e-5)
     # One neighbour in reach: a local mean of one.
     lone = AttentionRegressor("boxcar", bandwidth=0.5, degree=1).fit([[0.0], [5.0]], [1.0, 3.0])
     np.testing.assert_allclose(lone.predict([[0.3], [4.8]]), [1.0, 3.0])

@@ -182,8 +182,11 @@ class Pool:
             return sums.numerator, torch.ones_like(sums.denominator, dtype=torch.bool)
         first, error = sums.first, max(tolerance, torch.finfo(x.dtype).eps)
         line = lines_from_moments(sums.denominator, first.offset, first.outer, sums.numerator, first.cross)
-        size = line.size + line.centre.square().sum(-1)
-        doubtful = (line.narrowest < size * error * _TRUSTED_LINE) & (sums.denominator > 0)
+        # A variance is a second moment less a square: the rounding of that difference, in parts of the variance, is
+        # judged feature by feature, whatever its units. One of rounding alone is doubtful at once.
+        variance = line.variance.clamp(min=0.0)
+        loss = ((variance + line.centre.square()) / variance).nan_to_num(math.inf, math.inf).amax(-1)
+        doubtful = ~(line.correlation > loss * (error * _TRUSTED_LINE)) & (sums.denominator > 0)
         return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
 
     def _by_residuals(self, x: Tensor) -> Tensor:
