@@ -164,10 +164,10 @@ def test_no_class_is_impossible_far_from_it():
     X, y = np.array([[0.0], [1.0], [2.0], [50.0]]), np.array([0, 0, 0, 1])
     model = AttentionClassifier(bandwidth=1.0).fit(X, y)
     p = model.predict_proba([[1.0], [50.0]])
-    # Beside m neighbours of one class stand the frequencies of both.
+    # Beside m neighbours of one class stand the frequencies of both, as a tenth of one.
     weights = np.exp([-0.5, 0.0, -0.5])
     m = weights.sum() ** 2 / np.square(weights).sum()
-    np.testing.assert_allclose(p, [[(m + 0.75) / (m + 1), 0.25 / (m + 1)], [0.375, 0.625]], atol=1e-6)
+    np.testing.assert_allclose(p, [[(m + 0.075) / (m + 0.1), 0.025 / (m + 0.1)], [0.075 / 1.1, 1.025 / 1.1]], atol=1e-6)
     twice = AttentionClassifier(bandwidth=1.0).fit(X, y, sample_weight=np.full(4, 2.0))
     copies = AttentionClassifier(bandwidth=1.0).fit(np.r_[X, X], np.r_[y, y])
     np.testing.assert_allclose(twice.predict_proba(X), copies.predict_proba(X), rtol=1e-9)

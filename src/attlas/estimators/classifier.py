@@ -22,13 +22,16 @@ __all__ = ["AttentionClassifier"]
 
 Array = NDArray[Any]
 
+# Neighbours that the class frequencies count as: log losses on iris, wine and breast cancer are least about it.
+_PRIOR = 0.1
+
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
     """Kernel classification: the probability of a class is the attention weight of its training points.
 
     ``p_c(x) = Σ_{j: y_j = c} w_j K((x - x_j) / h) / Σ_j w_j K((x - x_j) / h)``, to which the frequencies of the
-    classes count as one more neighbour: ``P(c | x) = (m p_c + π_c) / (m + 1)`` with m the effective number of
-    neighbours and π_c the frequency of class c. No finite number of neighbours makes a class impossible.
+    classes count as a tenth of a neighbour: ``P(c | x) = (m p_c + 0.1 π_c) / (m + 0.1)`` with m the effective number
+    of neighbours and π_c the frequency of class c. No finite number of neighbours makes a class impossible.
 
     Parameters
     ----------
@@ -239,7 +242,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         # What skipping far neighbours leaves out may be -1e-8.
         found = self._pool.mean(x).clamp(min=0.0)
         number = self._pool.neighbours(x, counts=self.weights_are == "counts").unsqueeze(-1)
-        return (number * found / found.sum(-1, keepdim=True) + self._prior()) / (number + 1.0)
+        return (number * found / found.sum(-1, keepdim=True) + _PRIOR * self._prior()) / (number + _PRIOR)
 
     def _prior(self) -> Tensor:
         values, weights = self._pool.values, self._pool.weights
