@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.files import check_target
-from attlas.cli.regress_table import DELIMITERS, choose_features, missing_extra, plural, read, split, usage_error
+from attlas.cli.regress_table import (
+    DELIMITERS,
+    choose_features,
+    missing_extra,
+    number,
+    plural,
+    read,
+    split,
+    usage_error,
+)
 from attlas.cli.terminal import Help, Terminal
 from attlas.cli.words import percent
 from attlas.errors import CheckpointError
@@ -56,9 +65,8 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "regress",
         help="predict a column of a table by kernel regression",
-        description="Predict one column of a table from others as a mean over similar rows (Nadaraya-Watson, or local "
-        "lines), with a bandwidth for each feature. Errors are leave-one-out errors, beside those of the mean and of a "
-        "linear model.",
+        description="Predict one column of a table from others by kernel regression, with a bandwidth for each feature; "
+        "its leave-one-out error stands beside those of the mean and of a linear model.",
         epilog=_EXAMPLES,
         formatter_class=Help,
         allow_abbrev=False,
@@ -81,12 +89,8 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
     option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
     option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
-    option(
-        "--header",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)",
-    )
+    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
+    option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
     option("--drop-missing", action="store_true", help="leave out rows with a missing value")
     option = command.add_argument_group("result").add_argument
     option("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
@@ -135,7 +139,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     model, report = _fit(arguments, bandwidth, features, (x, y, weights), terminal)
     report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
-        terminal.say(json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False))
+        terminal.say(json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         _say(report, terminal)
     _write(arguments, model, report, (x, y), terminal)
@@ -249,7 +253,7 @@ def _write(
         from attlas.cli.regress_figures import figure
 
         with terminal.step("drawing"):
-            errors = {name: _number(one["error"]) for name, one in report["leave_one_out"].items()}
+            errors = {name: number(one["error"]) for name, one in report["leave_one_out"].items()}
             told = f"{report['rows']:,} rows of {report['source']}; {report['kernel']} kernel; leave-one-out error "
             told += f"{errors['kernel_regression']} (mean {errors['mean']}, linear {errors['linear']})"
             drawn = figure(model, *data, report["features"], report["target"], told)
@@ -341,16 +345,16 @@ def _say(report: dict[str, Any], terminal: Terminal) -> None:
     terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
     for feature in ordered[:_SHOWN]:
         name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
-        line = f"  {name.ljust(width)}  {_number(feature['bandwidth']):>9}  {_number(feature['spread']):>9}"
+        line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
         reach = feature["reach"]
         note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= _FLAT else ""
         note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
-        terminal.say(f"{line}  {'–' if math.isinf(reach) else _number(reach, 3):>18}{note}")
+        terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
     if len(ordered) > _SHOWN:
         terminal.say(terminal.style(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim"))
     terminal.say()
     errors = report["leave_one_out"]
-    texts = {name: _number(errors[name]["error"]) for name in errors}
+    texts = {name: number(errors[name]["error"]) for name in errors}
     width = max(map(len, ["error", *texts.values()]))
     terminal.say(terminal.style(f"  leave-one-out      {'error'.rjust(width)}      R²", "dim"))
     for name, label in (("mean", "mean"), ("linear", "linear model"), ("kernel_regression", "kernel regression")):
@@ -382,35 +386,11 @@ def _verdict(report: dict[str, Any]) -> list[str]:
         line = (
             f"A linear model predicts better here{'; --degree 1 fits lines locally' if not report['degree'] else ''}."
         )
-    low, median = (_number(report["effective_neighbours"][name], 3) for name in ("percentile_5", "median"))
+    low, median = (number(report["effective_neighbours"][name], 3) for name in ("percentile_5", "median"))
     lines = [line, f"Effective neighbours of a prediction: median {median}, 5th percentile {low}."]
     if report["alone"]:
         lines.append(f"{percent(report['alone'])} of the rows reach no other; the mean predicts them in these errors.")
     return lines
-
-
-def _number(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits, without an exponent where it reads well without.
-
-    Examples
-    --------
-    >>> _number(0.031234), _number(1234567.0), _number(1.5e-9), _number(float("nan"))
-    ('0.03123', '1,234,567', '1.5e-09', '–')
-    """
-    if not math.isfinite(value):
-        return "–" if math.isnan(value) else "∞"
-    if value == 0:
-        return "0"
-    size = math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, digits - 1 - size)}f}" if -5 < size < 9 else f"{value:.{digits - 1}g}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ----------------------------------------------------------------------------------------------------------- options

@@ -27,6 +27,7 @@ _GRID = 256  # positions at which the curve of one feature is computed
 _STEPS = 100  # and those of several
 _FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence
 _PANELS = 12
+_FEW = 12  # values of a feature that are its only positions
 _PAIRS = 2e9  # pairs of a row and a place that a picture may cost: some seconds
 
 
@@ -137,7 +138,7 @@ def _panel(
 ) -> None:
     known = np.unique(column)
     # A feature of few values is asked at these; another between its outermost hundredths, where there are data.
-    grid = known if len(known) <= _STEPS else _between(column)
+    grid = known if len(known) <= _FEW else _between(column)
     asked = np.repeat(some, len(grid), axis=0)
     asked[:, index] = np.tile(grid, len(some))
     lines = np.asarray(model.predict(asked)).reshape(len(some), len(grid))
@@ -149,7 +150,7 @@ def _panel(
         deciles, np.zeros_like(deciles), "|", color=_DEEP, markersize=6, transform=ax.get_xaxis_transform(), zorder=4
     )
     ax.set_title(feature["name"], fontsize=9.5, loc="left", color=pictures.INK, parse_math=False)
-    ax.set_title(f"h = {feature['bandwidth']:.3g}", fontsize=8, loc="right", color=pictures.SOFT)
+    ax.set_title(f"h = {float(format(feature['bandwidth'], '.3g')):,g}", fontsize=8, loc="right", color=pictures.SOFT)
     _frame(ax, 4)
 
 
@@ -161,7 +162,7 @@ def _between(column: NDArray[np.float64]) -> NDArray[np.float64]:
 def _titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
     """Write the lines above and below the axes, broken where the figure ends."""
     width, height = figure.get_size_inches()
-    lines = [textwrap.fill(text, int(width * 16.5)) for text in (subtitle, foot)]
+    lines = [textwrap.fill(text, int(width * 14.5)) for text in (subtitle, foot)]
     top = 0.62 + 0.14 * lines[0].count("\n")
     style: dict[str, Any] = {"ha": "left", "fontsize": 8, "color": pictures.SOFT, "parse_math": False}
     bold = {**style, "fontsize": 12.5, "fontweight": "bold", "color": pictures.INK}

@@ -24,7 +24,18 @@ from attlas.errors import MissingExtraError, explain
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DELIMITERS", "Table", "choose_features", "missing_extra", "plural", "read", "split", "usage_error"]
+__all__ = [
+    "DELIMITERS",
+    "Table",
+    "choose_features",
+    "finite",
+    "missing_extra",
+    "number",
+    "plural",
+    "read",
+    "split",
+    "usage_error",
+]
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +43,7 @@ DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
 _ENCODINGS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "–"))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", flags=re.ASCII)
-_GROUPS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", flags=re.ASCII)
+_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", flags=re.ASCII)
 _CELLS = "every cell that is used must be a number."
 
 
@@ -99,10 +110,10 @@ def _as_numbers(column: pd.Series[Any], arguments: argparse.Namespace) -> Floats
 
     if pd.api.types.is_numeric_dtype(column):
         return np.asarray(column.astype("float64"))
-    return np.array([_as_number(str(cell).strip(), arguments) for cell in column], dtype=np.float64)
+    return np.array([_cell_value(str(cell).strip(), arguments) for cell in column], dtype=np.float64)
 
 
-def _as_number(cell: str, arguments: argparse.Namespace) -> float:
+def _cell_value(cell: str, arguments: argparse.Namespace) -> float:
     if cell in ("True", "False", "TRUE", "FALSE", "true", "false"):
         return float(cell.lower() == "true")
     other = "." if arguments.decimal == "," else ","
@@ -160,7 +171,7 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
     cells, lines = _rows(text, delimiter, source)
     named = arguments.header == "yes" or (
-        arguments.header == "auto" and any(math.isnan(_as_number(cell.strip(), arguments)) for cell in cells.iloc[0])
+        arguments.header == "auto" and any(math.isnan(_cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
     )
     names = [cell.strip() for cell in cells.iloc[0]] if named else [str(place + 1) for place in range(cells.shape[1])]
     return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
@@ -275,6 +286,31 @@ def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
 def split(names: str) -> list[str]:
     """Return the names in an option."""
     return [name.strip() for name in next(csv.reader([names], skipinitialspace=True))]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits, without an exponent where it reads well without.
+
+    Examples
+    --------
+    >>> number(0.031234), number(1234567.0), number(1.5e-9), number(float("nan"))
+    ('0.03123', '1,234,567', '1.5e-09', '–')
+    """
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, digits - 1 - size)}f}" if -5 < size < 9 else f"{value:.{digits - 1}g}"
+
+
+def finite(value: Any) -> Any:
+    """Return a report with None in the place of numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plural(number: int, word: str) -> str:
