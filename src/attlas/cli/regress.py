@@ -20,7 +20,8 @@ from attlas.cli.files import check_target
 from attlas.cli.regress_table import (
     DELIMITERS,
     choose_features,
-    missing_extra,
+    finite,
+    no_module,
     number,
     plural,
     read,
@@ -65,7 +66,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "regress",
         help="predict a column of a table by kernel regression",
-        description="Predict one column of a table from others by kernel regression, with a bandwidth for each feature; "
+        description="Predict one column of a table from others by kernel regression with a bandwidth per feature; "
         "its leave-one-out error stands beside those of the mean and of a linear model.",
         epilog=_EXAMPLES,
         formatter_class=Help,
@@ -428,13 +429,14 @@ def _check(arguments: argparse.Namespace) -> None:
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\"'\r\n.+-" or delimiter.isalnum()):
         raise usage_error("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
     if arguments.thousands == arguments.decimal:
-        found = f"--decimal {arguments.decimal} --thousands {arguments.thousands}"
-        raise usage_error("--decimal and --thousands must be two signs.", found, "leave --thousands out")
+        raise usage_error(
+            "--decimal and --thousands must differ.", f"{arguments.decimal} twice", "leave --thousands out"
+        )
     for library, module in (("scikit-learn", "sklearn"), ("pandas", "pandas")):
         if importlib.util.find_spec(module) is None:
-            raise missing_extra(library, "attlas regress", "'attlas[sklearn]'")
+            raise no_module(library, "attlas regress", "'attlas[sklearn]'")
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise missing_extra("matplotlib", "--plot", "'attlas[plot]'")
+        raise no_module("matplotlib", "--plot", "'attlas[plot]'")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

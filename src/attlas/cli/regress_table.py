@@ -29,7 +29,7 @@ __all__ = [
     "Table",
     "choose_features",
     "finite",
-    "missing_extra",
+    "no_module",
     "number",
     "plural",
     "read",
@@ -154,7 +154,7 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
         try:
             frame = pd.read_parquet(path)
         except ImportError:
-            raise missing_extra("pyarrow", "Parquet", "pyarrow") from None
+            raise no_module("pyarrow", "Parquet", "pyarrow") from None
         except (OSError, ValueError) as error:
             raise usage_error(
                 "the file must be Parquet.", f"{str(error)[:200]}: {path}", "a file that exists"
@@ -318,7 +318,7 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' if number != 1 else ''}"
 
 
-def missing_extra(library: str, what: str, package: str) -> MissingExtraError:
+def no_module(library: str, what: str, package: str) -> MissingExtraError:
     """Return the error of a library that is not installed."""
     module = {"scikit-learn": "sklearn"}.get(library, library)
     rule = f"{library} must be installed for {what}."
