@@ -328,7 +328,7 @@ def test_files_that_are_no_text(data: str, tmp_path: Path, capsys: pytest.Captur
         (["t.csv", "--target", "y", "--std"], "--std without --predict", "--predict new.csv -o out.csv --std"),
         (["t.csv", "--target", "y", "--plot", "fit.gif"], "--plot fit.gif", "--plot fit.png"),
         (["t.csv", "--target", "y", "--delimiter", "ab"], "--delimiter 'ab'", "--delimiter ';'"),
-        (["t.csv", "--target", "y", "--thousands", "."], ". twice", "leave --thousands out"),
+        (["t.csv", "--target", "y", "--thousands", "."], "one sign for both", "leave --thousands out"),
         (["-", "--target", "y", "--bandwidth", "-1"], "--bandwidth -1", "--bandwidth loo"),
     ],
 )

@@ -429,9 +429,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\"'\r\n.+-" or delimiter.isalnum()):
         raise usage_error("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
     if arguments.thousands == arguments.decimal:
-        raise usage_error(
-            "--decimal and --thousands must differ.", f"{arguments.decimal} twice", "leave --thousands out"
-        )
+        raise usage_error("--decimal and --thousands must differ.", "one sign for both", "leave --thousands out")
     for library, module in (("scikit-learn", "sklearn"), ("pandas", "pandas")):
         if importlib.util.find_spec(module) is None:
             raise no_module(library, "attlas regress", "'attlas[sklearn]'")
