@@ -8,7 +8,10 @@ import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is in the extra `sklearn`")
 
+from sklearn.ensemble import BaggingRegressor
+
 import attlas
+from attlas.estimators import AttentionClassifier, AttentionRegressor
 from attlas.estimators.kernels import KERNELS
 from attlas.estimators.loo import LeaveOneOut, Task, accuracy, log_loss, squared_error
 from attlas.estimators.scored import ScoredLeaveOneOut
@@ -230,3 +233,71 @@ def test_search_finds_the_minimum_whatever_the_scale_of_the_loss():
         loss = objective.value(torch.from_numpy(found[-1]))[0]
         assert np.abs(slope.numpy()[inside]).max() < 1e-3 * loss
     np.testing.assert_allclose(found[0], found[1], atol=5e-2)
+
+
+def without_copies(model, X, y, weights, kernel):
+    """Predict each row by hand, in float64, from the rows of other features."""
+    u = (X[:, None] - X) / model.bandwidth_
+    distance = np.abs(u).sum(-1) if kernel == "laplace" else 0.5 * np.square(u).sum(-1)
+    found = []
+    for i in range(len(X)):
+        rows = (X[i] != X).any(1)
+        logs = np.log(weights[rows]) - distance[i, rows]
+        p = np.exp(logs - logs.max())
+        design = np.column_stack([np.ones(rows.sum()), *([X[rows] - X[i]] if model.degree else [])])
+        root = np.sqrt(p)[:, None]
+        found.append(np.linalg.lstsq(root * design, root * y[rows], rcond=None)[0][0])
+    return np.array(found)
+
+
+def copied(d, seed=0):
+    """Half of the rows once, the others several times, in any order; the first is another measurement of the last."""
+    random = np.random.default_rng(seed)
+    X = random.uniform(-1, 1, (60, d))
+    X[0] = X[-1]
+    y = np.sin(3 * X[:, :1]) + 0.3 * random.normal(size=(60, 1))
+    rows = random.permutation(np.concatenate([np.arange(60), np.repeat(np.arange(0, 60, 2), 2)]))
+    return X, y, rows
+
+
+COPIED = [("gaussian", 1, 0), ("laplace", 1, 0), ("gaussian", 3, 0), ("laplace", 3, 0), ("gaussian", 3, 1)]
+
+
+@pytest.mark.parametrize(("kernel", "d", "degree"), COPIED)
+@pytest.mark.parametrize("weights_are", ["counts", "importance"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_row_is_left_out_together_with_its_copies(kernel, d, degree, weights_are, weighted):
+    X, y, rows = copied(d)
+    weights = np.random.default_rng(1).integers(1, 4, len(rows)).astype(float) if weighted else np.ones(len(rows))
+    model = AttentionRegressor(kernel, degree=degree, weights_are=weights_are, tolerance=0)
+    model.fit(X[rows], y[rows], weights if weighted else None)
+    known = without_copies(model, X[rows], y[rows], weights, kernel)
+    np.testing.assert_allclose(model.leave_one_out(), known, atol=1e-8)
+    loss = float(np.average(np.square(known - y[rows])[:, 0], weights=weights))
+    assert model.loo_loss_ == pytest.approx(loss, rel=1e-6)
+    assert model.path_["bandwidth_loss"].min() * model._unit[0] ** 2 == pytest.approx(loss, rel=0.02)
+
+
+def test_a_point_is_classified_without_its_copies():
+    X, y, rows = copied(2)
+    labels = (y[:, 0] > 0).astype(int)
+    model = AttentionClassifier(outside="prior").fit(X[rows], labels[rows])
+    known = without_copies(model, X[rows], np.eye(2)[labels[rows]], np.ones(len(rows)), "gaussian")
+    observed = known[np.arange(len(rows)), labels[rows]]
+    assert model.path_["bandwidth_loss"].min() == pytest.approx(-np.log(observed).mean(), rel=1e-6)
+
+
+def test_copies_neither_narrow_the_bandwidth_nor_better_the_score():
+    random = np.random.default_rng(0)
+    X = random.uniform(0, 3, (300, 1))
+    y = np.sin(2 * X[:, 0]) + random.normal(scale=0.5, size=300)
+    plain, twice = AttentionRegressor().fit(X, y), AttentionRegressor().fit(np.r_[X, X], np.r_[y, y])
+    np.testing.assert_allclose(twice.bandwidth_, plain.bandwidth_, rtol=1e-3)
+    assert twice.loo_score_ == pytest.approx(plain.loo_score_, abs=1e-6)
+    bags = BaggingRegressor(AttentionRegressor(), n_estimators=8, random_state=0).fit(X, y)
+    several = np.array([bag.bandwidth_[0] for bag in bags.estimators_])
+    assert (several > plain.bandwidth_ / 3).all()
+    # Repeated measurements are no copies: a category that says all that there is to say is found.
+    group = random.integers(0, 2, 200)
+    repeated = AttentionRegressor().fit(group[:, None], group + random.normal(scale=0.1, size=200))
+    assert repeated.loo_score_ > 0.9

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import json
 import math
+import shlex
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas import pictures
-from attlas.cli import regress_baselines as baselines
 from attlas.cli.files import check_target
-from attlas.cli.regress_csv import DELIMITERS, Form
-from attlas.cli.regress_figures import figure
-from attlas.cli.regress_predict import predict
-from attlas.cli.regress_saved import check_saved, predict_with_saved
-from attlas.cli.regress_table import CsvTable, ParquetTable, Table, open_table, read_table
-from attlas.cli.regress_words import Feature, Fit, as_json, many, say
-from attlas.cli.terminal import Help, Terminal, UsageError
-from attlas.errors import MissingExtraError
+from attlas.cli.regress_table import (
+    DELIMITERS,
+    choose_features,
+    finite,
+    no_module,
+    number,
+    plural,
+    read,
+    split,
+    usage_error,
+)
+from attlas.cli.terminal import Help, Terminal
+from attlas.cli.words import percent
+from attlas.errors import CheckpointError
+from attlas.files import whole_file
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -33,11 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
+Floats = NDArray[np.float64]
+
 _KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
-_BOUNDED = ("epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
 _DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
-_LOOKED_AT, _PAIRS = 2_000, 5e7  # rows whose neighbours are counted; fewer where tables are long
+_OF_A_FIT = ("weights", "kernel", "bandwidth", "degree", "outside", "plot", "save")  # --load decides these
+_SAMPLE = 2_000  # rows whose neighbours are counted
+_FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
+_SHOWN = 24  # features that are listed
 
 _EXAMPLES = """\
 examples:
@@ -55,204 +66,332 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "regress",
         help="predict a column of a table by kernel regression",
-        description="Predict one column of a table from others as a mean over similar rows (Nadaraya-Watson, or local "
-        "lines), with a bandwidth for each feature. Errors are those of rows that were left out, beside a mean and a "
-        "linear model.",
+        description="Predict one column of a table from others by kernel regression with a bandwidth per feature; "
+        "its leave-one-out error stands beside those of the mean and of a linear model.",
         epilog=_EXAMPLES,
         formatter_class=Help,
         allow_abbrev=False,
     )
-    command.add_argument("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
-    command.add_argument("--target", metavar="COLUMN", help="what is to be predicted")
-    command.add_argument("--features", metavar="A,B,...", help="what it is predicted from (default: all others)")
-    command.add_argument(
-        "--weights", metavar="COLUMN", help="how much each row counts; only ratios matter (default: all the same)"
-    )
-    how = command.add_argument_group("the regression")
-    how.add_argument(
-        "--kernel",
-        choices=_KERNELS,
-        metavar="NAME",
-        help=f"{', '.join(_KERNELS)} (default: the first)",
-    )
-    how.add_argument(
+    option = command.add_argument
+    option("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
+    option("--target", metavar="COLUMN", help="the column to predict")
+    option("--features", metavar="A,B,...", help="the columns to predict it from (default: all others)")
+    option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
+    option = command.add_argument_group("the regression").add_argument
+    option("--kernel", choices=_KERNELS, metavar="NAME", help=f"{', '.join(_KERNELS)} (default: the first)")
+    option(
         "--bandwidth",
         metavar="H",
         help="loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)",
     )
-    how.add_argument("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
-    how.add_argument(
-        "--outside",
-        choices=("nan", "nearest"),
-        help="what a place is given that no row reaches: nothing, or the value of the nearest row (default: nan)",
-    )
-    form = command.add_argument_group("the table")
-    form.add_argument(
-        "--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or any other sign (default: found out)"
-    )
-    form.add_argument(
-        "--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)"
-    )
-    form.add_argument(
-        "--header",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)",
-    )
-    form.add_argument("--drop-missing", action="store_true", help="leave rows with a missing value out")
-    out = command.add_argument_group("result")
-    out.add_argument("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
-    out.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="those rows with a prediction: .csv, .tsv or .parquet"
-    )
-    out.add_argument("--std", action="store_true", help="add the standard deviation of the target around it")
-    out.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the fit, or what each feature does: .png .svg .pdf"
-    )
-    out.add_argument("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
-    out.add_argument("--load", type=Path, metavar="FILE", help="predict with a fit that was kept, without fitting")
-    out.add_argument("--json", action="store_true", help="print all numbers as JSON")
+    option("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
+    option("--outside", choices=("nan", "nearest"), help="prediction for rows out of reach (default: nan, none)")
+    option = command.add_argument_group("the table").add_argument
+    option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
+    option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
+    option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
+    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
+    option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
+    option("--drop-missing", action="store_true", help="leave out rows with a missing value")
+    option = command.add_argument_group("result").add_argument
+    option("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
+    option("-o", "--out", type=Path, metavar="FILE", help="these rows with predictions: .csv, .tsv or .parquet")
+    option("--std", action="store_true", help="add the standard deviation of the target around the prediction")
+    option("--plot", type=Path, metavar="FILE", help="draw the fit, or the effect of each feature: .png .svg .pdf")
+    option("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
+    option("--load", type=Path, metavar="FILE", help="predict with a fit that --save kept")
+    option("--json", action="store_true", help="print all numbers as JSON")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the table, fit, say how well, and write what was asked for."""
     _check(arguments)
-    form = Form(_delimiter(arguments.delimiter), arguments.header, arguments.decimal)
     if arguments.load is not None:
-        predict_with_saved(arguments, form, terminal)
+        model = _load(arguments.load)
+        text = _predict(model, arguments, terminal)
+        terminal.say(f"{terminal.style(str(arguments.out), 'bold')}  {text}")
         return
-    for option, value in _DEFAULTS.items():
-        if getattr(arguments, option) is None:
-            setattr(arguments, option, value)
+    for name, value in _DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
     bandwidth = _bandwidth(arguments.bandwidth)
-    label = "the pipe" if str(arguments.data) == "-" else arguments.data.name
-    with terminal.step(f"reading {label}"), open_table(arguments.data, form) as table:
-        features = _columns(table, arguments)
-        wanted = [*features, *([] if arguments.weights is None else [arguments.weights])]
-        data = read_table(table, wanted, arguments.target, drop_missing=arguments.drop_missing)
-    weights = None
-    if arguments.weights is not None:
-        data, weights = _weighted(data, arguments.weights)
-    if len(data.numbers) < 2:
-        raise _error(
-            "there must be at least 2 rows.",
-            f"{many(len(data.numbers), 'row')} of {data.source}",
-            "a table with more rows",
+    with terminal.step(f"reading {'the pipe' if str(arguments.data) == '-' else arguments.data.name}"):
+        table = read(arguments.data, arguments)
+        features = choose_features(table, arguments)
+        weighted = [] if arguments.weights is None else [arguments.weights]
+        values = table.numbers([*features, arguments.target, *weighted], arguments)
+        full = ~np.isnan(values).any(1)
+        dropped, values = int((~full).sum()), values[full]
+    x, y, weights = values[:, : len(features)], values[:, len(features)], None
+    if weighted:
+        weights = values[:, -1]
+        if len(weights) and weights.min() < 0:
+            found = f"{weights.min():g} in the column {arguments.weights}"
+            raise usage_error("weights must be 0 or more.", found, "another --weights")
+        x, y, weights = (part[weights > 0] for part in (x, y, weights))
+    if len(y) < 2:
+        raise usage_error(
+            "there must be at least 2 rows.", f"{plural(len(y), 'row')} of {table.source}", "a longer table"
         )
-    model, fit = _fit(arguments, bandwidth, features, data, weights, terminal)
+    if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
+        found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
+        raise usage_error("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
+    model, report = _fit(arguments, bandwidth, features, (x, y, weights), terminal)
+    report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
-        terminal.say(json.dumps(as_json(fit), indent=2, ensure_ascii=False, allow_nan=False))
+        terminal.say(json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        say(fit, terminal)
-    _write(arguments, form, model, fit, data, terminal)
+        _say(report, terminal)
+    _write(arguments, model, report, (x, y), terminal)
 
 
 def _fit(
     arguments: argparse.Namespace,
     bandwidth: Any,
     features: list[str],
-    data: Table,
-    weights: NDArray[np.float64] | None,
+    data: tuple[Floats, Floats, Floats | None],
     terminal: Terminal,
-) -> tuple[AttentionRegressor, Fit]:
+) -> tuple[AttentionRegressor, dict[str, Any]]:
+    """Return the fitted model, and everything that is said about it."""
     from attlas.estimators import AttentionRegressor
 
-    x, y = data.numbers[:, :-1], data.numbers[:, -1]
-    if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
-        raise _error(
-            "--bandwidth must be one number, or one for each feature.",
-            f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}",
-            "--bandwidth loo",
-        )
+    x, y, weights = data
+    settings = {name: getattr(arguments, name) for name in ("kernel", "degree", "outside")}
     model = AttentionRegressor(
-        kernel=arguments.kernel,
-        bandwidth=bandwidth,
-        degree=arguments.degree,
-        outside=arguments.outside,
-        # A row is left out with all its weight: copies of it that stayed would vote for it.
-        weights_are="counts" if weights is None else "importance",
+        bandwidth=bandwidth, weights_are="counts" if weights is None else "importance", **settings
     )
-    what = "learning the bandwidths" if bandwidth == "loo" else "fitting"
     start = time.perf_counter()
-    with terminal.step(f"{what} on {many(len(y), 'row')}"):
+    with terminal.step(f"{'learning the bandwidths' if bandwidth == 'loo' else 'fitting'} on {plural(len(y), 'row')}"):
         model.fit(x, y, weights)
     seconds = time.perf_counter() - start
-    with terminal.step("leaving each row out"):
-        left = y - model.leave_one_out()
-        most = int(np.clip(_PAIRS / len(y), 100, _LOOKED_AT))
-        few = np.random.default_rng(0).permutation(len(y))[:most]
-        neighbours = model.effective_neighbours(x[few])
-    own = baselines.judge(left, y, weights)
-    found = Fit(
-        source=data.source,
-        target=arguments.target,
-        rows=len(y),
-        dropped=data.dropped,
-        kernel=arguments.kernel,
-        degree=arguments.degree,
-        rule=bandwidth if isinstance(bandwidth, str) else "given",
-        features=_features(features, x, np.asarray(model.bandwidth_)),
-        mean=baselines.judge(baselines.mean(y, weights), y, weights),
-        linear=baselines.judge(baselines.linear(x, y, weights), y, weights),
-        kernel_regression=own,
-        neighbours=(float(np.quantile(neighbours, 0.05)), float(np.median(neighbours))),
-        alone=float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel in _BOUNDED else 0.0,
-        seconds=seconds,
-        weights=arguments.weights,
-    )
-    return model, found
+    model.feature_names_in_, model.target_name_ = np.array(features, dtype=object), arguments.target
+    with terminal.step("computing leave-one-out errors"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # x has no names here
+        own = _judge(y - model.leave_one_out(), y, weights)
+        linear, alone = _judge(_linear(x, y, weights), y, weights), _judge(_linear(x[:, :0], y, weights), y, weights)
+        sample = np.random.default_rng(0).permutation(len(y))[: int(np.clip(5e7 / len(y), 100, _SAMPLE))]
+        neighbours = model.effective_neighbours(x[sample])
+    return model, {
+        "rows": len(y),
+        "copies": len(y) - len(np.unique(np.column_stack([x, y]), axis=0)),
+        "kernel": arguments.kernel,
+        "degree": arguments.degree,
+        "rule": bandwidth if isinstance(bandwidth, str) else "given",
+        "weights": arguments.weights,
+        "seconds": seconds,
+        "features": [_feature(*each) for each in zip(features, x.T, model.bandwidth_.tolist(), strict=True)],
+        "leave_one_out": {"mean": alone, "linear": linear, "kernel_regression": own},
+        "effective_neighbours": dict(
+            zip(("percentile_5", "median"), np.quantile(neighbours, [0.05, 0.5]), strict=True)
+        ),
+        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in _KERNELS[:2] else 0.0,
+    }
 
 
-def _weighted(data: Table, name: str) -> tuple[Table, NDArray[np.float64]]:
-    """Take the column of the weights, the last but one, off a table, and the rows of weight 0 with it."""
-    weights = data.numbers[:, -2]
-    if (weights < 0).any():
-        raise _error("weights must be 0 or more.", f"{weights.min():g} in the column {name}", "another --weights")
-    used = weights > 0
-    rest = np.delete(data.numbers, -2, axis=1)[used]
-    return Table(data.source, rest, data.dropped), weights[used]
+def _feature(name: str, column: Floats, bandwidth: float) -> dict[str, Any]:
+    known = np.unique(column)
+    scale = float(np.abs(known).max()) or 1.0  # squares of 1e200 would overflow
+    spread = float((column / scale).std(ddof=1)) * scale if len(known) > 1 else 0.0
+    gap = float(np.diff(known).min()) if len(known) > 1 else 0.0
+    reach = bandwidth / spread if spread > 0 else math.inf
+    return {"name": name, "bandwidth": bandwidth, "spread": spread, "gap": gap, "reach": reach}
 
 
-def _features(names: list[str], x: NDArray[np.float64], bandwidths: NDArray[np.float64]) -> list[Feature]:
-    """Return what is told of each feature; its spread does not overflow."""
-    found = []
-    for name, column, h in zip(names, x.T, bandwidths, strict=True):
-        known = np.unique(column)
-        scale = float(np.abs(known).max()) or 1.0
-        spread = float((column / scale).std(ddof=1)) * scale if len(known) > 1 else 0.0
-        gap = float(np.diff(known).min()) if len(known) > 1 else 0.0
-        found.append(Feature(name, float(h), spread, gap))
-    return found
+def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
+    """Return the leave-one-out residuals of weighted least squares with an intercept; of no feature those of the mean.
+
+    NaN for a row that alone decides about a coefficient. Copies are left out together, as the estimator leaves them
+    out. Least squares are linear in y: the residual of a row that is left out is ``(y - ŷ) / (1 - H_ii)``, with H the
+    hat matrix of all rows. Time: O(n d²).
+    """
+    from attlas.estimators.observations import Observations, are_copies, by_place
+
+    data, place = Observations(x, y[:, None], weights), np.arange(len(y))
+    if x.shape[1] and are_copies(data):
+        data, place = by_place(data)
+    n, w = len(data.X), np.ones(len(data.X)) if data.weights is None else data.weights
+    varied = data.X[:, data.X.max(0) > data.X.min(0)]  # rounding of a constant would look like a feature
+    centred = varied - np.average(varied, axis=0, weights=w)
+    columns = centred / np.abs(centred).max(0) * np.sqrt(w)[:, None]
+    columns /= np.sqrt(np.square(columns).sum(0))
+    u, s, _ = np.linalg.svd(columns, full_matrices=False)
+    u = u[:, s > max(n, x.shape[1]) * np.finfo(np.float64).eps * s.max(initial=0.0)]
+    target = data.values[:, 0]
+    left = (target - np.average(target, weights=w)) * np.sqrt(w)
+    left = (left - u @ (u.T @ left)) / np.sqrt(w)
+    free = 1.0 - w / w.sum() - np.square(u).sum(1)
+    predicted = target - np.where(free > 1e-10, left / np.where(free > 1e-10, free, 1.0), math.nan)
+    return y - predicted[place]
+
+
+def _judge(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, float]:
+    """Return the root of the mean square of residuals, and R²; NaN are left out of both."""
+    known = np.isfinite(residuals)
+    if not known.any():
+        return {"error": math.nan, "r2": math.nan}
+    w = np.ones(len(y)) if weights is None else weights
+    gap = y - np.average(y, weights=w)
+    gap = np.zeros_like(y) if np.ptp(y) == 0 else gap
+    scale = max(float(np.abs(residuals[known]).max()), float(np.abs(gap).max())) or 1.0  # squares would overflow
+    total, spread = (float(w[known] @ np.square(part[known] / scale)) for part in (residuals, gap))
+    return {
+        "error": scale * math.sqrt(total / float(w[known].sum())),
+        "r2": 1.0 - total / spread if spread else math.nan,
+    }
 
 
 def _write(
     arguments: argparse.Namespace,
-    form: Form,
     model: AttentionRegressor,
-    fit: Fit,
-    data: Table,
+    report: dict[str, Any],
+    data: tuple[Floats, Floats],
     terminal: Terminal,
 ) -> None:
     """Write picture, predictions and the fit where they are asked for."""
     written: list[tuple[Path, str]] = []
     if arguments.plot is not None:
+        from attlas.cli.regress_figures import figure
+
         with terminal.step("drawing"):
-            drawn = figure(model, fit, data.numbers[:, :-1], data.numbers[:, -1])
+            errors = {name: number(one["error"]) for name, one in report["leave_one_out"].items()}
+            told = f"{report['rows']:,} rows of {report['source']}; {report['kernel']} kernel; leave-one-out error "
+            told += f"{errors['kernel_regression']} (mean {errors['mean']}, linear {errors['linear']})"
+            drawn = figure(model, *data, report["features"], report["target"], told)
             written.append((pictures.save(drawn, arguments.plot), "the fit as a picture"))
     if arguments.predict is not None:
-        told = predict(model, arguments, form, [feature.name for feature in fit.features], terminal)
-        written.append((arguments.out, told))
+        written.append((arguments.out, _predict(model, arguments, terminal)))
     if arguments.save is not None:
-        model.feature_names_in_ = np.array([feature.name for feature in fit.features], dtype=object)
         model.save(arguments.save)
         written.append((arguments.save, "the fit: --load and AttentionRegressor.load() open it"))
     if arguments.json or not written:
         return
     width = max(len(str(path)) for path, _ in written)
     terminal.say()
-    for path, what in written:
-        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")
+    for path, text in written:
+        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {text}")
+
+
+def _load(path: Path) -> AttentionRegressor:
+    from attlas.estimators import AttentionRegressor
+
+    try:
+        model = AttentionRegressor.load(path)
+    except CheckpointError as error:
+        detail = next((line.strip() for line in str(error).splitlines() if "found:" in line), "found: something else")
+        rule, fix = "--load must be a file that attlas regress --save wrote.", f"{path.stem}.safetensors"
+        found = f"{path}: {detail.removeprefix('found: ')}"
+        raise usage_error(rule, found, f"attlas regress TABLE --target COLUMN --save {shlex.quote(fix)}") from error
+    if model.y_.ndim > 1:
+        found = f"{model.y_.shape[1]} targets"
+        raise usage_error("the fit must have one target.", found, "attlas.estimators.stream.predict_file(model, ...)")
+    return model
+
+
+def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal: Terminal) -> str:
+    """Write the rows with their predictions; a cell is empty where there is none. Return what was written, in words."""
+    out, target = arguments.out, arguments.target or getattr(model, "target_name_", None)
+    names = [
+        f"{target}_{kind}" if target else kind for kind in (("predicted", "std") if arguments.std else ("predicted",))
+    ]
+    with terminal.step("predicting"):
+        table = read(arguments.predict, arguments)
+        features = [*getattr(model, "feature_names_in_", [])]
+        if arguments.load is not None and (arguments.features is not None or not features):
+            features = split(arguments.features) if arguments.features is not None else table.names
+        if len(features) != model.n_features_in_:
+            found = f"{len(features)} columns, {model.n_features_in_} features"
+            raise usage_error("there must be a column for each feature of the fit.", found, "--features A,B,...")
+        absent = [name for name in features if table.names.count(name) != 1]
+        if absent:
+            rule = "every feature must be one column of the rows to predict for."
+            found = f"no column {absent[0]} in {table.source}, which has {', '.join(table.names[:24])}"
+            raise usage_error(rule, found, "rename the column, or leave it out with --features")
+        x = table.numbers(features, arguments)
+        full, found_values = ~np.isnan(x).any(1), np.full((len(x), len(names)), np.nan)
+        if full.any():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # rows without a neighbour are counted below
+                parts = model.predict(x[full], return_std=True) if arguments.std else (model.predict(x[full]),)
+            found_values[full] = np.column_stack([np.asarray(part) for part in parts])
+        with whole_file(out, "regress") as unfinished:
+            table.write(unfinished, out.suffix.lower(), names, found_values, arguments.decimal)
+    text = f"{plural(len(x), 'row')} with {' and '.join(names)}"
+    for name, column in zip(names, np.isnan(found_values).T, strict=True):
+        text += f"; {int(column.sum()):,} without {name}" if column.any() else ""
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def _say(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print a fit: bandwidths, errors beside those of plainer models, and a verdict."""
+    features, rule = report["features"], report["rule"]
+    title = f"{report['target']} from {plural(len(features), 'feature')}, {plural(report['rows'], 'row')}"
+    terminal.say(terminal.style(f"{title} of {report['source']}", "bold"))
+    rules = {"loo": "bandwidths of least leave-one-out error", "given": "bandwidths as given"}
+    how = f"{report['kernel'].capitalize()} kernel, {('local mean', 'local line')[report['degree']]}, "
+    how += rules.get(rule, f"bandwidths by {rule.capitalize()}'s rule")
+    how += f", rows weighted by {report['weights']}" if report["weights"] else ""
+    terminal.say(f"  {how}; fitted in {report['seconds']:.1f} s")
+    if report["dropped"]:
+        terminal.say(f"  left out for a missing value: {plural(report['dropped'], 'row')}")
+    if report["copies"]:
+        terminal.say(f"  copies of other rows: {plural(report['copies'], 'row')}")
+    ordered = sorted(features, key=lambda feature: float(feature["reach"]))
+    names = [feature["name"] for feature in ordered[:_SHOWN]]
+    width = min(max(map(len, ["feature", *names])), max(12, terminal.width - 55))
+    terminal.say()
+    terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
+    for feature in ordered[:_SHOWN]:
+        name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
+        line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
+        reach = feature["reach"]
+        note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= _FLAT else ""
+        note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
+        terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
+    if len(ordered) > _SHOWN:
+        terminal.say(terminal.style(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim"))
+    terminal.say()
+    errors = report["leave_one_out"]
+    texts = {name: number(errors[name]["error"]) for name in errors}
+    width = max(map(len, ["error", *texts.values()]))
+    terminal.say(terminal.style(f"  leave-one-out      {'error'.rjust(width)}      R²", "dim"))
+    for name, label in (("mean", "mean"), ("linear", "linear model"), ("kernel_regression", "kernel regression")):
+        r2 = errors[name]["r2"]
+        terminal.say(f"  {label:<17}  {texts[name].rjust(width)}  {'–' if math.isnan(r2) else f'{r2:.3f}':>6}")
+    terminal.say(terminal.style("  error: root mean square, in units of the target", "dim"))
+    terminal.say()
+    for line in _verdict(report):
+        terminal.say(f"  {line}")
+
+
+def _verdict(report: dict[str, Any]) -> list[str]:
+    """Say in words how the kernel compares, and over how many rows it takes its means."""
+    errors = report["leave_one_out"]
+    own, linear, mean = (errors[name]["error"] for name in ("kernel_regression", "linear", "mean"))
+    if mean == 0:
+        return ["The target is constant: there is nothing to predict."]
+    if own > 0.995 * mean or errors["kernel_regression"]["r2"] <= 0:
+        line = "Kernel regression predicts no better than the mean"
+        line += "; the linear model does." if linear < 0.98 * mean else ", nor does the linear model."
+        line = line if not math.isnan(linear) else "Kernel regression predicts no better than the mean."
+    elif math.isnan(linear):
+        line = "There are too few rows for a linear model."
+    elif own < 0.98 * linear and linear > 0:
+        line = f"The error is {percent(1.0 - own / linear)} below the linear model's: the relation is not linear."
+    elif own < 1.02 * linear:
+        line = "A linear model predicts as well, and is easier to explain."
+    else:
+        line = (
+            f"A linear model predicts better here{'; --degree 1 fits lines locally' if not report['degree'] else ''}."
+        )
+    low, median = (number(report["effective_neighbours"][name], 3) for name in ("percentile_5", "median"))
+    lines = [line, f"Effective neighbours of a prediction: median {median}, 5th percentile {low}."]
+    if report["alone"]:
+        lines.append(f"{percent(report['alone'])} of the rows reach no other; the mean predicts them in these errors.")
+    return lines
 
 
 # ----------------------------------------------------------------------------------------------------------- options
@@ -260,72 +399,56 @@ def _write(
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise before the work for what would go wrong after it."""
-    if arguments.load is None and (arguments.data is None or arguments.target is None):
-        missing = "no table" if arguments.data is None else "no --target"
-        raise _error("a table and --target say what to learn.", missing, "attlas regress FILE --target COLUMN")
-    if arguments.load is not None:
-        check_saved(arguments)
-    if (arguments.predict is None) != (arguments.out is None):
-        given, other = ("--predict", "-o FILE") if arguments.out is None else ("-o", "--predict FILE")
-        raise _error("--predict and -o go together.", f"{given} alone", f"{given} ... {other}")
-    if arguments.std and arguments.predict is None:
-        raise _error("--std goes with --predict.", "--std without --predict", "--predict new.csv -o out.csv --std")
-    if arguments.predict is not None and str(arguments.predict) == "-" == str(arguments.data):
-        raise _error("only one table can be read from the pipe.", "- twice", "--predict FILE")
-    if arguments.out is not None:
-        check_target(arguments.out, "-o", (".csv", ".tsv", ".parquet"), "regress")
-    if arguments.predict is not None and str(arguments.predict) != "-" and not arguments.predict.is_file():
-        raise _error("--predict must be a file.", f"no such file: {arguments.predict}", "--predict FILE")
-    if arguments.save is not None:
-        check_target(arguments.save, "--save", (".safetensors",), "regress")
-    if arguments.plot is not None:
-        check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"), "regress")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise _missing("matplotlib", "--plot", "plot")
-    if importlib.util.find_spec("sklearn") is None:
-        raise _missing("scikit-learn", "kernel regression", "sklearn")
+    data, load, predict, out = arguments.data, arguments.load, arguments.predict, arguments.out
+    if load is not None:
+        given = [f"--{name}" for name in _OF_A_FIT if getattr(arguments, name) is not None]
+        given += ["--json"] if arguments.json else []
+        if data is not None:
+            fix = f"--load {load} --predict {data} -o out.csv"
+            raise usage_error("--load takes the place of a table to learn from.", f"{data} and --load {load}", fix)
+        if given:
+            options = " and ".join(given)
+            raise usage_error("a saved fit only predicts.", f"{options} with --load", f"leave {options} out")
+        if predict is None:
+            fix = "--load FILE --predict new.csv -o out.csv"
+            raise usage_error("--load needs rows to predict for.", "no --predict", fix)
+    elif data is None or arguments.target is None:
+        missing = "no table" if data is None else "no --target"
+        raise usage_error("a table and --target say what to learn.", missing, "attlas regress FILE --target COLUMN")
+    if (predict is None) != (out is None):
+        one, other = ("--predict", "-o FILE") if out is None else ("-o", "--predict FILE")
+        raise usage_error("--predict and -o go together.", f"{one} alone", f"{one} ... {other}")
+    if arguments.std and predict is None:
+        raise usage_error("--std goes with --predict.", "--std without --predict", "--predict new.csv -o out.csv --std")
+    if predict is not None and str(predict) == "-" == str(data):
+        raise usage_error("only one table can be read from the pipe.", "- twice", "--predict FILE")
+    if predict is not None and str(predict) != "-" and not predict.is_file():
+        raise usage_error("--predict must be a file.", f"no such file: {predict}", "--predict FILE")
+    _check_outputs(arguments)
+    delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter)
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in "\"'\r\n.+-" or delimiter.isalnum()):
+        raise usage_error("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
+    if arguments.thousands == arguments.decimal:
+        raise usage_error("--decimal and --thousands must differ.", "one sign for both", "leave --thousands out")
+    for library, module in (("scikit-learn", "sklearn"), ("pandas", "pandas")):
+        if importlib.util.find_spec(module) is None:
+            raise no_module(library, "attlas regress", "'attlas[sklearn]'")
+    if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise no_module("matplotlib", "--plot", "'attlas[plot]'")
 
 
-def _columns(table: CsvTable | ParquetTable, arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the features, after a look at whether they and the target are there."""
-    names = table.names
-    if arguments.features is None:
-        # A column without a name is the index that data frames write before the others.
-        features = [name for name in names if name not in (arguments.target, arguments.weights, "")]
-    else:
-        features = [name.strip() for name in next(csv.reader([arguments.features], skipinitialspace=True))]
-    told = "" if table.named else "; its first line is all numbers, so columns are called by their places"
-    weights = [] if arguments.weights is None else [arguments.weights]
-    for option, wanted in (("--target", [arguments.target]), ("--features", features), ("--weights", weights)):
-        for name in wanted:
-            if names.count(name) != 1:
-                rule = "must be columns of the table" if name not in names else "must be names that occur once"
-                has = f"{', '.join(names[:24])}{' …' if len(names) > 24 else ''}{told}"
-                found = f"{option} {name}; {table.source} has {has}"
-                raise _error(
-                    f"--target{', --weights' if weights else ''} and --features {rule}.",
-                    found,
-                    _nearest(option, name, names),
-                )
-    every = [arguments.target, *weights, *features]
-    if len(set(every)) < len(every):
-        twice = next(name for name in every if every.count(name) > 1)
-        raise _error("every column can be used once.", f"{twice} twice", "leave it out of --features")
-    if not features:
-        raise _error(
-            "there must be a feature.", f"{table.source} has one column: {arguments.target}", "--delimiter ';'"
-        )
-    return features
-
-
-def _nearest(option: str, name: str, names: list[str]) -> str:
-    """Return the option with the name that was perhaps meant."""
-    import difflib
-
-    if name in names:
-        return f"give one of the columns {name} another name"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5) or [other for other in names if other][:1]
-    return f"{option} {''.join(close)}"
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise unless every file can be written, and is none of those that are read."""
+    outputs = ((arguments.out, "-o", (".csv", ".tsv", ".parquet")), (arguments.save, "--save", (".safetensors",)),
+               (arguments.plot, "--plot", (".png", ".svg", ".pdf")))  # fmt: skip
+    for path, option, suffixes in outputs:
+        if path is None:
+            continue
+        check_target(path, option, suffixes, "regress")
+        for source in (arguments.data, arguments.predict, arguments.load):
+            if source is not None and path.exists() and source.exists() and path.samefile(source):
+                fix = f"{option} {path.with_stem(path.stem + '-new').name}"
+                raise usage_error(f"{option} must not be a file that is read.", f"{option} {path} is {source}", fix)
 
 
 def _bandwidth(given: str) -> str | float | list[float]:
@@ -336,32 +459,6 @@ def _bandwidth(given: str) -> str | float | list[float]:
     except ValueError:
         found = []
     if not found or not all(math.isfinite(h) and h > 0 for h in found):
-        raise _error(
-            "--bandwidth must be loo, scott, silverman, or numbers above 0 with commas between.",
-            f"--bandwidth {given}",
-            "--bandwidth loo",
-        )
+        rule = "--bandwidth must be loo, scott, silverman, or numbers above 0 with commas between."
+        raise usage_error(rule, f"--bandwidth {given}", "--bandwidth loo")
     return found[0] if len(found) == 1 else found
-
-
-def _delimiter(given: str | None) -> str | None:
-    if given is None:
-        return None
-    sign = DELIMITERS.get(given, given)
-    if len(sign) != 1 or sign in "\"'\r\n.+-" or sign.isalnum():
-        raise _error("--delimiter must be one sign.", f"--delimiter {given!r}", "--delimiter ';'")
-    return sign
-
-
-def _missing(library: str, what: str, extra: str) -> MissingExtraError:
-    module = {"scikit-learn": "sklearn"}.get(library, library)
-    return MissingExtraError(
-        "regress",
-        f"{library} must be installed for {what}.",
-        found=f"no module named {module}",
-        fix=f"pip install 'attlas[{extra}]'",
-    )
-
-
-def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError("regress", rule, found=found, fix=fix)

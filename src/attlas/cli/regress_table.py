@@ -1,192 +1,330 @@
-"""Tables of numbers from CSV and Parquet files, whole or some rows at a time."""
+"""Tables of ``attlas regress``: pandas reads them, and every cell that is used must be a number."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import argparse
+import codecs
+import csv
+import difflib
+import io
+import math
+import re
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.cli.regress_cells import is_missing, numbers, trouble
-from attlas.cli.regress_csv import Form, Records, open_records
 from attlas.cli.terminal import UsageError
+from attlas.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from attlas.estimators.parquet import ParquetFile
+    import pandas as pd
 
-__all__ = ["ROWS", "Batch", "CsvTable", "ParquetTable", "Table", "open_table", "read_table"]
+__all__ = [
+    "DELIMITERS",
+    "Table",
+    "choose_features",
+    "finite",
+    "no_module",
+    "number",
+    "plural",
+    "read",
+    "split",
+    "usage_error",
+]
 
-_RULE = "every cell that is used must be a number."
-ROWS = 65_536  # rows that are in memory at a time
+Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Batch:
-    """Some rows of a table.
-
-    Parameters
-    ----------
-    numbers : ndarray, shape (rows, columns)
-        The wanted columns; NaN where a value is missing and may be.
-    cells : list of list of str
-        The rows as the file holds them, all columns; empty for Parquet.
-    """
-
-    numbers: NDArray[np.float64]
-    cells: list[list[str]]
+DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
+_ENCODINGS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "–"))
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", flags=re.ASCII)
+_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", flags=re.ASCII)
+_CELLS = "every cell that is used must be a number."
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of a file that was read whole.
-
-    Parameters
-    ----------
-    source : str
-        What the file is called.
-    numbers : ndarray, shape (rows, columns)
-        The wanted columns.
-    dropped : int
-        Rows that were left out for a missing value.
-    """
+    """Rows of a file as pandas read them: a CSV file as text, with the line in which each row begins."""
 
     source: str
-    numbers: NDArray[np.float64]
-    dropped: int
+    frame: pd.DataFrame
+    names: list[str]
+    named: bool = True
+    lines: Any = None
+    delimiter: str = ","
+
+    def numbers(self, wanted: list[str], arguments: argparse.Namespace) -> Floats:
+        """Return columns as numbers, NaN where a value is missing and may be.
+
+        Raises
+        ------
+        UsageError
+            If a cell is no number, or is missing and may not be: line and column are named.
+        """
+        columns = [self.frame.iloc[:, self.names.index(name)] for name in wanted]
+        values = [_as_numbers(column, arguments) for column in columns]
+        found = np.column_stack(values) if values else np.empty((len(self.frame), 0))
+        for row, place in np.argwhere(~np.isfinite(found)):
+            cell = str(columns[place].iloc[row]).strip()
+            if arguments.drop_missing and cell.lower() in _MISSING:
+                continue
+            good = [name for name, each in zip(wanted, values, strict=True) if not _words(each, self, name)]
+            good = [name for name in good if name not in (arguments.target, arguments.weights)]
+            text, fix = _trouble(cell, columns[place], self.delimiter, arguments)
+            choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
+            fix = fix or ("another column, or numbers in this one" if wanted[place] == arguments.target else choose)
+            where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
+            raise usage_error(_CELLS, text, fix, {self.source: f"{where}, column {wanted[place]}"})
+        return found
+
+    def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
+        """Write the rows as they were, with new columns behind them."""
+        frame = self.frame.copy()
+        if suffix == ".parquet":
+            frame.columns = self.names
+            frame[names] = new
+            frame.to_parquet(path)
+            return
+        frame.columns = range(frame.shape[1])
+        for place, column in enumerate(new.T, frame.shape[1]):
+            frame[place] = ["" if math.isnan(value) else repr(value).replace(".", decimal) for value in column.tolist()]
+        delimiter = "\t" if suffix == ".tsv" else self.delimiter
+        header = [*self.names, *names] if self.named else False
+        frame.to_csv(path, sep=delimiter, header=header, index=False, lineterminator="\n", encoding="utf-8")
 
 
-@contextmanager
-def open_table(path: Path, form: Form) -> Iterator[CsvTable | ParquetTable]:
-    """Open a file of either kind; what does not end in .parquet is text.
+def _words(values: Floats, table: Table, name: str) -> bool:
+    """Tell whether a column has a cell that is neither a number nor missing."""
+    column = table.frame.iloc[:, table.names.index(name)]
+    return any(str(cell).strip().lower() not in _MISSING for cell in column[~np.isfinite(values)])
 
-    Yields
-    ------
-    CsvTable or ParquetTable
-        Names of the columns, and a way to read some of them.
-    """
+
+def _as_numbers(column: pd.Series[Any], arguments: argparse.Namespace) -> Floats:
+    """Return a column as float64; NaN where a cell is no number."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(column):
+        return np.asarray(column.astype("float64"))
+    return np.array([_cell_value(str(cell).strip(), arguments) for cell in column], dtype=np.float64)
+
+
+def _cell_value(cell: str, arguments: argparse.Namespace) -> float:
+    if cell in ("True", "False", "TRUE", "FALSE", "true", "false"):
+        return float(cell.lower() == "true")
+    other = "." if arguments.decimal == "," else ","
+    if arguments.decimal == ",":  # from here on the decimal sign is a point, and the other one a comma
+        cell = cell.translate({44: ".", 46: ","})
+    if arguments.thousands == other and _GROUPS.fullmatch(cell):
+        cell = cell.replace(",", "")
+    return float(cell) if _NUMBER.fullmatch(cell) else math.nan
+
+
+def _trouble(cell: str, column: Any, delimiter: str, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return what a cell holds that is no number, and the option that helps, if there is one."""
+    shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")
+    if cell.lower() in _MISSING:
+        return f"{shown}, a missing value" if cell else "an empty cell", "--drop-missing, which leaves out such rows"
+    sign = "." if arguments.decimal == "," else ","
+    cells = [text for text in map(str, column) if sign in text]
+    grouped = all(
+        _GROUPS.fullmatch(text.strip().translate({44: ".", 46: ","} if sign == "." else {})) for text in cells
+    )
+    if sign in cell and arguments.thousands is None and grouped and (delimiter == "," or cell.count(sign) > 1):
+        return f"{shown}, which has separators of thousands", f"--thousands {sign}"
+    if sign == "," and re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", cell):
+        both = ", --thousands , if it separates thousands" if grouped and arguments.thousands is None else ""
+        return f"{shown}, which has a comma", f"--decimal , if the comma is the decimal sign{both}"
+    if sign == "." and _NUMBER.fullmatch(cell):
+        return f"{shown}, which has a point and no comma", "--decimal . if the point is the decimal sign"
+    return (f"{shown}, which is beyond the range of float64" if _NUMBER.fullmatch(cell) else shown), ""
+
+
+def read(path: Path, arguments: argparse.Namespace) -> Table:
+    """Read a table, every cell of a CSV file as text."""
+    import pandas as pd
+
+    piped = str(path) == "-"
+    source = "standard input" if piped else path.name
     if path.suffix.lower() in (".parquet", ".pq"):
-        if not path.is_file():
-            raise _error("the table must be a file that can be read.", f"no such file: {path}", "a file that exists")
-        # This room needs scikit-learn, which the command line does without until it fits.
-        from attlas.estimators.parquet import ParquetFile
-
-        yield ParquetTable(ParquetFile(path, "regress"))
-        return
-    with open_records(path, form) as records:
-        yield CsvTable(records, form)
-
-
-def read_table(table: CsvTable | ParquetTable, features: Sequence[str], target: str, *, drop_missing: bool) -> Table:
-    """Read the features of all rows, and the target as the last column."""
-    parts = [batch.numbers for batch in table.batches(features, target, drop_missing=drop_missing)]
-    whole = np.concatenate(parts) if parts else np.empty((0, len(features) + 1))
-    full = ~np.isnan(whole).any(axis=1)
-    return Table(table.source, whole if full.all() else whole[full], int((~full).sum()))
-
-
-class CsvTable:
-    """A text file that is open for reading."""
-
-    def __init__(self, records: Records, form: Form) -> None:
-        self.source, self.names, self.named = records.source, records.names, records.named
-        self.delimiter, self.decimal = records.delimiter, form.decimal
-        self.records = records
-        # As many numbers at a time, however wide the file is: cells are what takes the memory.
-        self.rows = max(256, ROWS * 8 // max(8, len(self.names)))
-
-    def parts(self) -> int:
-        """Return how many batches there will be, about: quoted cells may hold ends of lines. A pipe: 0."""
-        if self.records.path is None:
-            return 0
-        with self.records.path.open("rb") as file:
-            lines = sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
-        return max(1, -(-lines // self.rows))
-
-    def batches(self, features: Sequence[str], target: str | None = None, *, drop_missing: bool) -> Iterator[Batch]:
-        """Yield features, and the target if there is one, of all rows, some rows at a time.
-
-        Raises
-        ------
-        UsageError
-            If a cell is no number, or is missing and may not be: the line and the column are named.
-        """
-        wanted = [*features, *([] if target is None else [target])]
-        places = [self.names.index(name) for name in wanted]
-        while block := list(itertools.islice(self.records.rows, self.rows)):
-            cells = [row for _, row in block]
-            columns = list(zip(*cells, strict=True))
-            found = np.empty((len(cells), len(places)))
-            wrong = np.zeros((len(cells), len(places)), dtype=bool)
-            for place, column in enumerate(places):
-                found[:, place], wrong[:, place] = numbers(columns[column], self.decimal)
-            for row, place in np.argwhere(wrong):
-                cell = cells[row][places[place]]
-                # A missing value of one column must not hide words in the next.
-                if not (drop_missing and is_missing(cell)):
-                    raise self._trouble(block[row][0], wanted[place], cell, columns, features)
-            yield Batch(found, cells)
-
-    def _trouble(
-        self, line: int, name: str, cell: str, columns: Sequence[Sequence[str]], features: Sequence[str]
-    ) -> UsageError:
-        found, fix = trouble(cell, self.decimal)
-        good = [other for other in features if not self._wrong(columns[self.names.index(other)])]
-        fix = fix or (_choose(good) if name in features else "another --target, or numbers in that column")
-        return _error(_RULE, found, fix, {self.source: f"line {line}, column {name}"})
-
-    def _wrong(self, column: Sequence[str]) -> bool:
-        wrong = numbers(column, self.decimal)[1]
-        return any(not is_missing(column[row]) for row in np.flatnonzero(wrong).tolist())
+        try:
+            frame = pd.read_parquet(path)
+        except ImportError:
+            raise no_module("pyarrow", "Parquet", "pyarrow") from None
+        except (OSError, ValueError) as error:
+            raise usage_error(
+                "the file must be Parquet.", f"{str(error)[:200]}: {path}", "a file that exists"
+            ) from None
+        return Table(source, frame, [str(name) for name in frame.columns])
+    try:
+        raw = sys.stdin.buffer.read() if piped else path.read_bytes()
+    except OSError as error:
+        found = f"{error.strerror or error}: {path}"
+        raise usage_error("the table must be a file that can be read.", found, "a file that exists") from None
+    text = _decoded(raw, path, source)
+    if not text.strip():
+        raise usage_error("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
+    delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
+    cells, lines = _rows(text, delimiter, source)
+    named = arguments.header == "yes" or (
+        arguments.header == "auto" and any(math.isnan(_cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
+    )
+    names = [cell.strip() for cell in cells.iloc[0]] if named else [str(place + 1) for place in range(cells.shape[1])]
+    return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
 
 
-class ParquetTable:
-    """A Parquet file that is open for reading."""
-
-    def __init__(self, file: ParquetFile) -> None:
-        self.source, self.names, self.named = file.path.name, file.names, True
-        self.delimiter, self.decimal = ",", "."
-        self.file = file
-
-    def parts(self) -> int:
-        """Return how many batches there will be."""
-        return -(-self.file.rows // ROWS)
-
-    def batches(self, features: Sequence[str], target: str | None = None, *, drop_missing: bool) -> Iterator[Batch]:
-        """Yield features, and the target if there is one, of all rows, some rows at a time.
-
-        Raises
-        ------
-        UsageError
-            If a column holds no numbers, or a value is missing and may not be: the row and the column are named.
-        """
-        wanted = [*features, *([] if target is None else [target])]
-        good = [name for name in wanted if self.file.kinds[name] in ("number", "bool")]
-        for name in wanted:
-            if name not in good:
-                fix = _choose([n for n in good if n != target]) if name != target else "another --target"
-                raise _error(_RULE, f"the column holds {self.file.kinds[name]}", fix, {self.source: f"column {name}"})
-        done = 0
-        for found in self.file.batches(wanted, ROWS):
-            bad = np.isinf(found) if drop_missing else ~np.isfinite(found)
-            if bad.any():
-                row, place = np.argwhere(bad)[0]
-                given: dict[str, object] = {self.source: f"row {done + row + 1}, column {wanted[place]}"}
-                if np.isinf(found[row, place]):
-                    raise _error(_RULE, "an infinite value", "leave such rows out of the file", given)
-                raise _error(_RULE, "a missing value", "--drop-missing, which leaves such rows out", given)
-            done += len(found)
-            yield Batch(found, [])
+def _decoded(raw: bytes, path: Path, source: str) -> str:
+    given = shlex.quote(str(path))
+    if raw.startswith(b"\x1f\x8b"):
+        fix = "zcat | attlas regress -" if str(path) == "-" else f"zcat {given} | attlas regress - ..."
+        raise usage_error("the table must be text.", f"a gzip file: {source}", fix)
+    encoding = next((name for mark, name in _ENCODINGS.items() if raw.startswith(mark)), "utf-8")
+    try:
+        return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        fix = "iconv -f latin1 -t utf-8 |" if str(path) == "-" else f"iconv -f latin1 -t utf-8 {given} > table.csv"
+        found = f"byte {error.object[error.start]:#04x} in {source}"
+        raise usage_error("the table must be text in UTF-8.", found, fix) from None
 
 
-def _choose(good: Sequence[str]) -> str:
-    """Return the option that leaves columns without numbers out."""
-    return f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
+def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    """Return all records, the header included, and the line in which each begins."""
+    import pandas as pd
+
+    body = text.lstrip("\n")
+    before = len(text) - len(body)
+    try:
+        # The engine of Python is strict about quotes, and tells a short row from one with empty cells.
+        frame = pd.read_csv(
+            io.StringIO(body),
+            sep=r"\s+" if delimiter == " " else delimiter,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+            engine="python",
+        )
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
+        rule, fix = "quotes must enclose whole cells, and be closed.", "write a quote within quotes twice"
+        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            columns, line, cells = map(int, ragged.groups())
+            raise _uneven(cells, columns, delimiter, line + before, source) from None
+        raise usage_error(rule, str(error).strip(), fix, {source: f"the delimiter is {delimiter!r}"}) from None
+    missing, values = frame.isna().to_numpy(), frame.fillna("").to_numpy()
+    inside = np.array([sum(cell.count("\n") for cell in row) for row in values], dtype=np.int64)
+    lines = np.arange(len(frame)) + 1 + before + np.concatenate([[0], inside.cumsum()[:-1]]).astype(np.int64)
+    empty = missing[:, 1:].all(1) & np.array([not row[0].strip() for row in values])
+    if values.shape[1] == 1:
+        empty = missing[:, 0]
+    short = missing.any(1) & ~empty
+    if short.any():
+        row = int(short.argmax())
+        raise _uneven(int((~missing[row]).sum()), frame.shape[1], delimiter, int(lines[row]), source)
+    return frame[~empty], lines[~empty]
 
 
-def _error(rule: str, found: str, fix: str, given: dict[str, object] | None = None) -> UsageError:
+def _uneven(cells: int, columns: int, delimiter: str, line: int, source: str) -> UsageError:
+    found = f"{plural(cells, 'cell')}, {plural(columns, 'column')} (the delimiter is {delimiter!r})"
+    fix = "mend that row, or name another --delimiter"
+    return usage_error("every row must have as many cells as the first.", found, fix, {source: f"line {line}"})
+
+
+def _delimiter(text: str) -> str:
+    """Return the delimiter that cuts the first records into equally many cells, most of them numbers."""
+    head, best, merit = [line for line in text.split("\n", 100)[:100] if line.strip()], ",", -1.0
+    for delimiter in DELIMITERS.values():
+        try:
+            rows = list(csv.reader(head, delimiter=delimiter, skipinitialspace=True))[:50]
+        except csv.Error:
+            continue
+        rows = [row[:-1] if delimiter == " " and row and not row[-1] else row for row in rows]
+        if not rows or len(rows[0]) < 2:
+            continue
+        even = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
+        # A decimal comma counts as well: 1,5;2,5 is two numbers, and not 1 and 5;2 and 5.
+        cells = [cell.strip() for row in rows for cell in row]
+        numbers = sum(bool(_NUMBER.fullmatch(cell) or _NUMBER.fullmatch(cell.replace(",", "."))) for cell in cells)
+        if even * (0.01 + numbers / len(cells)) > merit:
+            best, merit = delimiter, even * (0.01 + numbers / len(cells))
+    return best
+
+
+def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
+    """Return the names of the features, after a check that they and the target are columns of the table."""
+    names, weights = table.names, [] if arguments.weights is None else [arguments.weights]
+    if arguments.features is not None:
+        features = split(arguments.features)
+    else:
+        # A column without a name is the index that data frames write before the others.
+        features = [name for name in names if name not in (arguments.target, arguments.weights, "")]
+    text = "" if table.named else "; its first line is all numbers, so columns are called by their positions"
+    wanted = (("--target", [arguments.target]), ("--features", features), ("--weights", weights))
+    for option, name in ((option, name) for option, each in wanted for name in each):
+        if names.count(name) == 1:
+            continue
+        rule = "must be columns of the table" if name not in names else "must be names that occur once"
+        has = f"{', '.join(names[:24])}{' …' if len(names) > 24 else ''}{text}"
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5) or [other for other in names if other][:1]
+        fix = f"rename one of the columns {name}" if name in names else f"{option} {''.join(close)}"
+        rule = f"--target{', --weights' if weights else ''} and --features {rule}."
+        raise usage_error(rule, f"{option} {name}; {table.source} has {has}", fix)
+    every = [arguments.target, *weights, *features]
+    if len(set(every)) < len(every):
+        twice = next(name for name in every if every.count(name) > 1)
+        raise usage_error("every column can be used once.", f"{twice} twice", "leave it out of --features")
+    if not features:
+        found = f"{table.source} has one column: {arguments.target}"
+        raise usage_error("there must be a feature.", found, "--delimiter ';'")
+    return features
+
+
+def split(names: str) -> list[str]:
+    """Return the names in an option."""
+    return [name.strip() for name in next(csv.reader([names], skipinitialspace=True))]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits, without an exponent where it reads well without.
+
+    Examples
+    --------
+    >>> number(0.031234), number(1234567.0), number(1.5e-9), number(float("nan"))
+    ('0.03123', '1,234,567', '1.5e-09', '–')
+    """
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, digits - 1 - size)}f}" if -5 < size < 9 else f"{value:.{digits - 1}g}"
+
+
+def finite(value: Any) -> Any:
+    """Return a report with None in the place of numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {word}{'s' if number != 1 else ''}"
+
+
+def no_module(library: str, what: str, package: str) -> MissingExtraError:
+    """Return the error of a library that is not installed."""
+    module = {"scikit-learn": "sklearn"}.get(library, library)
+    rule = f"{library} must be installed for {what}."
+    return MissingExtraError("regress", rule, found=f"no module named {module}", fix=f"pip install {package}")
+
+
+def usage_error(rule: str, found: str, fix: str, given: dict[str, object] | None = None) -> UsageError:
+    """Return an error of this command."""
     return UsageError("regress", rule, given, found=found, fix=fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
-from attlas.estimators.observations import Observations, distinct
+from attlas.estimators.observations import Observations, are_copies, by_place, distinct
 from attlas.estimators.pooling import Pool
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
@@ -272,11 +273,15 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         if self.loo_rows == "auto" and not self._on_a_line(data.X):
             rows = max(1, _PAIRS // n)
         counts = self.weights_are == "counts"
-        if rows >= n:
+        copies = are_copies(data)
+        if rows >= n or copies:
             # One order of the data, and equal observations joined: what a search finds depends on neither.
             data = distinct(data, join=counts)
         data = data._replace(values=self._prepared(data.values, data.weights))
         spread = spread_of(data.X, data.weights, counts=counts)
+        whole, place = data, np.arange(len(data.X))
+        if copies:
+            data, place = by_place(data)
         start = rule_of_thumb("scott", spread)
         used = np.isfinite(start)
         self.bandwidth_, self.path_ = start, Found.nothing(int(used.sum())).as_path(start[used])
@@ -285,7 +290,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             return
         random = check_random_state(self.random_state)
         keys = torch.from_numpy((data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used])
-        task = self._task(keys, data, loss)
+        task = self._task(keys, data, loss, repeated=counts and not copies)
         sample = _sample(len(data.X), rows, random)
         stages = self._objectives(task, sample, random)
         smooth = self.kernel != "boxcar" and loss is not accuracy
@@ -294,21 +299,27 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         if warm is not None and warm.shape == start.shape and np.isfinite(warm[used]).all():
             begin = np.log(warm[used] / start[used])
         found = search(stages, int(used.sum()), settings, begin)
+        if loss is squared_error and copies:
+            found = _with_spread(found, whole, data.values[place])
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
         self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
-        rows_used = np.arange(len(data.X)) if sample is None else sample
-        predicted = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
-        self._judge(predicted, data.values[rows_used], None if data.weights is None else data.weights[rows_used])
+        predicted = np.full(data.values.shape, np.nan)
+        kept = slice(None) if sample is None else sample
+        predicted[kept] = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
+        judged = ~np.isnan(predicted[place]).any(1)
+        weights = None if whole.weights is None else whole.weights[judged]
+        self._judge(predicted[place][judged], whole.values[judged], weights)
 
     def _on_a_line(self, X: Array) -> bool:
         """Tell whether the search can look at every row of data of any length."""
         several = int((X[:1] != X).any(0).sum()) != 1 or torch.device(self.device or "cpu").type != "cpu"
         return not (several or self.degree) and isinstance(self.kernel, str)
 
-    def _task(self, keys: Tensor, data: Observations, loss: Loss) -> Task:
+    def _task(self, keys: Tensor, data: Observations, loss: Loss, *, repeated: bool) -> Task:
+        """Return the task of a search; of `repeated` observations the others stay where one is left out."""
         device = torch.device(self.device or "cpu")
         weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
-        kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
+        kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
         kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
         every = (keys, torch.from_numpy(data.values), weights, kept)
         keys, values, weights, kept = (t.to(device, torch.float64) for t in every)
@@ -346,9 +357,17 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
         pool = self._pool_of_fit()
         self._check_lines("leave_one_out()")
+        data = Observations(self.X_, self._targets(), self.sample_weight_)
+        if not are_copies(data):
+            return self._each_left_out(pool, repeated=self.weights_are == "counts")
+        joined, place = by_place(data)
+        back = torch.from_numpy(place).to(pool.keys.device)
+        return self._each_left_out(pool.joined(self._scaled(joined.X), back), repeated=False)[back]
+
+    def _each_left_out(self, pool: Pool, *, repeated: bool) -> Tensor:
         n = len(pool.keys)
         weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
-        kept = (weights - 1.0).clamp(min=0.0) if self.weights_are == "counts" else torch.zeros_like(weights)
+        kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
         name = pool.kernel if isinstance(pool.kernel, str) else "gaussian"
         every = (pool.keys, pool.values, weights, kept)
         keys, values, weights, kept = (t.to(pool.keys.device, torch.float64) for t in every)
@@ -381,6 +400,13 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     def _tensor(self, values: Array) -> Tensor:
         dtype = torch.float32 if self._single else torch.float64
         return torch.tensor(values, dtype=dtype, device=torch.device(self.device or "cpu"))
+
+
+def _with_spread(found: Found, data: Observations, joined: NDArray[np.float64]) -> Found:
+    """Add the squared error of observations about the mean of their copies, which no bandwidth changes."""
+    squares = np.square(data.values - joined).mean(1)
+    within = float(np.average(squares, weights=data.weights))
+    return replace(found, grid_loss=found.grid_loss + within, visited_loss=found.visited_loss + within)
 
 
 def _sample(n: int, rows: int, random: Any) -> Array | None:

@@ -22,11 +22,16 @@ __all__ = ["AttentionClassifier"]
 
 Array = NDArray[Any]
 
+# Neighbours that the class frequencies count as: log losses on iris, wine and breast cancer are least about it.
+_PRIOR = 0.1
+
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
     """Kernel classification: the probability of a class is the attention weight of its training points.
 
-    ``P(c | x) = Σ_{j: y_j = c} w_j K((x - x_j) / h) / Σ_j w_j K((x - x_j) / h)``.
+    ``p_c(x) = Σ_{j: y_j = c} w_j K((x - x_j) / h) / Σ_j w_j K((x - x_j) / h)``, to which the frequencies of the
+    classes count as a tenth of a neighbour: ``P(c | x) = (m p_c + 0.1 π_c) / (m + 0.1)`` with m the effective number
+    of neighbours and π_c the frequency of class c. No finite number of neighbours makes a class impossible.
 
     Parameters
     ----------
@@ -209,7 +214,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         Returns
         -------
         ndarray, shape (n, classes)
-            A point without neighbours but itself has the frequencies among all others.
+            A point without neighbours but itself has the frequencies among all others. These are the weights of the
+            neighbours alone, as the search judges them, without the frequencies that `predict_proba` counts in.
 
         Notes
         -----
@@ -235,7 +241,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     def _probabilities(self, x: Tensor) -> Tensor:
         # What skipping far neighbours leaves out may be -1e-8.
         found = self._pool.mean(x).clamp(min=0.0)
-        return found / found.sum(-1, keepdim=True)
+        number = self._pool.neighbours(x, counts=self.weights_are == "counts").unsqueeze(-1)
+        return (number * found / found.sum(-1, keepdim=True) + _PRIOR * self._prior()) / (number + _PRIOR)
 
     def _prior(self) -> Tensor:
         values, weights = self._pool.values, self._pool.weights

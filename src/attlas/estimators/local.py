@@ -37,8 +37,10 @@ class Lines(NamedTuple):
         Slopes of the line through `centre` and `mean`.
     inverse : Tensor, shape (r, d, d)
         Pseudo-inverse of the weighted covariance of the places.
-    size, narrowest : Tensor, shape (r,)
-        Largest and smallest variance of the places over all directions.
+    variance : Tensor, shape (r, d)
+        Variance of each feature.
+    correlation : Tensor, shape (r,)
+        Smallest eigenvalue of the correlations of the features: 0 where they lack a rank, 1 where all are unrelated.
     centred : Tensor, shape (r, n, d), optional
         Places from their centre.
     """
@@ -48,8 +50,8 @@ class Lines(NamedTuple):
     centre: Tensor
     slopes: Tensor
     inverse: Tensor
-    size: Tensor
-    narrowest: Tensor
+    variance: Tensor
+    correlation: Tensor
     centred: Tensor | None = None
 
     @property
@@ -96,17 +98,17 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
         return Lines(mass, mean, centre, *found, centred)
     weighted = (centred * share.unsqueeze(-1)).mT
     rounding = centre.square() * (_CENTRED * torch.finfo(centre.dtype).eps) ** 2
-    inverse, size, narrowest = symmetric_inverse(weighted @ centred, rounding)
+    inverse, variance, correlation = symmetric_inverse(weighted @ centred, rounding)
     slopes = inverse @ (weighted @ values - weighted.sum(-1, keepdim=True) * mean.unsqueeze(1))
-    if bool((narrowest < size * _ACCURATE).any()):
+    if bool((correlation < _ACCURATE).any()):
         for _ in range(_REFINEMENTS):
             left = (values - mean.unsqueeze(1)).sub_(centred @ slopes)
             slopes = slopes + inverse @ (weighted @ (left - share.unsqueeze(1) @ left))
-    return Lines(mass, mean, centre, slopes, inverse, size, narrowest, centred)
+    return Lines(mass, mean, centre, slopes, inverse, variance, correlation, centred)
 
 
 def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return slopes, inverse, largest and smallest variance from the singular values of the weighted places."""
+    """Return slopes, inverse, variances and a bound of their correlation from singular values of the places."""
     root = share.sqrt().unsqueeze(-1)
     design = torch.where(share.isfinite().unsqueeze(-1), root * centred, 0.0)
     rows, size, columns = torch.linalg.svd(design, full_matrices=False)
@@ -116,7 +118,8 @@ def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -
     factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0).unsqueeze(-1)
     slopes = columns.mT @ (factor * (rows.mT @ (root * left)))
     scaled = columns * factor
-    return slopes, scaled.mT @ scaled, size.amax(-1).square(), size.amin(-1).square()
+    correlation = (size[:, -1] / torch.where(size[:, 0] > 0, size[:, 0], 1.0)).square()
+    return slopes, scaled.mT @ scaled, design.square().sum(1), correlation
 
 
 def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tensor, products: Tensor) -> Lines:
@@ -144,13 +147,13 @@ def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tens
     unit = torch.where(mass > 0, mass, 1.0)
     mean, centre = sums / unit, places / unit
     cross = centre.unsqueeze(-1)
-    inverse, size, narrowest = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
+    inverse, variance, correlation = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
     slopes = inverse @ (products / unit.unsqueeze(-1) - cross @ mean.unsqueeze(1))
-    return Lines(mass, mean, centre, slopes, inverse, size, narrowest)
+    return Lines(mass, mean, centre, slopes, inverse, variance, correlation)
 
 
 def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pseudo-inverse of covariances, their largest variance, and how far they are from losing a rank.
+    """Return the pseudo-inverse of covariances, their variances, and how far they are from losing a rank.
 
     Parameters
     ----------
@@ -163,8 +166,10 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
     -------
     inverse : Tensor, shape (r, d, d)
         Moore-Penrose inverse; 0 for a matrix that is not finite.
-    largest, narrowest : Tensor, shape (r,)
-        Largest variance of a feature; smallest eigenvalue of the correlations times that.
+    variance : Tensor, shape (r, d)
+        The diagonal.
+    correlation : Tensor, shape (r,)
+        Smallest eigenvalue of the correlations; a feature that does not vary makes it 0.
 
     Notes
     -----
@@ -186,8 +191,7 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
         back = torch.where(varies, unit, 1.0)[lacking].unsqueeze(-1)
         across = _complement(directions[lacking] * back, keep[lacking])
         inverse[lacking] = across @ inverse[lacking] @ across
-    largest = variance.amax(-1)
-    return inverse, largest, size.amin(-1) * largest
+    return inverse, variance, size.amin(-1)
 
 
 def _complement(directions: Tensor, keep: Tensor) -> Tensor:

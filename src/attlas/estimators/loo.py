@@ -53,16 +53,15 @@ def squared_error(predicted: Tensor, observed: Tensor) -> Losses:
 
 
 def log_loss(predicted: Tensor, observed: Tensor) -> Losses:
-    """Return minus the logarithm of the probability of the class that was observed, given as a row of 0 and one 1."""
-    p = (predicted * observed).sum(-1)
-    safe = p.clamp(min=_SMALLEST)
-    return Losses(-safe.log(), observed * torch.where(p > _SMALLEST, -1.0 / safe, 0.0).unsqueeze(-1))
+    """Return minus the mean logarithm of the probability of the observed classes, given as the share of each."""
+    safe = predicted.clamp(min=_SMALLEST)
+    return Losses(-(observed * safe.log()).sum(-1), -observed * torch.where(predicted > _SMALLEST, 1.0 / safe, 0.0))
 
 
 def accuracy(predicted: Tensor, observed: Tensor) -> Losses:
-    """Return 1 where another class than the one observed is the most probable, else 0: a loss without a slope."""
-    wrong = predicted.argmax(-1) != observed.argmax(-1)
-    return Losses(wrong.to(predicted.dtype), torch.zeros_like(predicted))
+    """Return the share of the observations that are not of the most probable class: a loss without a slope."""
+    right = observed.gather(-1, predicted.argmax(-1, keepdim=True)).squeeze(-1)
+    return Losses(1.0 - right, torch.zeros_like(predicted))
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Task:
     weights : Tensor, shape (n,)
         Weight of each observation, above 0.
     kept : Tensor, shape (n,)
-        Weight that an observation keeps when it is left out: 2 where it stands for three equal ones, else 0.
+        Weight that an observation keeps when it is left out: 2 where it stands for three repeated ones, else 0.
     loss : Loss
         Price of a prediction.
     degree : int

@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from attlas.errors import ShapeError
 
-__all__ = ["Observations", "distinct", "used_weights"]
+__all__ = ["Observations", "are_copies", "by_place", "distinct", "used_weights"]
 
 Array = NDArray[Any]
 
@@ -41,6 +41,54 @@ def distinct(data: Observations, *, join: bool) -> Observations:
         weights = np.add.reduceat(weights, np.flatnonzero(first))
     order = order[first]
     return Observations(data.X[order], data.values[order], None if (weights == 1.0).all() else weights)
+
+
+def are_copies(data: Observations) -> bool:
+    """Tell whether observations of equal features are copies of each other, and left out together.
+
+    Notes
+    -----
+    They are, unless half of the observations or more share their features with one of another target. Such data
+    repeat measurements (categories, whole numbers), each of which is news about the others.
+    """
+    order, place = _places(data.X)
+    values = data.values[order]
+    first = np.searchsorted(place, np.arange(place[-1] + 1))
+    other = np.bincount(place, (values != values[first[place]]).any(1)) > 0
+    weights = np.ones(len(order)) if data.weights is None else data.weights[order]
+    return bool(place[-1] > 0 and 2.0 * weights[other[place]].sum() < weights.sum())
+
+
+def by_place(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
+    """Return one observation for all of equal features, with their mean and the sum of their weights.
+
+    Returns
+    -------
+    Observations
+        In lexical order of the features.
+    ndarray of int64, shape (n,)
+        Which of them each given observation belongs to.
+
+    Notes
+    -----
+    A local mean or line through the means is the one through all observations.
+    """
+    order, place = _places(data.X)
+    first = np.searchsorted(place, np.arange(place[-1] + 1))
+    weights = np.ones(len(order)) if data.weights is None else data.weights[order]
+    total = np.add.reduceat(weights, first)
+    values = np.add.reduceat(weights[:, None] * data.values[order], first) / total[:, None]
+    single = np.diff(first, append=len(order)) == 1
+    values[single] = data.values[order[first[single]]]  # without rounding
+    back = np.empty_like(place)
+    back[order] = place
+    return Observations(data.X[order[first]], values, None if (total == 1.0).all() else total), back
+
+
+def _places(X: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the lexical order of the rows, and the number of the distinct row that each is, in that order."""
+    order = np.lexsort(X.T[::-1])
+    return order, np.concatenate([[0], (X[order[1:]] != X[order[:-1]]).any(1).cumsum()]).astype(np.int64)
 
 
 def used_weights(X: Array, y: Array, sample_weight: ArrayLike | None) -> tuple[Array, Array, Array | None, Array]:

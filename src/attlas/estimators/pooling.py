@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 _TRUSTED = 1e4
 _TRUSTED_LINE = 1e7
 _MOST_FEATURES = 16  # of kernel_sums with moments
+_NEAR = 0.01  # kernel mass, in training points at the query itself, below which a query is far from all data
 _QUERIES = 1 << 15  # whose moments are held at once
 
 
@@ -182,8 +183,11 @@ class Pool:
             return sums.numerator, torch.ones_like(sums.denominator, dtype=torch.bool)
         first, error = sums.first, max(tolerance, torch.finfo(x.dtype).eps)
         line = lines_from_moments(sums.denominator, first.offset, first.outer, sums.numerator, first.cross)
-        size = line.size + line.centre.square().sum(-1)
-        doubtful = (line.narrowest < size * error * _TRUSTED_LINE) & (sums.denominator > 0)
+        # A variance is a second moment less a square: the rounding of that difference, in parts of the variance, is
+        # judged feature by feature, whatever its units. One of rounding alone is doubtful at once.
+        variance = line.variance.clamp(min=0.0)
+        loss = ((variance + line.centre.square()) / variance).nan_to_num(math.inf, math.inf).amax(-1)
+        doubtful = ~(line.correlation > loss * (error * _TRUSTED_LINE)) & (sums.denominator > 0)
         return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
 
     def _by_residuals(self, x: Tensor) -> Tensor:
@@ -197,12 +201,48 @@ class Pool:
     @cached_property
     def _distinct(self) -> Pool:
         """The same lines with keys in one place joined: how repeats are written does not decide how lines are found."""
-        keys, place = torch.unique(self.keys, dim=0, return_inverse=True)
+        return self.joined(*torch.unique(self.keys, dim=0, return_inverse=True))
+
+    def joined(self, keys: Tensor, place: Tensor) -> Pool:
+        """Return the same pool with one key of `keys` (g, d) for all that have its `place` (n,)."""
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         mass = weights.new_zeros(len(keys)).index_add_(0, place, weights)
         sums = self.values.new_zeros(len(keys), self.values.shape[1])
         sums.index_add_(0, place, weights.unsqueeze(-1) * self.values)
         return replace(self, keys=keys, values=sums / mass.unsqueeze(-1), weights=mass)
+
+    def neighbours(self, x: Tensor, *, counts: bool) -> Tensor:
+        """Return Kish's effective number of neighbours, ``(Σ_j w_j K_ij)² / Σ_j w_j K_ij²``, shape (m,).
+
+        A weight that does not count observations is squared too.
+        """
+        found = [self.keys.new_zeros(0)]
+        weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
+        squared = weights if counts else weights.square()
+        matrix = None if isinstance(self.kernel, str) else attend(x, self.keys, score=self.kernel)
+        for rows in strips(len(x), len(self.keys), x.device):
+            if matrix is None:
+                kernel = profile(str(self.kernel), distances(str(self.kernel), x[rows], self.keys)).weight
+            else:
+                kernel = matrix[rows, :]
+            square = kernel.square() @ squared
+            found.append((kernel @ weights).square() / torch.where(square > 0, square, 1.0))
+        return torch.cat(found)
+
+    def supported(self, x: Tensor, *, counts: bool) -> Tensor:
+        """Tell which queries have the neighbours that a spread needs: two of them, of which one is near, shape (m,)."""
+        enough = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        doubtful = enough
+        if isinstance(self.kernel, str):
+            sums = self.sums(x, self.keys.new_zeros(len(self.keys), 1))
+            weights = self.keys.new_ones(1) if self.weights is None else self.weights
+            mass = sums.denominator * sums.log_scale.exp().to(x) / weights.mean()
+            enough = mass >= _NEAR
+            # No kernel is above 1: a mass of two neighbours is made by two at least.
+            doubtful = enough & (mass < 2.0 * weights.amax() / weights.mean() * (1.0 + 1e-5))
+        again = doubtful.nonzero().squeeze(-1)
+        enough[again] = self.neighbours(x[again], counts=counts) >= 2.0 - 1e-5
+        return enough
 
     def nearest(self, x: Tensor) -> Tensor:
         """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""

@@ -62,7 +62,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         of several features up to 16,384, with a random sample above, so that the search looks at 2.7e8 pairs at a
         time at most.
     weights_are : str, default "counts"
-        ``"counts"``: a sample weight of 3 stands for three equal observations, of which leaving one out leaves two.
+        ``"counts"``: a sample weight of 3 stands for three equal observations, which are left out as copies are.
         ``"importance"``: only ratios of weights matter, and a point is left out with all its weight.
     warm_start : bool, default False
         Whether a further ``fit`` searches from the bandwidths of the last one, without grid and restarts.
@@ -120,6 +120,10 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     in float64. A kernel of one feature is summed to 1e-10. A feature that tells nothing gets a bandwidth far beyond
     its range, which leaves it out [4]_. The loss of the boxcar has no gradient: Nelder and Mead search there. The
     same data and `random_state` give the same bandwidths, whatever the order of the points.
+
+    **Copies.** Points of equal features are left out together: a copy of a point (of a table written twice, of a
+    bootstrap) would give its output away. They are left out one by one where half of all points or more share their
+    features with one of another output: such data (categories, whole numbers) repeat measurements.
 
     **Local lines** are fitted without a ridge. In a direction in which the weighted neighbours do not vary the line
     is level, as a local mean is; statsmodels' pseudo-inverse shrinks the prediction towards 0 there. Which directions
@@ -233,7 +237,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         mean : ndarray, shape (m,) or (m, e)
             Predictions.
         std : ndarray of the same shape
-            With ``return_std=True``.
+            With ``return_std=True``. NaN, with a warning, where the data say nothing about it: fewer than two
+            effective neighbours, or so far from all data that the kernels at the point sum to less than 0.01.
 
         Notes
         -----
@@ -247,7 +252,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if not return_std:
             return self._shaped(predicted)
         variance = self._pool.variance(x, mean).clamp(min=0.0)
-        variance[lost] = 0.0 if self.outside == "nearest" else torch.nan
+        variance[lost] = torch.nan
+        variance[self._unsupported(x, lost, "standard deviations")] = torch.nan
         return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
 
     def predict_quantile(self, X: ArrayLike, quantiles: float | ArrayLike) -> Array:
@@ -264,7 +270,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -------
         ndarray, shape (m,) or (m, e), with a last axis q where several levels are given
             The least output at which the weights of all outputs up to it reach the level
-            (``numpy.quantile(..., method="inverted_cdf", weights=...)``).
+            (``numpy.quantile(..., method="inverted_cdf", weights=...)``). NaN where the standard deviation is NaN.
 
         Raises
         ------
@@ -287,9 +293,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         x = self._tokens(X)
         device = x.device
         found = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
-        wide = found.flatten(1)
-        self._outside(wide, x, each=found.shape[2])
-        columns = wide.cpu().numpy().astype(np.float64).reshape(found.shape) * self._unit[:, None]
+        lost = found.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
+        found[self._unsupported(x, lost, "quantiles")] = torch.nan
+        columns = found.flatten(1).cpu().numpy().astype(np.float64).reshape(found.shape) * self._unit[:, None]
         columns = (columns + self._shift[:, None]).astype(self._output_dtype)
         columns = columns if self.y_.ndim > 1 else columns[:, 0]
         return columns[..., 0] if levels.ndim == 0 else columns
@@ -357,14 +363,26 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
         self.loo_score_ = float(r2_score(observed, predicted, sample_weight=weights)) if len(observed) > 1 else np.nan
 
-    def _outside(self, found: Tensor, x: Tensor, each: int = 1) -> Tensor:
-        """Fill in the rows without a neighbour as asked, `each` columns for every output, and return which they are."""
+    def _unsupported(self, x: Tensor, lost: Tensor, what: str) -> Tensor:
+        """Return the points whose neighbours say nothing about the spread, and warn unless only the `lost` ones are."""
+        unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
+        unknown[lost] = True
+        if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(lost)):
+            warnings.warn(
+                f"the {what} of {int(unknown.sum())} of {len(x)} points are NaN: they have fewer than two "
+                "effective_neighbours, or lie far from all training points, which say nothing about the spread there.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return unknown
+
+    def _outside(self, found: Tensor, x: Tensor) -> Tensor:
+        """Fill in the rows without a neighbour as asked, and return which they are."""
         lost = found.isnan().any(-1).nonzero().squeeze(-1)
         if not len(lost):
             return lost
         if self.outside == "nearest":
-            values = self._pool.values[self._pool.nearest(x[lost])]
-            found[lost] = values.repeat_interleave(each, dim=-1).to(found)
+            found[lost] = self._pool.values[self._pool.nearest(x[lost])].to(found)
         else:
             warnings.warn(
                 f"{len(lost)} of {len(x)} points have no training point within one bandwidth: they are predicted to "
