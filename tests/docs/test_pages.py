@@ -196,6 +196,19 @@ def test_site_shows_formulas(site: dict[Path, Page]) -> None:
     assert all(site[path].math for path in lessons)
 
 
+@pytest.mark.slow
+def test_each_language_has_its_own_tabs(site: dict[Path, Page]) -> None:
+    for path in site:
+        if path.name != "start.html":
+            continue
+        tabs = re.search(r'class="md-tabs__list">(.*?)</ul>', path.read_text(encoding="utf-8"), flags=re.S)[1]
+        words = [" ".join(text.split()) for text in re.findall(r"<a [^>]*>(.*?)</a>", tabs, flags=re.S)]
+        if path.parent.name == "zh":
+            assert words == ["首页", "从公式到代码", "实践指南", "参考手册（英文）"]
+        else:
+            assert words == ["Home", "From formula to code", "Guides", "Reference"]
+
+
 def test_lost_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "a.html"
     page.write_text('<p id="b"><a href="#b"><a href="#c"><a href="d.html"><a href="https://"><img src="e.svg">')
