@@ -65,7 +65,7 @@ def expected(model: nn.Module, *batches: tuple[Tensor, Tensor], rows: slice = sl
         options = {"attention_mask": mask, "output_attentions": True}
         pairs = zip(eager(ids, **options).attentions, lazy(ids, **options).attentions, strict=True)
         for layer, (weights, A) in enumerate(pairs):
-            logits = A.logits.to_dense()
+            logits = A.logits.to_dense().detach()
             for b in range(len(ids)):
                 real = [i for i in range(ids.shape[1])[rows] if mask[b, i]]
                 for head in range(weights.shape[1]):

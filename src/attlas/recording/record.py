@@ -365,7 +365,7 @@ class Recording(AbstractContextManager[Atlas]):
         """Return a call with its place in the text; None where none of its queries is recorded."""
         m, n = matrix.problem.shape[2:]
         first_key = 0 if first_key is None else int(first_key)
-        cross = site.kind == "cross"
+        cross, told = site.kind == "cross", first_query is not None
         if cross:
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
@@ -376,7 +376,9 @@ class Recording(AbstractContextManager[Atlas]):
         if site.kind == "self" and self._first_query is None:
             self._first_query = first_query
         rows = self._selection.rows(first_query, m)
-        return Step(matrix, rows, first_query, first_key, cross) if len(rows) else None
+        if not len(rows):
+            return None
+        return Step(matrix, rows, first_query, first_key, cross, keeps_all_keys=not told)
 
     def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
         key = (site.path, occurrence)
