@@ -13,6 +13,7 @@ from attlas.huggingface.compiled import pooled_and_weights
 from attlas.huggingface.masks import LazyMask, mask_of, writes
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.parallel import refuse_context_parallel
 from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
@@ -104,6 +105,8 @@ def attention_forward(
         )
         return output.transpose(1, 2).contiguous(), weights
     compiling = torch.compiler.is_compiling()
+    if not compiling:
+        refuse_context_parallel("attlas.huggingface")
     score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
     mask = _mask(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
