@@ -483,3 +483,35 @@ def test_a_layer_that_calls_itself_causal_and_makes_no_mask_sees_everything(ids:
     weights = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
     torch.testing.assert_close(A.to_dense(), weights)
     torch.testing.assert_close(output.transpose(1, 2), weights @ v)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_head_is_zeroed_in_place_in_training(kind: str, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interventions write into the output of the attention function, and forward hooks into that of the layer."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = causal(kind, **(sizes if kind == "gpt2" else {})).train()
+    layer = model.transformer.h[0].attn if kind == "gpt2" else model.model.layers[0].self_attn
+    layer.register_forward_hook(lambda module, args, output: (output[0].mul_(2.0), *output[1:]))
+    functions = transformers.AttentionInterface._global_mapping
+    from transformers.models.gpt2 import modeling_gpt2
+    from transformers.models.llama import modeling_llama
+
+    eager = (modeling_gpt2 if kind == "gpt2" else modeling_llama).eager_attention_forward
+    for name, function in {"zeroed": attention_forward, "zeroed eager": eager}.items():
+
+        def zeroing(*args: Any, function: Any = function, **kwargs: Any) -> Any:
+            output, weights = function(*args, **kwargs)
+            output[:, :, 1] = 0
+            return output, weights
+
+        monkeypatch.setitem(functions, name, zeroing)
+    monkeypatch.setitem(masking_utils.AttentionMaskInterface._global_mapping, "zeroed", attention_mask)
+    monkeypatch.setitem(masking_utils.AttentionMaskInterface._global_mapping, "zeroed eager", masking_utils.eager_mask)
+    found = {}
+    for name in ("zeroed", "zeroed eager"):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        found[name] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    torch.testing.assert_close(found["zeroed"], found["zeroed eager"], atol=1e-4, rtol=1e-3)
