@@ -65,7 +65,7 @@ def expected(model: nn.Module, *batches: tuple[Tensor, Tensor], rows: slice = sl
         options = {"attention_mask": mask, "output_attentions": True}
         pairs = zip(eager(ids, **options).attentions, lazy(ids, **options).attentions, strict=True)
         for layer, (weights, A) in enumerate(pairs):
-            logits = A.logits.to_dense()
+            logits = A.logits.to_dense().detach()
             for b in range(len(ids)):
                 real = [i for i in range(ids.shape[1])[rows] if mask[b, i]]
                 for head in range(weights.shape[1]):
@@ -270,6 +270,31 @@ def test_trainer_logs_the_numbers(gpt2: nn.Module, tmp_path: Path, attached: boo
     assert looked[-1] == pytest.approx(monitor.last | {"step": 4, "epoch": looked[-1]["epoch"]})
     assert report.steps == ([1, 2, 4] if attached else [])
     assert tap._open == 0
+
+
+@needs_accelerate
+@pytest.mark.parametrize("how", ["attach", "callbacks"])
+@pytest.mark.parametrize(("every", "logging_steps"), [(1, 1), (2, 2), (3, 2), (100, 500)])
+def test_trainer_logs_its_own_loss(gpt2: nn.Module, tmp_path: Path, every: int, logging_steps: int, how: str) -> None:
+    def losses(monitor: AttentionMonitor | None) -> list[tuple[int, float]]:
+        args = transformers.TrainingArguments(
+            str(tmp_path), max_steps=6, per_device_train_batch_size=2, logging_steps=logging_steps, report_to=[],
+            use_cpu=True, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+        )  # fmt: skip
+        data = [{"input_ids": ids, "labels": ids} for ids in batch(12)[0]]
+        callbacks = [monitor] if monitor is not None and how == "callbacks" else []
+        trainer = transformers.Trainer(copy.deepcopy(gpt2).eval(), args, train_dataset=data, callbacks=callbacks)
+        if monitor is not None and how == "attach":
+            monitor.attach(trainer)
+        trainer.train()
+        return [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+
+    alone, watched = losses(None), losses(AttentionMonitor(every=every))
+    assert [step for step, _ in alone] == [step for step in range(1, 7) if step % logging_steps == 0]
+    assert [step for step, _ in watched] == [step for step, _ in alone]
+    if every > 6:
+        return
+    assert [loss for _, loss in watched] == pytest.approx([loss for _, loss in alone], rel=0.1)
 
 
 def test_settings_are_checked() -> None:

@@ -348,14 +348,22 @@ def test_generation_with_each_cache(name: str, kind: str, ids: Tensor) -> None:
     assert torch.equal(ours, model.generate(ids * left(ids), attention_mask=left(ids), **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
-def test_weights_of_each_step_equal_eager(ids: Tensor, options: dict[str, Any]) -> None:
-    model = causal("mistral", sliding_window=5)
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 2}, STATIC, {"num_beams": 2} | STATIC], ids=["greedy", "beams", "static", "both"]
+)
+def test_weights_of_each_step_equal_eager(ids: Tensor, options: dict[str, Any], kind: str, mode: Any) -> None:
+    model = causal(kind, **({"sliding_window": 5} if kind == "mistral" else {}))
     more = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     steps = []
     for implementation in ("attlas", "eager"):
         model.set_attn_implementation(implementation)
-        found = model.generate(ids, output_attentions=True, return_dict_in_generate=True, **options, **more)
+        with mode():
+            found = model.generate(ids, output_attentions=True, return_dict_in_generate=True, **options, **more)
         steps.append(found.attentions)
     assert len(steps[0]) == len(steps[1]) == 6
     for ours, theirs in zip(*steps, strict=True):
@@ -430,3 +438,80 @@ def test_a_mask_that_hides_nothing_from_one_query_is_none(window: int | None, fi
         wanted = masking_utils.sdpa_mask(**given, mask_function=rule, allow_is_causal_skip=False)
         assert torch.equal(mask.allowed(), wanted)
         assert (mask.mask is None) == bool(wanted.all())
+
+
+def test_keys_are_copied_only_where_a_cache_may_overwrite_them(seen: Seen, ids: Tensor) -> None:
+    model = causal("llama")
+    with torch.no_grad():
+        model(ids)
+        model(ids, past_key_values=transformers.StaticCache(config=model.config, max_cache_len=16))
+    fresh, written = seen[0], seen[2]
+    assert fresh["A"].problem.k.data_ptr() == fresh["k"].data_ptr()
+    assert written["A"].problem.k.data_ptr() != written["k"].data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["swin", "beit"])
+def test_a_learned_bias_of_zeros_has_a_gradient(kind: str) -> None:
+    """A new model starts with zeros in its bias: without a gradient they stay zeros for ever."""
+    torch.manual_seed(3)
+    swin = {"embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 2}
+    beit = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    beit |= {"use_relative_position_bias": True, "use_mask_token": False}
+    config = transformers.AutoConfig.for_model(kind, image_size=8, patch_size=2, **(swin if kind == "swin" else beit))
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    images, found = torch.randn(2, 3, 8, 8), {}
+    for implementation in ("eager", "attlas"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(images).last_hidden_state.square().sum().backward()
+        biases = {name: p for name, p in model.named_parameters() if "relative_position_bias_table" in name}
+        assert biases
+        assert all(bool((p == 0).all()) for p in biases.values())
+        found[implementation] = [p.grad for p in biases.values()]
+    assert all(float(grad.abs().max()) > 0 for grad in found["eager"])
+    torch.testing.assert_close(found["attlas"], found["eager"], atol=1e-4, rtol=1e-3)
+
+
+def test_a_layer_that_calls_itself_causal_and_makes_no_mask_sees_everything(ids: Tensor) -> None:
+    """BridgeTower's cross layers do; eager has no mask there."""
+
+    class CallsItselfCausal(nn.Module):
+        is_causal = True
+
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    output, A = attention_forward(CallsItselfCausal(), q, k, v, None)
+    weights = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
+    torch.testing.assert_close(A.to_dense(), weights)
+    torch.testing.assert_close(output.transpose(1, 2), weights @ v)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_head_is_zeroed_in_place_in_training(kind: str, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interventions write into the output of the attention function, and forward hooks into that of the layer."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = causal(kind, **(sizes if kind == "gpt2" else {})).train()
+    layer = model.transformer.h[0].attn if kind == "gpt2" else model.model.layers[0].self_attn
+    layer.register_forward_hook(lambda module, args, output: (output[0].mul_(2.0), *output[1:]))
+    functions = transformers.AttentionInterface._global_mapping
+    from transformers.models.gpt2 import modeling_gpt2
+    from transformers.models.llama import modeling_llama
+
+    eager = (modeling_gpt2 if kind == "gpt2" else modeling_llama).eager_attention_forward
+    for name, function in {"zeroed": attention_forward, "zeroed eager": eager}.items():
+
+        def zeroing(*args: Any, function: Any = function, **kwargs: Any) -> Any:
+            output, weights = function(*args, **kwargs)
+            output[:, :, 1] = 0
+            return output, weights
+
+        monkeypatch.setitem(functions, name, zeroing)
+    monkeypatch.setitem(masking_utils.AttentionMaskInterface._global_mapping, "zeroed", attention_mask)
+    monkeypatch.setitem(masking_utils.AttentionMaskInterface._global_mapping, "zeroed eager", masking_utils.eager_mask)
+    found = {}
+    for name in ("zeroed", "zeroed eager"):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        found[name] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    torch.testing.assert_close(found["zeroed"], found["zeroed eager"], atol=1e-4, rtol=1e-3)

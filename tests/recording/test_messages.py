@@ -1,5 +1,6 @@
 """Each text that a recording can raise or warn with, whole."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -215,7 +216,8 @@ def test_multihead_attention_that_is_asked_for_weights() -> None:
     )
     assert run(attention, *three, patch_sdpa=True).endswith(
         "  found: MultiheadAttention at the model itself\n"
-        "  fix: call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function."
+        "  fix: call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function. "
+        "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
     )
 
 
@@ -223,8 +225,51 @@ def test_nothing_that_is_called_an_attention() -> None:
     assert run(nn.Sequential(Silent())) == (
         RULE + "  model: Sequential\n"
         "  found: no module that is called an attention\n"
-        "  fix: attlas.record(model, patch_sdpa=True), if it calls scaled_dot_product_attention."
+        "  fix: attlas.record(model, patch_sdpa=True), if it calls scaled_dot_product_attention. "
+        "State-space, linear and convolutional layers have no attention weights to record."
     )
+    assert run(nn.Sequential(Silent()), patch_sdpa=True).endswith(
+        "  fix: State-space, linear and convolutional layers have no attention weights to record."
+    )
+
+
+@pytest.mark.parametrize("patch_sdpa", [False, True])
+def test_a_model_whose_eager_code_nobody_hears(ids: Tensor, patch_sdpa: bool) -> None:
+    config = transformers.FalconConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
+    )
+    falcon = lively(transformers.FalconForCausalLM._from_config(config, attn_implementation="eager"))
+    assert run(falcon, ids, patch_sdpa=patch_sdpa).endswith(
+        '  fix: load the model with attn_implementation="sdpa", then attlas.record(model, patch_sdpa=True)'
+    )
+    falcon = lively(transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa"))
+    with record(falcon, patch_sdpa=True) as atlas, torch.no_grad():
+        falcon(ids)
+    assert len(atlas) == 1
+
+
+def test_a_layer_that_ignores_its_configuration(llama: nn.Module, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kosmos-2.5 always runs eager: to set another function does not help."""
+    from transformers.models.llama import modeling_llama
+
+    class Eager(dict):
+        def get_interface(self, name: str, default: Any) -> Any:
+            return default
+
+    monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", Eager())
+    assert run(llama, ids).endswith(EAGER)
+
+
+def test_a_configuration_that_the_model_does_not_know(llama: nn.Module, ids: Tensor) -> None:
+    """X-CLIP's layers over frames hold one: the recording sets it, and puts it back."""
+    own = copy.deepcopy(llama.config)
+    for layer in llama.model.layers[1:]:
+        layer.self_attn.config = own
+    with record(llama) as atlas, torch.no_grad():
+        llama(ids)
+        assert own._attn_implementation == "attlas"
+    assert len(atlas) == 3
+    assert own._attn_implementation == "sdpa"
 
 
 def test_a_model_of_transformers_without_the_interface(ids: Tensor) -> None:

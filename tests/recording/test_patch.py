@@ -274,3 +274,20 @@ def test_two_recordings_of_one_model() -> None:
     with record(model, patch_sdpa=True) as outer, record(model, patch_sdpa=True) as inner:
         model(torch.randn(1, 4, 32))
     assert len(outer.entries) == len(inner.entries) == 1
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 6), (6, 3), (1, 4)])
+def test_causal_calls_keep_keys_that_no_query_sees(m: int, n: int) -> None:
+    class Attention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    q, k = torch.randn(1, 2, m, 8), torch.randn(1, 2, n, 8)
+    model = Attention()
+    with record(model, patch_sdpa=True, statistics=[stats.ColumnMass()]) as atlas:
+        model(q, k)
+    logits = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(m, n, dtype=torch.bool).tril(), -torch.inf)
+    weights = logits.softmax(-1)
+    assert atlas[0].shape == (1, 2, m, n)
+    torch.testing.assert_close(atlas[0].to_dense(), weights)
+    torch.testing.assert_close(atlas.entry(0).statistics["column_mass"], weights.sum(-2))

@@ -196,3 +196,54 @@ def test_dropout_is_not_part_of_the_weights(ids: Tensor) -> None:
     with record(model) as atlas:
         model(ids)
     torch.testing.assert_close(atlas[0].sum(-1), torch.ones(2, 4, 11))
+
+
+def test_configurations_whose_layers_differ(ids: Tensor) -> None:
+    """Gemma 4: asking its configuration for the one head_dim raises an error that is no AttributeError."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "intermediate_size": 48}
+    config = transformers.Gemma4TextConfig(
+        vocab_size=VOCABULARY,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=0,
+        num_hidden_layers=2,
+        head_dim=8,
+        global_head_dim=16,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"],
+        num_kv_shared_layers=0,
+        **sizes,
+    )
+    model = causal_model(config)
+    with record(model) as atlas, torch.no_grad():
+        model(ids)
+    assert [A.problem.q.shape[-1] for A in atlas] == [8, 16]
+    assert atlas.details["num_attention_heads"] == 4
+    assert "head_dim" not in atlas.details
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = model(ids, output_attentions=True).attentions
+    for A, weights in zip(atlas, theirs, strict=True):
+        torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
+
+
+class Learned(nn.Module):
+    """An attention with a parameter in its score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = attlas.Bilinear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        A = attlas.attend(x[:, None], x[:, None], score=self.score)
+        offer(self, A)
+        return A @ x[:, None]
+
+
+def test_an_optimizer_does_not_change_what_was_kept() -> None:
+    model, x = nn.Sequential(Learned()), torch.randn(2, 7, 8)
+    with record(model) as atlas:
+        model(x).square().sum().backward()
+    before = atlas[0].to_dense()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    torch.testing.assert_close(atlas[0].to_dense(), before)
+    torch.testing.assert_close(atlas[0][..., 3, :], before[..., 3, :])

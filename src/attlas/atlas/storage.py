@@ -208,7 +208,7 @@ class Writer:
             record["matrix"] = {
                 "q": self._put("q", problem.q),
                 "k": self._put("k", problem.k),
-                "lse": self._put("lse", entry.matrix.lse),
+                "lse": self._put("lse", entry.matrix._known_lse()),
                 "sink": None if problem.sink is None else self._put("sink", problem.sink),
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),

@@ -20,7 +20,7 @@ Examples
 from attlas.errors import MissingExtraError
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface
+    import transformers
 except ImportError as error:
     raise MissingExtraError(
         "attlas.huggingface",
@@ -28,8 +28,18 @@ except ImportError as error:
         found="no module named transformers",
         fix="pip install 'attlas[hf]'",
     ) from error
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise MissingExtraError(
+        "attlas.huggingface",
+        "transformers must be of version 5 or newer.",
+        found=f"transformers {transformers.__version__}",
+        fix="pip install -U 'transformers>=5'",
+    )
+
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from attlas.huggingface.attention import attention_forward
+from attlas.huggingface.configuration import accept_output_attentions
 from attlas.huggingface.interface import modules_without_interface
 from attlas.huggingface.masks import LazyMask, attention_mask
 from attlas.huggingface.monitor import AttentionMonitor
@@ -49,3 +59,4 @@ NAME = "attlas"
 # padding and windows are then dropped in silence.
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, attention_mask)
+accept_output_attentions(NAME)

@@ -13,6 +13,7 @@ from attlas.huggingface.compiled import pooled_and_weights
 from attlas.huggingface.masks import LazyMask, mask_of, writes
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.parallel import refuse_context_parallel
 from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
@@ -52,7 +53,8 @@ def attention_forward(
     scaling : float, optional
         Factor of the dot product; the default is ``1 / sqrt(d)``.
     is_causal : bool, optional
-        What holds where there is no mask; the default is what `module` says of itself.
+        What holds where there is no mask. The default is that every query sees every key, as in ``eager``, whatever
+        `module` says of itself: models that are causal make a mask.
     softcap : float, optional
         Bound of the logits (Gemma 2).
     s_aux : Tensor, optional, shape (heads,)
@@ -88,7 +90,6 @@ def attention_forward(
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
     query, key, value = _of_one_dtype(query, key, value)
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if writes() and not isinstance(attention_mask, LazyMask):
         output, weights = pooled_and_weights(
             query,
@@ -96,15 +97,18 @@ def attention_forward(
             value,
             attention_mask,
             scaling,
-            causal=bool(causal),
+            causal=bool(is_causal),
             dropout=dropout if module.training else 0.0,
             softcap=softcap,
             sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
             bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
         )
         return output.transpose(1, 2).contiguous(), weights
-    score = _scores(scaling, softcap)
-    mask = _mask(attention_mask, query, key, bool(causal))
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        refuse_context_parallel("attlas.huggingface")
+    score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
+    mask = _mask(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
         bias = from_tensor(position_bias[..., : key.shape[-2]])
         mask = bias if mask is None else mask & bias
@@ -113,7 +117,7 @@ def attention_forward(
         # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
-    A = attend(query, key, score=score, mask=mask, sink=sink)
+    A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
     pooled: Tensor | None = None
     if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
@@ -126,11 +130,21 @@ def attention_forward(
     return pooled.transpose(1, 2).contiguous(), A
 
 
-@functools.lru_cache(maxsize=64)
-def _scores(scaling: float | None, softcap: float | None) -> Score:
-    """Return the score of a layer; it holds nothing that changes, so that all calls share it."""
+def _score(scaling: float | None, softcap: float | None) -> Score:
     score: Score = ScaledDot(scaling)
     return score if softcap is None else SoftCap(score, softcap)
+
+
+_cached_score = functools.lru_cache(maxsize=64)(_score)  # a score holds nothing that changes: all calls share it
+
+
+def _own_keys(key: Tensor) -> Tensor:
+    """Return keys that later steps leave as they are, for a matrix that is read after them.
+
+    A static cache writes every step into the tensor that it returned before. A tensor that was ever written to in
+    place is copied; tensors of inference mode do not count their changes, so they are copied too.
+    """
+    return key.clone() if key.is_inference() or key._version else key
 
 
 def _of_one_query(

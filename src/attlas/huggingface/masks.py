@@ -202,7 +202,8 @@ def mask_of(given: Tensor, n: int) -> Mask | None:
         return from_tensor(given)
     # "Forbidden" is the smallest number of the dtype in transformers, and a row of nothing else must stay empty.
     allowed = given > torch.finfo(given.dtype).min
-    if bool((given.masked_fill(~allowed, 0) == 0).all()):
+    # A learned bias that is 0 everywhere, as in a new Swin or BEiT, is no mask of booleans: it has a gradient.
+    if not given.requires_grad and bool((given.masked_fill(~allowed, 0) == 0).all()):
         return from_tensor(allowed)
     return from_tensor(given.masked_fill(~allowed, float("-inf")))
 
@@ -332,7 +333,9 @@ def _translated(rule: Rule, place: _Place) -> Mask | None:
         return reduce(operator.or_, known) if len(known) == len(parts) else None
     make = _OVERLAYS.get(name)
     found = None if make is None else make(held, place)
-    return found or from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
+    if found is not None:
+        return found
+    return from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
 
 
 def _all_of(rules: tuple[Rule, ...], place: _Place) -> Mask | None:

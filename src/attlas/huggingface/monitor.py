@@ -102,9 +102,10 @@ class AttentionMonitor(TrainerCallback):
     A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
     ``monitor.close()``.
 
-    ``Trainer(callbacks=[monitor])`` puts the numbers into ``trainer.state.log_history``. Reports to other
-    programs (TensorBoard and the like) are sent by callbacks that come earlier: ``monitor.attach(trainer)``,
-    in place of ``callbacks``, logs through the trainer and reaches them.
+    ``Trainer(callbacks=[monitor])`` puts the numbers into ``trainer.state.log_history`` and nowhere else: the
+    callbacks that report to other programs (TensorBoard, Weights & Biases) do not get them.
+    ``monitor.attach(trainer)``, in place of ``callbacks``, logs through the trainer and reaches them; the
+    trainer's own logs, the loss among them, come as they would without it.
 
     Cost: on other steps, the comparison of two numbers. On a step that is looked at, the model attends with
     attlas, and one pass of three statistics over each matrix is added (with `queries`, over those rows);
@@ -194,7 +195,10 @@ class AttentionMonitor(TrainerCallback):
         stack.close()
         self.last = self._numbers(atlas)
         if self._log is not None:
+            # The log event ends the trainer's own turn to log, which comes after this one.
+            due = control.should_log
             self._log(dict(self.last))
+            control.should_log = due
             return
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
         state.log_history.append(self.last | epoch | {"step": state.global_step})

@@ -35,11 +35,12 @@ class Site:
         return f"{self.kind}.{self.layer}"
 
 
-def calls(module: nn.Module, name: str) -> bool:
-    """Return whether the class of a module has a method whose code uses a name."""
+def calls(module: nn.Module | type[nn.Module], name: str) -> bool:
+    """Return whether a class, or that of a module, has a method whose code uses a name."""
+    own = module if isinstance(module, type) else type(module)
     # A whole model of transformers inherits methods that look its attention function up and never call it.
     whole = hasattr(module, "set_attn_implementation")
-    for base in type(module).__mro__:
+    for base in own.__mro__:
         if base is nn.Module:
             break
         methods = vars(base)

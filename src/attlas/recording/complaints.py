@@ -12,6 +12,7 @@ from attlas.recording.census import INTERFACE, SDPA, Census, Site, calls
 __all__ = ["counted_from_the_end", "no_query", "nothing", "partly"]
 
 _SHOWN = 4
+_PATCH = "attlas.record(model, patch_sdpa=True)"
 _EAGER = (
     'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
     "or let the module call attlas.recording.offer()."
@@ -49,15 +50,30 @@ def _listed(silent: Sequence[tuple[str, nn.Module]]) -> str:
 
 def _way_out(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
     modules = [module for _, module in silent]
-    if not patched and any(isinstance(m, nn.MultiheadAttention) or calls(m, SDPA) for m in modules):
-        return "attlas.record(model, patch_sdpa=True)"
-    if any(calls(m, INTERFACE) for m in modules):
+    torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
+    callers = [m for m in modules if calls(m, SDPA) or any(calls(c, SDPA) for c in type(m).__subclasses__())]
+    if any(type(m).__module__.startswith("transformers.") for m in callers):
+        # Falcon and SAM have code of their own for "eager", which nothing can hear.
+        return f'load the model with attn_implementation="sdpa", then {_PATCH}'
+    if not patched and (torch_layers or any(calls(m, SDPA) for m in callers)):
+        return _PATCH
+    if any(calls(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
-    if any(isinstance(m, nn.MultiheadAttention) for m in modules):
-        return "call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function."
-    if not modules and not patched:
-        return "attlas.record(model, patch_sdpa=True), if it calls scaled_dot_product_attention."
+    if torch_layers:
+        return (
+            "call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function. "
+            "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
+        )
+    if not modules:
+        first = "" if patched else f"{_PATCH}, if it calls scaled_dot_product_attention. "
+        return f"{first}State-space, linear and convolutional layers have no attention weights to record."
     return _EAGER
+
+
+def _implementation(module: nn.Module) -> str | None:
+    """Return the attention function that the configuration of a module of transformers names."""
+    name: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return name
 
 
 def no_query(queries: slice | range | None) -> RecordingError:

@@ -37,9 +37,16 @@ def details_of(model: nn.Module, keep: str) -> dict[str, Any]:
     """Return what is known of a model, such as JSON can hold."""
     config = getattr(model, "config", None)
     text = getattr(config, "text_config", config)
-    found = {name: getattr(text, name, None) for name in _FACTS}
+    found = {name: _fact(text, name) for name in _FACTS}
     known = {name: value for name, value in found.items() if isinstance(value, int | str)}
     return {"class": type(model).__name__, "keep": keep, "torch": str(torch.__version__), **known}
+
+
+def _fact(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers: the layers differ in it (head_dim of Gemma 4)
+        return None
 
 
 def ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

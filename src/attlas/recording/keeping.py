@@ -56,7 +56,11 @@ def placed(thing: Thing, device: torch.device | None = None) -> Thing:
     def matters(t: Tensor) -> bool:
         return t.requires_grad or (device is not None and t.device != device)
 
-    return _changed(thing, matters, lambda t: t.detach() if device is None else t.detach().to(device))
+    def change(t: Tensor) -> Tensor:
+        t = t.detach().clone() if t.is_leaf else t.detach()  # an optimizer changes parameters in place
+        return t if device is None else t.to(device)
+
+    return _changed(thing, matters, change)
 
 
 def _changed(thing: Thing, matters: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Thing:
@@ -100,7 +104,7 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         How many keys are kept; all, by default.
     """
     problem = A.problem
-    lse = own(A.lse, device)
+    lse = own(A._known_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
     there = None if device is None or device == problem.device else device
     mask = None if problem.mask is None else placed(problem.mask, there)
     if mask is not None and there is not None:
@@ -113,6 +117,7 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
         score=placed(problem.score, there),
+        versions=(),  # those of the tensors that are kept
     )
     batch, heads = problem.shape[:2]
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)

@@ -199,6 +199,8 @@ def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | Non
     -----
     Cost: none; what is computed of the window costs what it would of a matrix of this size.
     """
+    if lse is not None:
+        A = A.detach()  # a graph would make the weights of a softmax over the window alone
     batch, heads, m, n = A.problem.shape
     if lse is None and len(columns) == n and A._lse is not None:
         lse = A._lse[:, :, rows.start : rows.stop]
@@ -220,7 +222,8 @@ def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:
         cells = mask.cells
         # What an additive mask adds is part of the score by now; what is left is where it forbids.
         return TensorMask(mask.rule(cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop]))
-    return moved(mask, m, n, -rows.start, 0, n) or Moved(mask, m, n, -rows.start, 0)
+    same_family = moved(mask, m, n, -rows.start, 0, n)
+    return Moved(mask, m, n, -rows.start, 0) if same_family is None else same_family
 
 
 def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:

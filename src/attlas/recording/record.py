@@ -21,6 +21,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording import complaints, facts
 from attlas.recording.census import Census, Site
 from attlas.recording.disk import Disk
+from attlas.recording.parallel import heads_here, refuse_context_parallel
 from attlas.recording.passes import Passes, in_backward
 from attlas.recording.patch import patched
 from attlas.recording.places import first_query_of
@@ -116,6 +117,9 @@ def record(
     What gradient checkpointing computes again in the backward pass is not recorded again. All is detached.
 
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
+
+    Under tensor parallelism each process records the heads that it has, by their numbers in the whole layer; a
+    process that has none of the chosen heads has no entry of that layer. torch's ``context_parallel`` is refused.
 
     Cost: nothing but the statistics' pass over each matrix. Memory: q, k and lse, unless they are dropped
     or written; then one layer at a time.
@@ -218,6 +222,7 @@ class Recording(AbstractContextManager[Atlas]):
         self._first_query: int | None = None
         self._reused: set[str] = set()
         self._met: set[Site] = set()
+        self._elsewhere = False  # whether another process has all chosen heads of a layer
         self._given: Tensor | None = None
         self._ids: Tensor | None = None
         watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
@@ -232,6 +237,7 @@ class Recording(AbstractContextManager[Atlas]):
                 found="the same recording in a second `with`",
                 fix="with attlas.record(model) as atlas: each time anew; recordings of their own may be nested.",
             )
+        refuse_context_parallel("record()")
         self._entered = True
         with ExitStack() as stack:
             self._policy = self._make_policy(stack)
@@ -280,7 +286,7 @@ class Recording(AbstractContextManager[Atlas]):
             raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
         self._selection.check([*sites, *self._met])
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
-        if not self.atlas.entries:
+        if not self.atlas.entries and not self._elsewhere:
             raise complaints.no_query(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
@@ -329,6 +335,7 @@ class Recording(AbstractContextManager[Atlas]):
         """
         if in_backward():
             return
+        refuse_context_parallel("record()")
         found = self._census.site(module)
         if found is None:
             return
@@ -340,9 +347,14 @@ class Recording(AbstractContextManager[Atlas]):
         if step is None or not self._selection.wants(site, sites):
             return
         with torch.no_grad():
-            heads = self._selection.heads_of(site, sites, matrix.shape[1])
+            first, count = heads_here(module, matrix)
+            here = range(first, first + matrix.shape[1])
+            heads = tuple(head for head in self._selection.heads_of(site, sites, count) if head in here)
+            if not heads:
+                self._elsewhere = True
+                return
             if len(heads) != matrix.shape[1]:
-                step = replace(step, matrix=matrix[:, list(heads)])
+                step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             self._take(site, occurrence, heads, step)
 
     def _visit(self, site: Site, occurrence: int) -> Site:
@@ -365,7 +377,7 @@ class Recording(AbstractContextManager[Atlas]):
         """Return a call with its place in the text; None where none of its queries is recorded."""
         m, n = matrix.problem.shape[2:]
         first_key = 0 if first_key is None else int(first_key)
-        cross = site.kind == "cross"
+        cross, told = site.kind == "cross", first_query is not None
         if cross:
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
@@ -376,7 +388,9 @@ class Recording(AbstractContextManager[Atlas]):
         if site.kind == "self" and self._first_query is None:
             self._first_query = first_query
         rows = self._selection.rows(first_query, m)
-        return Step(matrix, rows, first_query, first_key, cross) if len(rows) else None
+        if not len(rows):
+            return None
+        return Step(matrix, rows, first_query, first_key, cross, keeps_all_keys=not told)
 
     def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
         key = (site.path, occurrence)

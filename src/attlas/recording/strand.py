@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,8 @@ class Step:
         Place in the text of query 0 and of key 0.
     cross : bool
         Whether the keys are those of another text, the same at each step.
+    keeps_all_keys : bool
+        Whether keys behind the last query are keys like others, and no unused room of a static cache.
     """
 
     matrix: AttentionMatrix
@@ -66,6 +68,7 @@ class Step:
     first_query: int
     first_key: int
     cross: bool
+    keeps_all_keys: bool = field(default=False, kw_only=True)
 
     @property
     def last_query(self) -> int:
@@ -76,7 +79,7 @@ class Step:
     def last_key(self) -> int:
         """Place behind the last key that holds something: a static cache has room for more."""
         stop = self.first_key + self.matrix.problem.shape[3]
-        if self.cross or not is_causal(self.matrix.problem.mask):
+        if self.cross or self.keeps_all_keys or not is_causal(self.matrix.problem.mask):
             return stop
         return min(stop, max(self.last_query, self.first_key + 1))
 
@@ -175,11 +178,11 @@ class Strand:
         if policy.tokens:
             held = kept(part, policy.device, 0)
             self._q.append(held.problem.q)
-            self._lse.append(held.lse)
+            self._lse.append(held._known_lse())
             if fresh.shape[2] or not self._k:
                 self._k.append(own(fresh, policy.device))
             # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
-            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone())
+            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone(), versions=())
         else:
             if fresh.shape[2] or not self._prints:
                 self._prints.append(fingerprint(fresh))
@@ -205,7 +208,7 @@ class Strand:
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k, mask=None)
         place = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stacked(self.blocks, self.keys, place))
+        problem = replace(problem, mask=stacked(self.blocks, self.keys, place), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _made(self) -> Entry:
@@ -239,7 +242,7 @@ class Strand:
         self.entry = disk.write(made)
         if self.entry.matrix is not None:
             problem = self.entry.matrix.problem
-            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix.lse]
+            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
 
     def finish(self) -> Entry:
         """Return the entry of the whole text."""
@@ -261,4 +264,5 @@ def _without_tokens(A: AttentionMatrix) -> Any:
         sink=None if problem.sink is None else problem.sink.detach().clone(),
         score=placed(problem.score),
         mask=None,
+        versions=(),
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from attlas.recording.census import INTERFACE, calls
+
 __all__ = ["switched"]
 
 _NAME = "attlas"
@@ -30,6 +32,10 @@ def switched(model: nn.Module) -> Iterator[None]:
                 from attlas import huggingface  # transformers is imported for its own models only
 
                 part.set_attn_implementation(huggingface.NAME)
+                # Layers may hold a configuration that the model does not know as a part of its own (X-CLIP).
+                for module in part.modules():
+                    if hasattr(getattr(module, "config", None), _KEY) and calls(module, INTERFACE):
+                        setattr(module.config, _KEY, huggingface.NAME)
         yield
     finally:
         for config, value in before.values():

@@ -1,0 +1,46 @@
+"""What transformers' configurations refuse beside any attention function but eager."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+__all__ = ["accept_output_attentions"]
+
+
+def accept_output_attentions(name: str) -> None:
+    """Let configurations ask for attentions with one more attention function.
+
+    ``from_pretrained(..., output_attentions=True, attn_implementation=name)`` and ``config.output_attentions = True``
+    then work. transformers refuses both, by a setter and by a validator, where the function is not ``eager``.
+
+    Parameters
+    ----------
+    name : str
+        What the attention function is registered as.
+    """
+    base: Any = PreTrainedConfig
+    refusing, setting = base.validate_output_attentions, base.output_attentions
+
+    @functools.wraps(refusing)
+    def validate(self: Any) -> None:
+        if self._attn_implementation != name:
+            refusing(self)
+
+    def set_value(self: Any, value: bool) -> None:
+        if self._attn_implementation == name:
+            self._output_attentions = value
+        else:
+            setting.fset(self, value)
+
+    base.validate_output_attentions = validate
+    base.output_attentions = property(setting.fget, set_value, doc=setting.__doc__)
+    # Classes list their validators when they are made, and some are made already.
+    waiting: list[type] = [base]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        listed = vars(kind).get("__class_validators__", [])
+        listed[:] = [validate if one is refusing else one for one in listed]

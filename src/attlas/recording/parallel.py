@@ -1,0 +1,94 @@
+"""Models that are spread over several processes: which heads are here, and what cannot be attended to at all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch.nn import functional
+
+from attlas.errors import BackendError, RecordingError
+from attlas.matrix import AttentionMatrix
+
+__all__ = ["heads_here", "refuse_context_parallel"]
+
+_CONTEXT = "torch.distributed.tensor.experimental._context_parallel._attention"
+_TENSOR = "torch.distributed.tensor"
+
+
+def refuse_context_parallel(where: str) -> None:
+    """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.
+
+    Parameters
+    ----------
+    where : str
+        The function that was called.
+    """
+    module = sys.modules.get(_CONTEXT)
+    if module is not None and functional.scaled_dot_product_attention in getattr(module, "_replaced_functions", ()):
+        raise BackendError(
+            where,
+            "every process must hold all keys of its queries.",
+            found="torch's context_parallel, where each process holds a part of the sequence",
+            fix='read the text on one process, or attn_implementation="sdpa" inside context_parallel.',
+        )
+
+
+def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
+    """Return the number of the first head of a matrix in its layer, and how many heads the layer has.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The attention layer. Under tensor parallelism its projections are DTensors, sharded by rows.
+    matrix : AttentionMatrix, shape (batch, heads, m, n)
+        The weights of the heads that this process has.
+
+    Raises
+    ------
+    RecordingError
+        If the layer is sharded and no projection says which heads are here.
+    """
+    heads, size = matrix.problem.shape[1], matrix.problem.q.shape[-1]
+    tensor = sys.modules.get(_TENSOR)
+    sharded = [] if tensor is None else _sharded_by_rows(module, tensor)
+    if not sharded:
+        return 0, heads
+    for local, whole, first in sharded:
+        if local == heads * size:
+            return first // size, whole // size
+    gathered = {heads * size, matrix.problem.k.shape[1] * size}  # again, behind the projections
+    if gathered <= {whole for _, whole, _ in sharded}:
+        return 0, heads
+    raise RecordingError(
+        "record()",
+        "it must be known which heads of a layer this process has.",
+        {"layer": type(module).__name__, "heads here": heads},
+        found=f"tensor parallelism, and no projection with {heads * size} rows here",
+        fix="record the model on one process, or shard q_proj and k_proj apart.",
+    )
+
+
+def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int]]:
+    """Return rows here, rows of all, and the first row here, of each matrix whose rows are sharded."""
+    found = []
+    for parameter in module.parameters():
+        if not isinstance(parameter, tensor.DTensor) or parameter.ndim != 2:
+            continue
+        if any(placement.is_shard(0) for placement in parameter.placements):
+            rows, first = _local_part(parameter)
+            found.append((rows, parameter.shape[0], first))
+    return found
+
+
+def _local_part(parameter: Any) -> tuple[int, int]:
+    """Return how many rows of a sharded matrix are here, and the first of them."""
+    rows, first = parameter.shape[0], 0
+    for axis, placement in enumerate(parameter.placements):
+        if placement.is_shard(0):
+            parts, rank = parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
+            each = -(-rows // parts)
+            start = min(each * rank, rows)
+            first, rows = first + start, min(each, rows - start)
+    return rows, first
