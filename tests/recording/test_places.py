@@ -16,7 +16,6 @@ from attlas.recording.places import (
     Moved,
     Stacked,
     alike,
-    first_query_of,
     is_placeless,
     rows_of,
     stacked,
@@ -111,7 +110,7 @@ def test_the_lse_of_rows_is_not_computed_again() -> None:
     ],
 )
 def test_masks_tell_where_the_first_query_stands(mask: Mask | None, expected: int | None) -> None:
-    assert first_query_of(mask, M, N) == expected
+    assert (None if mask is None else mask.first_query(M, N)) == expected
 
 
 def dense_of(blocks: list[Block], keys: int) -> Tensor:

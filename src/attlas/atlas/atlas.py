@@ -226,8 +226,10 @@ class Atlas:
         A column is the mean over batch and queries: ``entropy``, ``effective_keys``, ``max_weight``,
         ``tail_mass``, ``logit_mean`` and ``logit_variance``, ``coverage_1`` and so on for each level,
         ``top_k_mass`` (mass of the k largest), and any row statistic of your own under its name. Two are no
-        means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of key
-        0 in all mass. Rows without an allowed key (padding) count as they are, with entropy and mass 0.
+        means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of the
+        first token in all mass. Queries of padding (`Entry.query_mask`) and rows without an allowed key count
+        nowhere: a mean is one over the tokens of all sequences. From a column mass with padding on the right,
+        ``first_key_mass`` needs q and k, and is None without them.
 
         Examples
         --------

@@ -123,7 +123,8 @@ def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] |
     results = plain(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
-    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics)
+    counted = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
+    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, counted)
 
 
 def _matrix(
@@ -139,7 +140,8 @@ def _matrix(
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
     if not fits:
         raise SpecError(f"q {_words(q)} and k {_words(k)} of a matrix of shape {shape}")
-    if tuple(lse.shape) != (batch, heads, m) or lse.dtype is not accumulation_dtype(q.dtype):
+    # Older files have it in the dtype of the weights; where that is too coarse it is computed again when it is asked for.
+    if tuple(lse.shape) != (batch, heads, m) or lse.dtype not in (torch.float64, accumulation_dtype(q.dtype)):
         raise SpecError(f"lse {_words(lse)} of a matrix of shape {shape} and q {_words(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
         raise SpecError(f"sink {_words(sink)} of {heads} heads")

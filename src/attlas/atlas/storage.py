@@ -202,13 +202,14 @@ class Writer:
         record: Spec = {"name": entry.name, "kind": entry.kind}
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
+        record["query_mask"] = None if entry.query_mask is None else self._put("query_mask", entry.query_mask)
         record["matrix"] = None
         if entry.matrix is not None:
             problem, find = entry.matrix.problem, self._runs_for(entry)
             record["matrix"] = {
                 "q": self._put("q", problem.q),
                 "k": self._put("k", problem.k),
-                "lse": self._put("lse", entry.matrix.lse),
+                "lse": self._put("lse", entry.matrix._known_lse()),
                 "sink": None if problem.sink is None else self._put("sink", problem.sink),
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),

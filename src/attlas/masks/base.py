@@ -127,6 +127,25 @@ class Mask(ABC):
         """
         return None
 
+    def first_query(self, m: int, n: int) -> int | None:
+        """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
+        return None
+
+    def padding(self, at: Tile) -> Tensor | None:
+        """Return True where a key is padding and no token of its text, shape (batches or 1, n).
+
+        Parameters
+        ----------
+        at : Tile
+            All rows and columns of the matrix.
+
+        Returns
+        -------
+        Tensor of bool, or None
+            None where this mask does not tell padding from text.
+        """
+        return None
+
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
 
@@ -256,6 +275,14 @@ class And(_Pair):
         if left is None or right is None:
             return None
         return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
+
+    def first_query(self, m: int, n: int) -> int | None:
+        left = self.left.first_query(m, n)
+        return self.right.first_query(m, n) if left is None else left
+
+    def padding(self, at: Tile) -> Tensor | None:
+        left, right = self.left.padding(at), self.right.padding(at)
+        return left if right is None else right if left is None else left | right
 
     def log_weights(self) -> tuple[Score, ...]:
         return self.left.log_weights() + self.right.log_weights()

@@ -206,6 +206,9 @@ class Padding(_Counted):
         end = torch.full_like(lengths, at.n)
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
+    def padding(self, at: Tile) -> Tensor:
+        return ~self.allows(at)[:, 0, 0]
+
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
         longest = int(self.lengths.max()) if self.lengths.numel() else 0

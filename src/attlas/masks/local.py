@@ -23,9 +23,12 @@ class _Local(Mask):
         self.right = None if right is None else _reach(where, "right", right)
         self.offset = None if offset is None else _whole(where, "offset", offset)
 
+    def first_query(self, m: int, n: int) -> int:
+        return n - m if self.offset is None else self.offset
+
     def shift(self, at: Tile) -> int:
         """Return how far query 0 stands to the right of key 0."""
-        return at.n - at.m if self.offset is None else self.offset
+        return self.first_query(at.m, at.n)
 
     def allows(self, at: Tile) -> Tensor:
         place = at.i + self.shift(at)

@@ -75,6 +75,10 @@ class _Stored(Mask):
                 return Coverage.SOME
         return Coverage.ALL if whole else Coverage.NONE
 
+    def padding(self, at: Tile) -> Tensor | None:
+        # One row of keys for all heads and queries is what a padding mask is.
+        return ~self.allows(at)[:, 0, 0] if at.m > 1 and self.cells.shape[1:3] == (1, 1) else None
+
     def _forget(self) -> None:
         """Forget what was read off the tensor before it changed."""
         self._strips, self._changes = {}, _changes(self.tensor)

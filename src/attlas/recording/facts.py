@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["continued", "details_of", "ids_of", "name_of", "token_bytes", "tokens_of"]
+__all__ = ["continued", "details_of", "ids_of", "name_of", "padding_masks", "token_bytes", "tokens_of"]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -49,6 +50,41 @@ def ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.dtype is not torch.bool:
             return ids.detach().to("cpu", copy=True)
     return None
+
+
+def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the 2-D attention masks that a model was called with, by the kind of attention whose queries they tell.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, for the names of the arguments that have none in the call.
+    args, kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    dict of str to Tensor of bool, shape (batch, tokens)
+        Nothing where no sequence is padded.
+    """
+    try:
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        given = {}
+    given = {**given, **kwargs}
+    own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
+    if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given and not _has_decoder(model):
+        own, decoder = {}, "attention_mask"
+    found = {kind: given.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    return {
+        kind: t.detach().to("cpu").bool()
+        for kind, t in found.items()
+        if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
+    }
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def continued(before: Tensor | None, given: Tensor | None, first: int | None) -> Tensor | None:

@@ -100,7 +100,7 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         How many keys are kept; all, by default.
     """
     problem = A.problem
-    lse = own(A.lse, device)
+    lse = own(A._known_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
     there = None if device is None or device == problem.device else device
     mask = None if problem.mask is None else placed(problem.mask, there)
     if mask is not None and there is not None:
@@ -113,6 +113,7 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
         score=placed(problem.score, there),
+        versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
     batch, heads = problem.shape[:2]
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)

@@ -24,7 +24,6 @@ __all__ = [
     "MovedScore",
     "Stacked",
     "alike",
-    "first_query_of",
     "is_placeless",
     "rows_of",
     "stacked",
@@ -33,16 +32,6 @@ __all__ = [
 
 _PLACELESS = (ScaledDot, Cosine, Bilinear, Gaussian, Laplace)
 _JUDGED = 64  # blocks of rows whose coverage is asked one by one
-
-
-def first_query_of(mask: Mask | None, m: int, n: int) -> int | None:
-    """Return how far query 0 stands to the right of key 0 by what a mask says; None where it does not."""
-    if isinstance(mask, Causal | Window):
-        return n - m if mask.offset is None else mask.offset
-    if isinstance(mask, And):
-        left = first_query_of(mask.left, m, n)
-        return first_query_of(mask.right, m, n) if left is None else left
-    return None
 
 
 def is_causal(mask: Mask | None) -> bool:
@@ -90,12 +79,29 @@ class Moved(Mask):
         first, stop = (t.to(at.device) + self.column for t in found)
         return first, stop
 
+    def first_query(self, m: int, n: int) -> int | None:
+        first = self.inner.first_query(self.m, self.n)
+        return None if first is None else first - self.row + self.column
+
+    def padding(self, at: Tile) -> Tensor | None:
+        whole = replace(self._there(at), columns=range(self.n), column_index=None)
+        found = self.inner.padding(whole)
+        return None if found is None else _in_columns(found.to(at.device), self.column, at.n)
+
     def name(self) -> str:
         return f"{self.inner.name()} moved by ({self.row}, {self.column})"
 
     def _there(self, at: Tile) -> Tile:
         there = moved_tile(at, self.m, self.n, self.row, self.column)
         return there if self.device is None else replace(there, device=self.device)
+
+
+def _in_columns(found: Tensor, column: int, n: int) -> Tensor:
+    """Return flags of keys that begin at `column` as flags of n keys; the others are not set."""
+    out = found.new_zeros(len(found), n)
+    first, stop = max(column, 0), min(column + found.shape[-1], n)
+    out[:, first:stop] = found[:, first - column : stop - column]
+    return out
 
 
 def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
@@ -399,6 +405,20 @@ class Stacked(Mask):
             return Coverage.ALL
         rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
         return block.mask.coverage(moved_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
+
+    def first_query(self, m: int, n: int) -> int | None:
+        block = self.blocks[0]
+        first = None if block.mask is None else block.mask.first_query(block.m, block.n)
+        return None if first is None else first - block.row + block.column
+
+    def padding(self, at: Tile) -> Tensor | None:
+        # The last step has all keys there are, but those that a sliding cache has dropped.
+        block = max(self.blocks, key=lambda one: one.n)
+        if block.mask is None:
+            return None
+        there = moved_tile(at, block.m, block.n, block.row, block.column)
+        found = block.mask.padding(replace(there, columns=range(block.n), column_index=None))
+        return None if found is None else _in_columns(found.to(at.device), block.column, at.n)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

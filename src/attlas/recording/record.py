@@ -21,9 +21,9 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording import complaints, facts
 from attlas.recording.census import Census, Site
 from attlas.recording.disk import Disk
+from attlas.recording.padding import real_queries
 from attlas.recording.passes import Passes, in_backward
 from attlas.recording.patch import patched
-from attlas.recording.places import first_query_of
 from attlas.recording.selection import Selection
 from attlas.recording.strand import Policy, Step, Strand
 from attlas.recording.switch import switched
@@ -227,6 +227,7 @@ class Recording(AbstractContextManager[Atlas]):
         self._reused: set[str] = set()
         self._met: set[Site] = set()
         self._given: Tensor | None = None
+        self._padded: dict[str, Tensor] = {}
         self._ids: Tensor | None = None
         watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
         self._passes = Passes(model, watched, lambda: listening(self), self._begin, self._end)
@@ -314,12 +315,14 @@ class Recording(AbstractContextManager[Atlas]):
         self._visits.clear()
         self._first_query = None
         self._given = facts.ids_of(args, kwargs)
+        self._padded = facts.padding_masks(self._model, args, kwargs)
 
     def _end(self) -> None:
         self._ran |= {path for path, count in self._passes.calls.items() if count}
         if not self._heard:
             raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
         self._ids = facts.continued(self._ids, self._given, self._first_query)
+        self._padded = {}  # an encoder that runs by itself has another text
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -380,13 +383,17 @@ class Recording(AbstractContextManager[Atlas]):
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
         elif first_query is None:
-            place = first_query_of(matrix.problem.mask, m, n)
+            mask = matrix.problem.mask
+            place = None if mask is None else mask.first_query(m, n)
             first_query = max(n - m if place is None else place, 0) + first_key
         first_query = int(first_query)
         if site.kind == "self" and self._first_query is None:
             self._first_query = first_query
         rows = self._selection.rows(first_query, m)
-        return Step(matrix, rows, first_query, first_key, cross) if len(rows) else None
+        if not len(rows):
+            return None
+        counted = real_queries(matrix, self._padded.get(site.kind), first_query, first_key, cross=cross)
+        return Step(matrix, rows, first_query, first_key, cross, counted)
 
     def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
         key = (site.path, occurrence)

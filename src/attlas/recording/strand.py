@@ -59,6 +59,8 @@ class Step:
         Place in the text of query 0 and of key 0.
     cross : bool
         Whether the keys are those of another text, the same at each step.
+    query_mask : Tensor of bool, optional, shape (batch, m)
+        Which of its queries are tokens and no padding; None where all are.
     """
 
     matrix: AttentionMatrix
@@ -66,6 +68,7 @@ class Step:
     first_query: int
     first_key: int
     cross: bool
+    query_mask: Tensor | None = None
 
     @property
     def last_query(self) -> int:
@@ -111,6 +114,7 @@ class Strand:
         self._k: list[Tensor] = []
         self._lse: list[Tensor] = []
         self._prints: list[Tensor] = []
+        self._counted: list[Tensor] = []
         self._plan = step.matrix.plan
         self.entry: Entry | None = None
         self._take(step)
@@ -175,11 +179,11 @@ class Strand:
         if policy.tokens:
             held = kept(part, policy.device, 0)
             self._q.append(held.problem.q)
-            self._lse.append(held.lse)
+            self._lse.append(held._known_lse())
             if fresh.shape[2] or not self._k:
                 self._k.append(own(fresh, policy.device))
             # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
-            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone())
+            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone(), versions=())
         else:
             if fresh.shape[2] or not self._prints:
                 self._prints.append(fingerprint(fresh))
@@ -188,6 +192,7 @@ class Strand:
             self._base = problem
         mask = problem.mask if policy.tokens else None
         self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self._counted.append(_counted(part, step))
         self.next_row += rows
         self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
 
@@ -203,9 +208,9 @@ class Strand:
         )
         self._q, self._k, self._lse = [q], [k], [lse]
         batch, heads = q.shape[:2]
-        problem = replace(self._base, q=q, k=k, mask=None)
+        problem = replace(self._base, q=q, k=k, mask=None, versions=())
         place = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stacked(self.blocks, self.keys, place))
+        problem = replace(problem, mask=stacked(self.blocks, self.keys, place), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _made(self) -> Entry:
@@ -222,6 +227,7 @@ class Strand:
             shape=(*self._base.shape[:2], rows, self.keys),
             matrix=matrix,
             statistics=self._results(matrix),
+            query_mask=None if all(map(torch.all, self._counted)) else torch.cat(self._counted, dim=1),
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
@@ -239,7 +245,7 @@ class Strand:
         self.entry = disk.write(made)
         if self.entry.matrix is not None:
             problem = self.entry.matrix.problem
-            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix.lse]
+            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
 
     def finish(self) -> Entry:
         """Return the entry of the whole text."""
@@ -249,6 +255,17 @@ class Strand:
         if self.policy.disk is not None:
             self._write(self.policy.disk, made)
         return made if self.entry is None else self.entry
+
+
+def _counted(part: AttentionMatrix, step: Step) -> Tensor:
+    """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
+    batch, _, rows, _ = part.problem.shape
+    counted = torch.ones(batch, rows, dtype=torch.bool)
+    if step.query_mask is not None:
+        counted = step.query_mask[:, step.rows.start : step.rows.stop]
+    if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
+        return counted
+    return counted & (part._lse > -torch.inf).any(dim=1).cpu()
 
 
 def _without_tokens(A: AttentionMatrix) -> Any:
@@ -261,4 +278,5 @@ def _without_tokens(A: AttentionMatrix) -> Any:
         sink=None if problem.sink is None else problem.sink.detach().clone(),
         score=placed(problem.score),
         mask=None,
+        versions=(),
     )

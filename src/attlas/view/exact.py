@@ -152,7 +152,7 @@ class Head:
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False) -> None:
         self.A = without_first(A) if skip_first else A
         _, self.heads, self.m, self.n = A.shape
-        self._lse = torch.zeros(1, self.heads, self.m, dtype=A.dtype)
+        self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
         self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
@@ -179,7 +179,7 @@ class Head:
                 continue
             go_on(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n)).lse.cpu()
+            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n))._known_lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
