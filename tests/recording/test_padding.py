@@ -227,3 +227,22 @@ def test_rows_without_a_key_are_left_out_with_a_sink_too(words) -> None:
     share = torch.tensor([row["first_key_mass"] for row in atlas.table()], dtype=torch.float64)
     torch.testing.assert_close(share, first / weights.sum((0, 2, 3)), atol=1e-6, rtol=1e-5)
     assert not math.isnan(float(share.sum()))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_other_numbers_of_heads_leave_padding_out(side) -> None:
+    q = torch.randn(2, 3, 12, 8)
+    q[1, :, 5:] *= 40 if side == "right" else 1  # padding that would be seen
+    mask = attlas.Causal() & attlas.Padding([12, 5], side=side)
+    A = attlas.attend(q, q, mask=mask)[1]
+    own = q[1, :, :5] if side == "right" else q[1, :, 7:]
+    B = attlas.attend(own, own, mask=attlas.Causal())
+    torch.testing.assert_close(heads.qk_clip(A).max_logit, heads.qk_clip(B).max_logit)
+    for rows in (None, slice(0, 12)):
+        torch.testing.assert_close(
+            heads.EntropyAlarm(rows=rows).check(A).share, heads.EntropyAlarm(rows=None).check(B).share
+        )
+    found, wanted = heads.by_distance(A), heads.by_distance(B)
+    torch.testing.assert_close(found.weight[:, :5], wanted.weight)
+    torch.testing.assert_close(found.share[:, :5], wanted.share)
+    assert float(found.share[:, 5:].abs().sum()) == 0.0

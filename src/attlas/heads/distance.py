@@ -162,13 +162,24 @@ def _only(part: Part, at: Tile, counted: Tensor) -> _Rows:
 
 
 class _Counted(stats.Offsets):
-    """Mass on each diagonal, and the number of its allowed cells."""
+    """Mass on each diagonal, and the number of its allowed cells, of the queries that are no padding."""
 
     def __init__(self) -> None:
         super().__init__(mean=True)
 
-    def finish(self, carry: tuple[Tensor, Tensor | None]) -> Any:
+    def start(self, problem: Any) -> Any:
+        return super().start(problem), row_filter("by_distance()", None, problem)
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        sums, counted = carry
+        super().step(sums, part if counted is None else cast(Part, _only(part, at, counted)), at)
         return carry
+
+    def finish(self, carry: Any) -> Any:
+        return carry[0]
+
+    def wants(self, problem: Any) -> None:
+        return None
 
 
 class DistanceProfile(NamedTuple):

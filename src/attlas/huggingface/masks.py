@@ -332,7 +332,9 @@ def _translated(rule: Rule, place: _Place) -> Mask | None:
         return reduce(operator.or_, known) if len(known) == len(parts) else None
     make = _OVERLAYS.get(name)
     found = None if make is None else make(held, place)
-    return found or from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
+    if found is not None:
+        return found
+    return from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
 
 
 def _all_of(rules: tuple[Rule, ...], place: _Place) -> Mask | None:

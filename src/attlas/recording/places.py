@@ -226,7 +226,8 @@ def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:
         cells = mask.cells
         # What an additive mask adds is part of the score by now; what is left is where it forbids.
         return TensorMask(mask.rule(cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop]))
-    return moved(mask, m, n, -rows.start, 0, n) or Moved(mask, m, n, -rows.start, 0)
+    found = moved(mask, m, n, -rows.start, 0, n)
+    return Moved(mask, m, n, -rows.start, 0) if found is None else found
 
 
 def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:
