@@ -246,3 +246,22 @@ def test_other_numbers_of_heads_leave_padding_out(side) -> None:
     torch.testing.assert_close(found.weight[:, :5], wanted.weight)
     torch.testing.assert_close(found.share[:, :5], wanted.share)
     assert float(found.share[:, 5:].abs().sum()) == 0.0
+
+
+def test_texts_of_every_sequence(gpt2, words, tmp_path) -> None:
+    class Tokenizer:
+        def decode(self, ids):
+            return f"<{ids[0]}>"
+
+    call = padded(words, "right")
+    atlas = record(gpt2, call, tokens=Tokenizer())
+    assert atlas.texts == [[f"<{token}>" for token in row] for row in call["input_ids"].tolist()]
+    assert atlas.tokens == atlas.texts[0]
+    assert "2 × 15 tokens" in repr(atlas)
+    atlas.save(tmp_path / "run.atlas")
+    assert attlas.load(tmp_path / "run.atlas").texts == atlas.texts
+    given = [["a"] * 15, ["b"] * 15]
+    assert record(gpt2, call, tokens=given).texts == given
+    alone = record(gpt2, {"input_ids": words[0]}, tokens=Tokenizer())
+    assert len(alone.texts) == 1
+    assert alone.tokens == [f"<{token}>" for token in words[0][0].tolist()]

@@ -87,6 +87,8 @@ def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | Non
         found["details"] = plain(content.get("details"), "details", dict)
         tokens, ids = content.get("tokens"), content.get("ids")
         found["tokens"] = None if tokens is None else texts(tokens, "tokens")
+        if content.get("texts") is not None:  # of a batch
+            found["tokens"] = [texts(text, "texts") for text in plain(content["texts"], "texts", list)]
         found["ids"] = None if ids is None else reader.take(ids)
         spans = plain(content.get("spans"), "spans", dict)
         found["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}

@@ -359,6 +359,8 @@ def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> Non
     lines = [f"attlas stats {shown}"]
     if arguments.statistics is None and atlas.kinds == ("self",):  # what the page is made of
         lines.append(f"attlas report {shown} -o report.html")
+    if arguments.keep == "disk":  # tiles are made of queries and keys
+        lines.append(f"attlas view {shown}")
     for line in lines:
         terminal.say(terminal.style(f"  {line}", "dim"))
 

@@ -95,13 +95,17 @@ def continued(before: Tensor | None, given: Tensor | None, first: int | None) ->
     return torch.cat([before, given], dim=1) if goes_on and before is not None else given
 
 
-def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | None:
-    """Return the text of each token of batch 0: as given, or as a tokenizer reads the ids."""
+def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
+    """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
     if tokens is None or isinstance(tokens, list | tuple):
+        if tokens and all(isinstance(text, list | tuple) for text in tokens):
+            return [[str(token) for token in text] for text in tokens]
         return None if tokens is None else [str(token) for token in tokens]
     if ids is None or not len(ids):
         return None
-    return [str(tokens.decode([number])) for number in ids[0].tolist()]
+    known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
+    found = [[known[number] for number in text] for text in ids.tolist()]
+    return found if len(found) > 1 else found[0]
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:

@@ -74,8 +74,9 @@ def record(
         used, which a warning names and which goes with the atlas.
     patch_sdpa : bool, default False
         Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
-    tokens : list of str, or tokenizer, optional
-        Text of each token; a tokenizer of transformers says it of the ids that the model was given.
+    tokens : list of str, or list of such, or tokenizer, optional
+        Text of each token, or a list for each sequence of a batch; a tokenizer of transformers says it of the
+        ids that the model was given. `Atlas.texts` has every sequence, `Atlas.tokens` the first.
 
     Returns
     -------
@@ -114,6 +115,9 @@ def record(
     A module that is used for several layers (ALBERT) gives one layer for each use in a pass. One that is
     called several times within its own forward (windows of an image) gives as many passes of one layer.
     What gradient checkpointing computes again in the backward pass is not recorded again. All is detached.
+
+    Batches with padding: the 2-D ``attention_mask`` of each call (``decoder_attention_mask`` for a decoder) says
+    which queries are tokens, `Entry.query_mask`; means and scores leave the others out.
 
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
@@ -295,7 +299,8 @@ class Recording(AbstractContextManager[Atlas]):
             raise complaints.no_query(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
-        self.atlas.tokens = facts.tokens_of(self._tokens, self._ids)
+        words = facts.tokens_of(self._tokens, self._ids)
+        self.atlas.texts = None if words is None else Atlas(tokens=words).texts
         pieces = facts.token_bytes(
             self._tokens, [] if self._ids is None or not len(self._ids) else self._ids[0].tolist()
         )
