@@ -1,4 +1,4 @@
-"""Batches with padding: numbers of a recording are those of the texts alone, on either side and wherever they are kept."""
+"""Batches with padding: numbers of a recording are those of the texts alone, wherever they are kept."""
 
 import math
 

@@ -142,7 +142,7 @@ def _matrix(
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
     if not fits:
         raise SpecError(f"q {_words(q)} and k {_words(k)} of a matrix of shape {shape}")
-    # Older files have it in the dtype of the weights; where that is too coarse it is computed again when it is asked for.
+    # Files of version 1 have it in the dtype of the weights; where that is too coarse it is computed again.
     if tuple(lse.shape) != (batch, heads, m) or lse.dtype not in (torch.float64, accumulation_dtype(q.dtype)):
         raise SpecError(f"lse {_words(lse)} of a matrix of shape {shape} and q {_words(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):

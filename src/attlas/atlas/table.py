@@ -93,7 +93,7 @@ def _columns(name: str, result: Any, entry: Entry, counted: Tensor | None) -> di
     if plain == "column_mass" and _is(result, (*shape[:2], shape[3])) and shape[3]:
         share = _first_key_share(result, entry, counted)
         return {} if share is None else {name.replace("column_mass", "first_key_mass"): share}
-    if plain.startswith("column_") or plain == "arg_max":
+    if plain.startswith("column_") or plain in ("arg_max", "head_scores"):
         return {}
     if plain == "coverage" and result.shape[:-1] == rows:
         return {f"{name}_{level + 1}": _mean(result[..., level], counted) for level in range(result.shape[-1])}

@@ -167,7 +167,7 @@ def _recorded(
         statistics = numbers.chosen(arguments.statistics, ids, count_of_heads, "record")
         words = list(texts(loaded.tokenizer, ids))
         details: dict[str, Any] = {"source": source, "command": _command(arguments)}
-        if "agreement" in statistic_names(statistics) and not arguments.patch_sdpa:
+        if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
                 details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), count_of_heads)
 

@@ -123,6 +123,13 @@ class FixedDistance(Statistic):
         self._offsets.step(carry.sums, some, at)
         return carry
 
+    def mean(self, carry: _Diagonals) -> tuple[Tensor, Tensor]:
+        """Return how far back the weight lies on average, and the share of it behind the queries."""
+        mass = carry.sums[0]
+        distances = carry.shift - torch.arange(mass.shape[-1], device=mass.device) + carry.m - 1
+        total = mass.sum(dim=-1).clamp(min=torch.finfo(mass.dtype).tiny)
+        return (mass * distances).sum(-1) / total, torch.where(distances < 0, mass, 0.0).sum(-1) / total
+
     def finish(self, carry: _Diagonals) -> Fixed:
         mass, cells = carry.sums
         if not mass.shape[-1]:
