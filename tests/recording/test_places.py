@@ -16,7 +16,6 @@ from attlas.recording.places import (
     Moved,
     Stacked,
     alike,
-    is_placeless,
     rows_of,
     stacked,
     window_of,
@@ -204,8 +203,8 @@ def test_alike_compares_what_is_held() -> None:
 
 
 def test_scores_of_places_are_known() -> None:
-    assert is_placeless(attlas.SoftCap(2.0 * attlas.ScaledDot(), 3.0))
-    assert not is_placeless(attlas.ScaledDot() + attlas.Alibi(3))
+    assert attlas.SoftCap(2.0 * attlas.ScaledDot(), 3.0).position_free
+    assert not (attlas.ScaledDot() + attlas.Alibi(3)).position_free
 
 
 def test_a_device_of_its_own() -> None:

@@ -204,7 +204,7 @@ class FavouriteToken(Statistic):
         self.counted = counted
 
     def start(self, problem: Any) -> tuple[Tensor, FirstSeen, Tensor | None, Tensor]:
-        batch, heads, m, n = problem.shape
+        batch, heads, _, n = problem.shape
         counted = row_filter("FavouriteToken()", self.counted, problem)
         ids = of_each_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
         mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)

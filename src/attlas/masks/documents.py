@@ -206,6 +206,11 @@ class Padding(_Counted):
         end = torch.full_like(lengths, at.n)
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Padding:
+        if self.side == "left":
+            return Padding((len(columns) + columns.start - n + self.lengths).clamp(0, len(columns)), side="left")
+        return Padding((self.lengths - columns.start).clamp(0, len(columns)))
+
     def padding(self, at: Tile) -> Tensor:
         return ~self.allows(at)[:, 0, 0]
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from attlas.indexing import Axes
-from attlas.masks import Causal, Coverage, Mask, Padding, Window
+from attlas.masks import Causal, Coverage, Mask, Window
 from attlas.masks.base import And
-from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.matrix import AttentionMatrix
-from attlas.scores import Bilinear, Cosine, Gaussian, Laplace, ScaledDot, Score, SoftCap, TensorBias
-from attlas.scores.base import Dot, Scaled, Sum, Tokens
+from attlas.scores import Score
+from attlas.scores.base import Dot, Sum, Tokens
 from attlas.tiles import Tile
 
 __all__ = [
@@ -24,13 +23,11 @@ __all__ = [
     "MovedScore",
     "Stacked",
     "alike",
-    "is_placeless",
     "rows_of",
     "stacked",
     "window_of",
 ]
 
-_PLACELESS = (ScaledDot, Cosine, Bilinear, Gaussian, Laplace)
 _JUDGED = 64  # blocks of rows whose coverage is asked one by one
 
 
@@ -154,17 +151,6 @@ class MovedScore(Score):
         return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row, self.column))
 
 
-def is_placeless(score: Score) -> bool:
-    """Return whether a score is known to look at tokens alone, wherever they stand."""
-    if isinstance(score, Sum):
-        return is_placeless(score.left) and is_placeless(score.right)
-    if isinstance(score, Scaled):
-        return is_placeless(score.inner)
-    if isinstance(score, SoftCap):
-        return is_placeless(score.score)
-    return type(score) in _PLACELESS
-
-
 def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
     """Return some queries of a matrix as a matrix of their own, every weight as it was.
 
@@ -178,10 +164,13 @@ def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
     batch, heads, m, n = A.problem.shape
     if len(rows) == m:
         return A
+    mask = None if A.problem.mask is None else A.problem.mask.translate(rows, range(n), m, n)
+    if mask is None and A.problem.mask is not None:
+        mask = Moved(A.problem.mask, m, n, -rows.start, 0)
     problem = replace(
         A.problem,
         q=A.problem.q[:, :, rows.start : rows.stop],
-        mask=None if A.problem.mask is None else _mask_rows(A.problem.mask, rows, m, n),
+        mask=mask,
         score=_score_rows(A.problem.score, rows, m, n),
     )
     part = None if A._lse is None else A._lse[:, :, rows.start : rows.stop]
@@ -214,59 +203,18 @@ def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | Non
         q=problem.q[:, :, rows.start : rows.stop],
         k=problem.k[:, :, columns.start : columns.stop],
         mask=None if problem.mask is None else Moved(problem.mask, *place),
-        score=problem.score if is_placeless(problem.score) else MovedScore(problem.score, *place),
+        score=problem.score if problem.score.position_free else MovedScore(problem.score, *place),
         sink=problem.sink if lse is None else None,  # it is part of the log-sum-exp
         partial=lse is not None,
     )
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
 
 
-def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:
-    if isinstance(mask, TensorMask | AdditiveMask):
-        cells = mask.cells
-        # What an additive mask adds is part of the score by now; what is left is where it forbids.
-        return TensorMask(mask.rule(cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop]))
-    found = moved(mask, m, n, -rows.start, 0, n)
-    return Moved(mask, m, n, -rows.start, 0) if found is None else found
-
-
 def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:
-    if is_placeless(score):
-        return score
     if isinstance(score, Sum):
         return _score_rows(score.left, rows, m, n) + _score_rows(score.right, rows, m, n)
-    if type(score) is TensorBias:
-        t = score.t
-        return score if t.ndim < 2 or t.shape[-2] == 1 else TensorBias(t[..., rows.start : rows.stop, :])
-    return MovedScore(score, m, n, -rows.start)
-
-
-def moved(mask: Mask, m: int, n: int, row: int, column: int, keys: int) -> Mask | None:
-    """Return a mask of the same family whose query 0 and key 0 stand at `row` and `column`; None if there is none.
-
-    Parameters
-    ----------
-    mask : Mask
-        A mask of m queries and n keys.
-    m, n : int
-        Sizes of the matrix that it belongs to.
-    row, column : int
-        Where its query 0 and its key 0 stand.
-    keys : int
-        Number of keys of the matrix that is asked now.
-    """
-    if isinstance(mask, Causal | Window):
-        offset = (n - m if mask.offset is None else mask.offset) - row + column
-        return Causal(offset) if isinstance(mask, Causal) else Window(mask.left, mask.right, offset)
-    if type(mask) is Padding:
-        if mask.side == "left":
-            return Padding(keys - column - n + mask.lengths, side="left")
-        return Padding(mask.lengths + column)
-    if isinstance(mask, And):
-        left = moved(mask.left, m, n, row, column, keys)
-        right = moved(mask.right, m, n, row, column, keys)
-        return None if left is None or right is None else And(left, right)
-    return None
+    found = score.translate(rows, range(n), m, n)
+    return MovedScore(score, m, n, -rows.start) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +232,9 @@ class Block:
         if self.mask is None:
             # One query that sees all n keys there are is the last row of a causal mask.
             return Causal(self.column + self.n - 1 - self.row) if self.m == 1 and self.column == 0 else None
-        found = moved(self.mask, self.m, self.n, self.row, self.column, keys)
+        # One row more than this block has: a mask that is stored cannot tell about those of the other blocks.
+        rows, columns = range(-self.row, self.m + 1), range(-self.column, keys - self.column)
+        found = self.mask.translate(rows, columns, self.m, self.n)
         if found is None:
             return None
         if self.m == 1 and self.column == 0 and not is_causal(found):

@@ -17,7 +17,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.disk import Disk
 from attlas.recording.joining import Joined, can_join, fitting
 from attlas.recording.keeping import fingerprint, kept, own, placed
-from attlas.recording.places import Block, alike, is_causal, is_placeless, rows_of, stacked
+from attlas.recording.places import Block, alike, is_causal, rows_of, stacked
 from attlas.stats import Statistic
 
 __all__ = ["Policy", "Step", "Strand"]
@@ -129,7 +129,7 @@ class Strand:
             return False
         if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
             return False
-        if not (is_placeless(problem.score) and alike(problem.score, base.score) and self._same_sink(problem.sink)):
+        if not (problem.score.position_free and alike(problem.score, base.score) and self._same_sink(problem.sink)):
             return False
         if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
             return False

@@ -15,7 +15,7 @@ from attlas.indexing import Axes
 from attlas.masks import And, Coverage, Mask
 from attlas.masks.base import edges
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import is_placeless, window_of
+from attlas.recording.places import window_of
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
@@ -275,7 +275,7 @@ class Head:
         As in `pooled`, `pool` says which number is needed.
         """
         problem, edges = self.A.problem, (range(len(rows) + 1), columns)
-        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self.is_uniform))
+        fused = problem.score.position_free and (self.heads == 1 or (pool == "mean" and self.is_uniform))
         if fused and (problem.mask is None or problem.interval is not None):
             found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
             total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
