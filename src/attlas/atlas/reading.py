@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, blaming, check_files, plain, read_manifest
-from attlas.atlas.spec import SpecError, mask_from, result_from, score_from
+from attlas.atlas.spec import Own, SpecError, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes
@@ -71,7 +71,7 @@ class Reader:
         return set(self._tensors)
 
 
-def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | None) -> dict[str, Any]:
+def read(folder: Path, *, verify: bool, score: Own) -> dict[str, Any]:
     """Return what a saved folder holds, under the names that `Atlas` gives to it.
 
     Raises
@@ -106,7 +106,7 @@ def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | Non
     return found
 
 
-def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] | None) -> Entry:
+def entry_from(record: Any, reader: Reader, score: Own) -> Entry:
     """Return the entry that plain data describes.
 
     Raises
@@ -129,9 +129,7 @@ def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] |
     return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, counted)
 
 
-def _matrix(
-    record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Score | Mapping[str, Score] | None
-) -> AttentionMatrix:
+def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Own) -> AttentionMatrix:
     plain(record, "matrix", dict)
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])

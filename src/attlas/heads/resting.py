@@ -225,8 +225,8 @@ class FavouriteToken(Statistic):
 
     def finish(self, carry: Any) -> Tensor:
         mass, seen, counted, ids = carry
+        out: Tensor = mass.new_zeros(mass.shape[:2])
         rows = seen.keys > 0 if counted is None else (seen.keys > 0) & counted
-        out = mass.new_zeros(mass.shape[:2])
         n = mass.shape[-1]
         if not n or not rows.shape[-1]:
             return out

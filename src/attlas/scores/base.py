@@ -117,6 +117,18 @@ class Score(nn.Module):
         """Return this score as a dot product of the projected tokens, or None where it is none."""
         return None
 
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return what `from_dict` makes this score of again: numbers, texts, tensors, scores; None if it is not stored.
+
+        A recording keeps it for classes of your own, and ``attlas.load(folder, score=YourClass)`` reads it.
+        """
+        return None
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Score:
+        """Return the score of which `to_dict` gave these settings; by default its class is called with them."""
+        return cls(**settings)
+
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
         """Return this score for another matrix of the same tokens, or None where it must be asked in its own places.
 
@@ -310,6 +322,9 @@ class ScaledByTensor(Score):
         self.finite = inner.finite
         self.positional = inner.positional
         self.position_free = inner.position_free
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner, "factor": self.factor}
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return self.inner.project(q, k)
