@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from attlas.engine.problem import Problem
 from attlas.indexing import Axes
 from attlas.inputs import accumulation_dtype
 from attlas.matrix import AttentionMatrix
-from attlas.scores import Score
 
 __all__ = ["Reader", "entry_from", "read"]
 

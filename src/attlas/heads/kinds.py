@@ -136,7 +136,7 @@ KINDS = (
         "near",
         0.5,
         f"Reads its neighbourhood, the last {NEAR} tokens.",
-        f"mean weight on the query's own place and the {NEAR - 1} before it, over the queries that have keys further away",
+        f"mean weight on the query's own place and the {NEAR - 1} before it, over queries with keys further away",
     ),
     Kind(
         "one token",
