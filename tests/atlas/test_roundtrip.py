@@ -289,7 +289,7 @@ def test_any_plain_facts_and_any_result(data: st.DataObject, tmp_path_factory: p
 
 
 def test_format_on_disk(tmp_path: Path) -> None:
-    """The words of version 1: a change here needs a new version."""
+    """The words of version 2: a change here needs a new version."""
     A = attlas.attend(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), mask=attlas.Causal())
     Atlas([make_entry(A, stats.Entropy(), names=["entropy"])], model="tiny", ids=torch.tensor([[7]])).save(
         tmp_path / "x"
@@ -305,7 +305,7 @@ def test_format_on_disk(tmp_path: Path) -> None:
 
     assert content == {
         "format": "attlas-atlas",
-        "version": 1,
+        "version": 2,
         "model": "tiny",
         "tokens": None,
         "ids": ref("ids", 1, 1, file=1),

@@ -263,7 +263,8 @@ def test_no_atlas_at_all(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(RecordingError, match="found: a file, and no folder"):
         load(tmp_path / "x")
-    refusal(tmp_path, "atlas.json", "no such file")
+    with pytest.raises(RecordingError, match="found: no recording in this folder"):
+        load(tmp_path)
 
 
 def test_foreign_and_newer_folders(folder: Path) -> None:
@@ -271,14 +272,14 @@ def test_foreign_and_newer_folders(folder: Path) -> None:
     refusal(folder, "atlas.json", "JSON, but not of the format 'attlas-atlas'")
     (folder / "atlas.json").write_text("[1]")
     refusal(folder, "atlas.json", "JSON, but not of the format 'attlas-atlas'")
-    (folder / "atlas.json").write_text('{"format": "attlas-atlas", "version": 2, "new": "words"}')
+    (folder / "atlas.json").write_text('{"format": "attlas-atlas", "version": 3, "new": "words"}')
     with pytest.raises(RecordingError) as error:
         load(folder)
     assert str(error.value) == (
         f"""load(): the folder must be of a format that this attlas knows.
   folder: {folder}
   file: atlas.json
-  found: format version 2, this attlas reads up to 1
+  found: format version 3, this attlas reads up to 2
   fix: update attlas."""
     )
 

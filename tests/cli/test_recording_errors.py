@@ -373,6 +373,7 @@ def test_what_a_recording_of_one_statistic_is_good_for(
     assert main(["record", *given, "--statistics", "entropy", "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert f"  attlas stats {out}\n" in said
+    assert "attlas view" not in said, "there is nothing to make tiles of"
     assert "attlas report" not in said, "it could not be written"
     assert complaint(capsys, "picture", out, "-o", tmp_path / "a.png") == (
         "picture: a picture is made from queries and keys, or was recorded.\n"
@@ -392,7 +393,9 @@ def test_folders_that_are_no_recordings(tmp_path: Path, capsys: pytest.CaptureFi
                 f"  found: {found}: {tmp_path / target}\n"
                 f"  fix: attlas record -o {new}\n"
             )
-        assert complaint(capsys, name, tmp_path / "empty", *command[1:]).startswith(f"{name}: atlas.json must be as")
+        said = complaint(capsys, name, tmp_path / "empty", *command[1:])
+        assert said.startswith(f"{name}: the folder must hold a recording.\n")
+        assert "  found: no recording in this folder" in said
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no mkfifo")

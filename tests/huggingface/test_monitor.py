@@ -108,9 +108,10 @@ def test_numbers_of_every_head_are_those_of_the_dense_weights(gpt2: nn.Module) -
     agree(monitor.last, right)
 
 
-def test_micro_batches_and_filling_on_the_left(gpt2: nn.Module, padded: Callable) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_micro_batches_with_padding(gpt2: nn.Module, padded: Callable, side: str) -> None:
     monitor = AttentionMonitor(every=1)
-    batches = (padded("left"), batch(3, 17, seed=4), batch(2, 5, seed=5))
+    batches = (padded(side), batch(3, 17, seed=4), batch(2, 5, seed=5))
     right = expected(gpt2, *batches)
     loop = Loop(gpt2, monitor)
     loop.step(*batches)

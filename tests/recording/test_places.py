@@ -16,8 +16,6 @@ from attlas.recording.places import (
     Moved,
     Stacked,
     alike,
-    first_query_of,
-    is_placeless,
     rows_of,
     stacked,
     window_of,
@@ -111,7 +109,7 @@ def test_the_lse_of_rows_is_not_computed_again() -> None:
     ],
 )
 def test_masks_tell_where_the_first_query_stands(mask: Mask | None, expected: int | None) -> None:
-    assert first_query_of(mask, M, N) == expected
+    assert (None if mask is None else mask.first_query(M, N)) == expected
 
 
 def dense_of(blocks: list[Block], keys: int) -> Tensor:
@@ -205,8 +203,8 @@ def test_alike_compares_what_is_held() -> None:
 
 
 def test_scores_of_places_are_known() -> None:
-    assert is_placeless(attlas.SoftCap(2.0 * attlas.ScaledDot(), 3.0))
-    assert not is_placeless(attlas.ScaledDot() + attlas.Alibi(3))
+    assert attlas.SoftCap(2.0 * attlas.ScaledDot(), 3.0).position_free
+    assert not (attlas.ScaledDot() + attlas.Alibi(3)).position_free
 
 
 def test_a_device_of_its_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -35,8 +35,8 @@ class Atlas:
         Name of the model.
     ids : Tensor, optional, shape (batch, n)
         Token ids of the text.
-    tokens : list of str, optional
-        Text of each token of batch 0.
+    tokens : list of str, or list of such, optional
+        Text of each token of a single sequence, or of sequence 0; or a list for each sequence of the batch.
     spans : mapping, optional
         Named stretches of the text, ``{"system": (0, 12)}``.
     details : mapping, optional
@@ -46,6 +46,8 @@ class Atlas:
     ----------
     entries : list of Entry
         The attentions, in the order of the model.
+    texts : list of list of str, or None
+        Text of each token of every sequence of the batch, padding included; `tokens` is the first of them.
 
     See Also
     --------
@@ -78,16 +80,29 @@ class Atlas:
         *,
         model: str = "",
         ids: Tensor | None = None,
-        tokens: list[str] | None = None,
+        tokens: list[str] | list[list[str]] | None = None,
         spans: Mapping[str, tuple[int, int]] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
         self.entries = list(entries)
         self.model = model
         self.ids = ids
-        self.tokens = tokens
+        self.texts: list[list[str]] | None = None
+        if tokens and isinstance(tokens[0], list):
+            self.texts = [list(text) for text in tokens]
+        else:
+            self.tokens = cast("list[str] | None", tokens)
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
+
+    @property
+    def tokens(self) -> list[str] | None:
+        """Text of each token of sequence 0; `texts` has all sequences of a batch."""
+        return self.texts[0] if self.texts else None
+
+    @tokens.setter
+    def tokens(self, tokens: list[str] | None) -> None:
+        self.texts = None if tokens is None else [tokens]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -218,8 +233,10 @@ class Atlas:
         A column is the mean over batch and queries: ``entropy``, ``effective_keys``, ``max_weight``,
         ``tail_mass``, ``logit_mean`` and ``logit_variance``, ``coverage_1`` and so on for each level,
         ``top_k_mass`` (mass of the k largest), and any row statistic of your own under its name. Two are no
-        means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of key
-        0 in all mass. Rows without an allowed key (padding) count as they are, with entropy and mass 0.
+        means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of the
+        first token in all mass. Queries of padding (`Entry.query_mask`) and rows without an allowed key count
+        nowhere: a mean is one over the tokens of all sequences. From a column mass with padding on the right,
+        ``first_key_mass`` needs q and k, and is None without them.
 
         Examples
         --------
@@ -335,7 +352,8 @@ class Atlas:
         main = [entry for entry in self.entries if entry.kind == self._main()]
         heads = _between([len(entry.heads) for entry in main])
         size = _bytes(sum(entry.nbytes for entry in self.entries))
-        tokens = "" if self.tokens is None else f", {len(self.tokens):,} tokens"
+        batch = len(self.texts or ())
+        tokens = "" if self.tokens is None else f", {f'{batch} × ' if batch > 1 else ''}{len(self.tokens):,} tokens"
         layers = _many(str(len(self)), "layer")
         lines = [f"{title}: {layers} × {_many(heads, 'head')}{tokens}, {size}"]
         for name in self.kinds:

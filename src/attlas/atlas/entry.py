@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
@@ -46,6 +47,9 @@ class Entry:
     statistics : dict
         Result of each statistic under its name (``"entropy"``, ``"column_mass"``, ``"top_k"``): a Tensor
         or a tuple of Tensors, with the leading axes batch and recorded heads.
+    query_mask : Tensor of bool, optional, shape (batch, m)
+        False for a query that is padding, from the ``attention_mask`` of the call, the mask of the matrix, or
+        because the query has no allowed key; None where every query is a token. Means leave padding out.
 
     Raises
     ------
@@ -77,6 +81,7 @@ class Entry:
     shape: tuple[int, int, int, int]
     matrix: AttentionMatrix | None = None
     statistics: dict[str, Any] = field(default_factory=dict)
+    query_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -92,6 +97,12 @@ class Entry:
         elif self.matrix is not None and tuple(self.matrix.shape) != tuple(self.shape):
             rule = "the matrix must have the stated sizes, (batch, recorded heads, m, n)."
             found = f"{tuple(self.matrix.shape)} in matrix, {tuple(self.shape)} in shape"
+        elif self.query_mask is not None and (
+            tuple(self.query_mask.shape) != (self.shape[0], self.shape[2]) or self.query_mask.dtype is not torch.bool
+        ):
+            rule = "query_mask must be a tensor of bool of shape (batch, m)."
+            found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
+            fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
         if rule:
             raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
 
@@ -103,7 +114,8 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: tokens, log-sum-exp, statistics."""
-        return sum(t.numel() * t.element_size() for t in tensors_of(self.statistics)) + self._matrix_bytes()
+        held = tensors_of(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
+        return sum(t.numel() * t.element_size() for t in held) + self._matrix_bytes()
 
     def _matrix_bytes(self) -> int:
         if self.matrix is None:

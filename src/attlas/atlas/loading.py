@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from attlas.atlas.atlas import Atlas
 from attlas.atlas.reading import read
-from attlas.scores import Score
+from attlas.atlas.spec import Own
 
 __all__ = ["load"]
 
 
-def load(
-    folder: str | os.PathLike[str], *, verify: bool = True, score: Score | Mapping[str, Score] | None = None
-) -> Atlas:
+def load(folder: str | os.PathLike[str], *, verify: bool = True, score: Own = None) -> Atlas:
     """Return the atlas that was saved in a folder; q and k stay on disk until they are read.
 
     Parameters
@@ -26,7 +23,8 @@ def load(
         Whether the checksum of every file is computed. Without it the checksum of ``atlas.json``, and the
         sizes and headers of all files, are still looked at.
     score : Score or mapping, optional
-        A score of your own that the recording used; several by the name of their class. It is not stored.
+        A score of your own that the recording used; several by the name of their class. It is not stored, but
+        for what its `to_dict` gives: then the class itself will do.
 
     Returns
     -------

@@ -24,7 +24,8 @@ __all__ = ["FILE", "MANIFEST", "blaming", "broken", "check_files", "plain", "rea
 
 MANIFEST = "atlas.json"
 FILE = re.compile(r"\d{4,9}\.safetensors")
-_FORMAT, _VERSION = "attlas-atlas", 1
+# Version 2: the log-sum-exp in float64, which queries are padding, texts of every sequence. All of 1 is read.
+_FORMAT, _VERSION = "attlas-atlas", 2
 _LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
 _EMPTY = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -63,7 +64,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.exists():
         fix = "the folder that save(), or `attlas record`, has written."
-        raise broken(folder, "", "the folder must hold a recording.", f"no {MANIFEST} in it", fix)
+        raise broken(
+            folder, "", "the folder must hold a recording.", f"no recording in this folder: it has no {MANIFEST}", fix
+        )
     with blaming(folder, MANIFEST):
         _regular(path)
         size = path.stat().st_size
@@ -78,7 +81,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
             raise broken(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
         match = _DIGEST.search(text)
-        if version != _VERSION or match is None or match[1].decode() != content.get("sha256"):
+        if (
+            version not in range(1, _VERSION + 1)
+            or isinstance(version, bool)
+            or match is None
+            or match[1].decode() != content.get("sha256")
+        ):
             raise SpecError(f"format version {str(version)[:60]} without a checksum")
         blank = text[: match.start(1)] + _EMPTY.encode() + text[match.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, blaming, check_files, plain, read_manifest
-from attlas.atlas.spec import SpecError, mask_from, result_from, score_from
+from attlas.atlas.spec import Own, SpecError, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes
 from attlas.inputs import accumulation_dtype
 from attlas.matrix import AttentionMatrix
-from attlas.scores import Score
 
 __all__ = ["Reader", "entry_from", "read"]
 
@@ -71,7 +69,7 @@ class Reader:
         return set(self._tensors)
 
 
-def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | None) -> dict[str, Any]:
+def read(folder: Path, *, verify: bool, score: Own) -> dict[str, Any]:
     """Return what a saved folder holds, under the names that `Atlas` gives to it.
 
     Raises
@@ -87,6 +85,8 @@ def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | Non
         found["details"] = plain(content.get("details"), "details", dict)
         tokens, ids = content.get("tokens"), content.get("ids")
         found["tokens"] = None if tokens is None else texts(tokens, "tokens")
+        if content.get("texts") is not None:  # of a batch
+            found["tokens"] = [texts(text, "texts") for text in plain(content["texts"], "texts", list)]
         found["ids"] = None if ids is None else reader.take(ids)
         spans = plain(content.get("spans"), "spans", dict)
         found["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
@@ -104,7 +104,7 @@ def read(folder: Path, *, verify: bool, score: Score | Mapping[str, Score] | Non
     return found
 
 
-def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] | None) -> Entry:
+def entry_from(record: Any, reader: Reader, score: Own) -> Entry:
     """Return the entry that plain data describes.
 
     Raises
@@ -123,12 +123,11 @@ def entry_from(record: Any, reader: Reader, score: Score | Mapping[str, Score] |
     results = plain(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
-    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics)
+    counted = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
+    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, counted)
 
 
-def _matrix(
-    record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Score | Mapping[str, Score] | None
-) -> AttentionMatrix:
+def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Own) -> AttentionMatrix:
     plain(record, "matrix", dict)
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])
@@ -139,7 +138,7 @@ def _matrix(
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
     if not fits:
         raise SpecError(f"q {_words(q)} and k {_words(k)} of a matrix of shape {shape}")
-    # Older files have it in the dtype of the weights; where that is too coarse it is computed again.
+    # Files of version 1 have it in the dtype of the weights; where that is too coarse it is computed again.
     if tuple(lse.shape) != (batch, heads, m) or lse.dtype not in (torch.float64, accumulation_dtype(q.dtype)):
         raise SpecError(f"lse {_words(lse)} of a matrix of shape {shape} and q {_words(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from attlas import masks as m
 from attlas import scores as s
+from attlas.atlas.moved import MovedScore
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
 from attlas.tiles import Tile
 
 __all__ = [
+    "Own",
     "Put",
     "SpecError",
     "Take",
@@ -32,6 +34,8 @@ Spec: TypeAlias = "dict[str, Any]"
 # Stores a tensor under a name and returns the plain data that finds it again; and the way back.
 Put: TypeAlias = Callable[[str, Tensor], Spec]
 Take: TypeAlias = Callable[[Any], Tensor]
+# What `load` is given for scores of the user's own: one, or several by name; an object, or a class with `from_dict`.
+Own: TypeAlias = "s.Score | type[s.Score] | Mapping[str, s.Score | type[s.Score]] | None"
 
 _LARGEST_INT = 2**53
 _DEPTH = 200  # scores in scores, masks in masks
@@ -79,6 +83,8 @@ _MASKS: dict[str, _Form] = {
         _Form(m.Not, (), ("inner",)),
     )
 }
+# Scores that say themselves what they are made of.
+_BY_DICT: dict[str, type[s.Score]] = {make.__name__: make for make in (s.ScaledByTensor, MovedScore)}
 _TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 
@@ -119,11 +125,54 @@ def score_spec(score: s.Score, put: Put) -> Spec:
             spec |= {"W_q": whole("W_q", score.W_q.weight), "W_k": whole("W_k", score.W_k.weight)}
             spec |= {"w_v": whole("w_v", score.w_v), "b": None if bias is None else whole("b", bias)}
         case _:
-            return {"class": "own", "name": name}
+            settings = score.to_dict()
+            known = type(score) is _BY_DICT.get(name)
+            spec = spec if known else {"class": "own", "name": name}
+            return spec if settings is None else spec | {"settings": _settings_spec(name, settings, put)}
     return spec
 
 
-def score_from(spec: Any, take: Take, own: s.Score | Mapping[str, s.Score] | None = None, depth: int = 0) -> s.Score:
+def _settings_spec(name: str, settings: Mapping[str, Any], put: Put) -> Spec:
+    """Return what `to_dict` of a score gave, with its tensors and scores as plain data."""
+    spec: Spec = {}
+    for key, value in settings.items():
+        if isinstance(value, s.Score):
+            spec[key] = {"score": score_spec(value, put)}
+        elif isinstance(value, Tensor):
+            spec[key] = {"t": put(key, value.detach().contiguous()), "learn": isinstance(value, nn.Parameter)}
+        elif value is None or isinstance(value, bool | int | float | str):
+            spec[key] = {"plain": value}
+        else:
+            raise DtypeError(
+                "save()",
+                "to_dict() of a score must give numbers, texts, tensors and scores.",
+                {"score": name, "setting": key},
+                found=kind(value),
+                fix="give what the class is made of, by the names of its arguments.",
+            )
+    return spec
+
+
+def _settings_from(spec: Any, take: Take, own: Own, depth: int) -> dict[str, Any]:
+    """Return what `to_dict` of a score gave."""
+    if not isinstance(spec, dict):
+        raise SpecError(f"settings = {str(spec)[:60]}, not an object")
+    found: dict[str, Any] = {}
+    for key, value in spec.items():
+        if isinstance(value, dict) and "score" in value:
+            found[key] = score_from(value["score"], take, own, depth + 1)
+        elif isinstance(value, dict) and "t" in value:
+            t = take(value["t"])
+            found[key] = nn.Parameter(t) if _flag(value, "learn") else t
+        else:
+            plain = _get(value, "plain")
+            if not (plain is None or isinstance(plain, bool | int | float | str)):
+                raise SpecError(f"{key[:60]} = {str(plain)[:60]}, not a number or a text")
+            found[key] = plain
+    return found
+
+
+def score_from(spec: Any, take: Take, own: Own = None, depth: int = 0) -> s.Score:
     """Return the score that plain data describes.
 
     Raises
@@ -140,7 +189,9 @@ def score_from(spec: Any, take: Take, own: s.Score | Mapping[str, s.Score] | Non
         return score
     match name:
         case "own":
-            return _own(spec, own)
+            return _own(spec, take, own, depth)
+        case _ if name in _BY_DICT:
+            return _BY_DICT[name].from_dict(_settings_from(_get(spec, "settings"), take, own, depth))
         case "Alibi":
             return s.Alibi(None if _get(spec, "slopes") is None else _whole_tensor(take, spec, "slopes"))
         case "TensorBias":
@@ -181,18 +232,24 @@ def _kernel(make: type[Any], value: Tensor, learn: bool) -> s.Score:
     return score
 
 
-def _own(spec: Spec, own: s.Score | Mapping[str, s.Score] | None) -> s.Score:
+def _own(spec: Spec, take: Take, own: Own, depth: int) -> s.Score:
     name = _text(spec, "name")
-    given = own if isinstance(own, s.Score) else own.get(name) if isinstance(own, Mapping) else None
+    given = own.get(name) if isinstance(own, Mapping) else own
     if isinstance(given, s.Score) and type(given).__name__ == name:
         return given
-    raise RecordingError(
-        "load()",
-        "a score of your own is not stored, and must be given when it is read.",
-        {"score": name[:60]},
-        found="no score" if own is None else f"score = {type(given or own).__name__}",
-        fix=f"attlas.load(folder, score={name[:60]}()), with the parameters that it had.",
-    )
+    if isinstance(given, type) and given.__name__ == name and "settings" in spec:
+        return given.from_dict(_settings_from(spec["settings"], take, own, depth))
+    rule = "a score of your own is not stored, and must be given when it is read."
+    fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
+    if name == "ScoreMod":
+        rule = "the function of a score is code, which is not stored, and must be given when it is read."
+        fix = "attlas.load(folder, score=attlas.scores.ScoreMod(function)), with the function that was recorded."
+    elif "settings" in spec:
+        rule = "only the settings of a score of your own are stored; its class must be given when it is read."
+        fix = f"attlas.load(folder, score={name[:60]})"
+    shown = given if isinstance(given, type) else type(given or own)
+    found = "no score" if own is None else f"score = {shown.__name__}"
+    raise RecordingError("load()", rule, {"score": name[:60]}, found=found, fix=fix)
 
 
 # -------------------------------------------------------------------------------------------------------------- masks

@@ -172,6 +172,7 @@ class Writer:
         content = {
             "model": atlas.model,
             "tokens": None if atlas.tokens is None else list(atlas.tokens),
+            **({"texts": atlas.texts} if atlas.texts is not None and len(atlas.texts) > 1 else {}),
             "ids": ids,
             "spans": {name: list(span) for name, span in atlas.spans.items()},
             "details": atlas.details,
@@ -202,6 +203,8 @@ class Writer:
         record: Spec = {"name": entry.name, "kind": entry.kind}
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
+        if entry.query_mask is not None:
+            record["query_mask"] = self._put("query_mask", entry.query_mask)
         record["matrix"] = None
         if entry.matrix is not None:
             problem, find = entry.matrix.problem, self._runs_for(entry)

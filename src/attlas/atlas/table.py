@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas.entry import Entry
+from attlas.atlas.padding import counted_rows
 from attlas.errors import MissingExtraError, ShapeError
 
 __all__ = ["columns_of", "frame", "records"]
@@ -62,51 +64,102 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
     -------
     dict of list of float
         Columns by name; each list has one number for each recorded head. Statistics that are no number of
-        a row (pictures, spans, places) have no column.
+        a row or a head (pictures, spans, places) have no column.
     """
     if entry.shape[0] * entry.shape[2] == 0:
         return {}
+    rows = counted_rows(entry)
     found: dict[str, Tensor] = {}
     for name, result in entry.statistics.items():
-        found |= _columns(name, result, entry.shape)
+        found |= _columns(name, result, entry, rows)
     return {name: numbers.double().tolist() for name, numbers in found.items()}
 
 
-def _columns(name: str, result: Any, shape: tuple[int, int, int, int]) -> dict[str, Tensor]:
+def _columns(name: str, result: Any, entry: Entry, counted: Tensor | None) -> dict[str, Tensor]:
     """Return the columns of one statistic, each of shape (heads,)."""
-    rows = shape[:3]
+    shape, rows = entry.shape, entry.shape[:3]
     plain = re.sub(r"_\d+$", "", name)
     if isinstance(result, tuple):
         parts = dict(zip(getattr(result, "_fields", ()), result, strict=False))
         if plain == "logit_moments" and all(_is(part, rows) for part in parts.values()):
             prefix = name.replace("logit_moments", "logit")
-            return {f"{prefix}_{part}": _mean(t) for part, t in parts.items()}
+            return {f"{prefix}_{part}": _mean(t, counted) for part, t in parts.items()}
         values = parts.get("values")
         if plain == "top_k" and isinstance(values, Tensor) and values.shape[:-1] == rows:
-            return {f"{name}_mass": _mean(values.sum(-1))}
+            return {f"{name}_mass": _mean(values.sum(-1), counted)}
         return {}
     if not isinstance(result, Tensor) or result.is_complex():
         return {}
     if plain == "column_mass" and _is(result, (*shape[:2], shape[3])) and shape[3]:
-        total = result.double().sum((0, 2))
-        share = result[..., 0].double().sum(0) / total
-        return {name.replace("column_mass", "first_key_mass"): torch.where(total == 0, 0.0, share)}
-    if plain.startswith("column_") or plain == "arg_max":
+        share = _first_key_share(result, entry, counted)
+        return {} if share is None else {name.replace("column_mass", "first_key_mass"): share}
+    if plain.startswith("column_") or plain in ("arg_max", "head_scores"):
         return {}
     if plain == "coverage" and result.shape[:-1] == rows:
-        return {f"{name}_{level + 1}": _mean(result[..., level]) for level in range(result.shape[-1])}
+        return {f"{name}_{level + 1}": _mean(result[..., level], counted) for level in range(result.shape[-1])}
     if not _is(result, rows):
         return {}
-    return {name: result.amax((0, 2)) if plain == "max_logit" else _mean(result)}
+    if plain == "max_logit":
+        return {name: _only(result, counted, -math.inf).amax((0, 2))}
+    return {name: _mean(result, counted)}
 
 
 def _is(result: Any, shape: tuple[int, ...]) -> bool:
     return isinstance(result, Tensor) and tuple(result.shape) == shape
 
 
-def _mean(t: Tensor) -> Tensor:
-    """Return the mean over batch and queries of each head."""
-    return t.mean((0, 2), dtype=torch.float64)
+def _only(t: Tensor, counted: Tensor | None, other: float) -> Tensor:
+    """Return numbers of rows, with another in place of those that do not count."""
+    return t if counted is None else torch.where(counted.to(t.device), t, other)
+
+
+def _mean(t: Tensor, counted: Tensor | None) -> Tensor:
+    """Return the mean over batch and counted queries of each head; 0 where no query counts."""
+    if counted is None:
+        return t.mean((0, 2), dtype=torch.float64)
+    number = counted.to(t.device).expand(t.shape).sum((0, 2)).clamp(min=1)
+    return _only(t, counted, 0.0).sum((0, 2), dtype=torch.float64) / number
+
+
+def _first_key_share(mass: Tensor, entry: Entry, counted: Tensor | None) -> Tensor | None:
+    """Return the share of the first token in all mass of counted queries; None where it cannot be told any more."""
+    total = mass.double().sum((0, 2))
+    if counted is None:
+        return torch.where(total == 0, 0.0, mass[..., 0].double().sum(0) / total)
+    first = _first_keys(entry, counted)
+    rows = counted.expand(entry.shape[:3]).cpu()
+    before = rows.any(1).cumsum(-1) == 0  # padding on the left: these queries have no key, and so no mass
+    if bool((rows.any(1) | before).all()):
+        share = mass.double()[torch.arange(len(mass)), :, first].sum(0) / total
+        return torch.where(total == 0, 0.0, share)
+    if entry.matrix is None:
+        return None
+    # Queries of padding have mass in the columns: the column of the first token is made again without them.
+    problem = entry.matrix.problem
+    given = torch.ones(entry.shape[:3], dtype=torch.float64)
+    if problem.sink is not None:
+        given = -torch.expm1(problem.sink.double().view(1, -1, 1) - entry.matrix.lse.double()).cpu()
+    given = given * (entry.matrix.lse > -math.inf).cpu()
+    if not torch.allclose(given.sum((0, 2)), total.cpu(), rtol=1e-3, atol=1e-3):
+        return None  # the mass of some queries only, and nothing says of which
+    column = torch.stack([entry.matrix[b, :, :, int(key)].double().cpu() for b, key in enumerate(first)])
+    found, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, given))
+    return torch.where(all_mass == 0, 0.0, found / all_mass)
+
+
+def _first_keys(entry: Entry, counted: Tensor) -> Tensor:
+    """Return the first key of each text that is a token, shape (batch,)."""
+    batch, _, m, n = entry.shape
+    if entry.kind == "cross" or (entry.matrix is None and m != n):
+        return torch.zeros(batch, dtype=torch.int64)
+    keys = counted.any(1).cpu()
+    if entry.matrix is not None:
+        problem = entry.matrix.problem
+        at = problem.tile(range(batch), range(1), range(m), range(n))
+        padding = None if problem.mask is None else problem.mask.padding(at)
+        keys = keys if m == n else torch.ones(1, n, dtype=torch.bool)
+        keys = keys if padding is None else ~padding.cpu()
+    return keys.to(torch.int8).argmax(-1).expand(batch)
 
 
 def frame(found: list[Record], library: str) -> Any:

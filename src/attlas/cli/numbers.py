@@ -88,7 +88,7 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
     if KINDS_OF_HEADS in wanted:
         wanted += [name for name in NEEDED if name in _MAKE]
     found_all = [make(len(ids), heads) for name, make in _MAKE.items() if name in wanted]
-    return [*found_all, *text_statistics(ids)[5:]] if KINDS_OF_HEADS in wanted else found_all
+    return [*found_all, *text_statistics(ids)[2:]] if KINDS_OF_HEADS in wanted else found_all
 
 
 def block_details(found: Sequence[Mapping[str, Tensor]], maps: Sequence[Tensor], period: int) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
     if first is None or first.matrix is None:
         return []
     n, count = first.shape[3], sum(len(entry.heads) for entry in atlas.entries)
-    square = first.shape[2] == n and ids is not None and len(ids) == n
+    square = first.shape[2] == n and ids is not None and ids.shape[-1] == n
     plain = [name for name in _USUAL if name in _MAKE and (square or name != "picture")]
     wanted = [_MAKE[name](n, count) for name in plain]
-    wanted += text_statistics(ids)[5:] if square and ids is not None else []
+    wanted += text_statistics(ids)[2:] if square and ids is not None else []
     names = statistic_names(wanted)
     return wanted if any(name not in entry.statistics for entry in atlas.entries for name in names) else []

@@ -185,7 +185,7 @@ def _layer(
     totals, tokens = by_token(mass, ids)
     shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
     return _Layer(
-        heads=from_statistics([found[name][0] for name in NEEDED], ids, block, layer),
+        heads=from_statistics([found[name] for name in NEEDED], ids, block, layer),
         statistics=found,
         block=block,
         favourites=[

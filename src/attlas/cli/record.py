@@ -166,7 +166,7 @@ def _recorded(
         statistics = numbers.chosen(arguments.statistics, ids, count_of_heads, "record")
         words = list(texts(loaded.tokenizer, ids))
         details: dict[str, Any] = {"source": source, "command": _command(arguments)}
-        if "agreement" in statistic_names(statistics) and not arguments.patch_sdpa:
+        if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
                 details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), count_of_heads)
 
@@ -364,6 +364,8 @@ def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> Non
     lines = [f"attlas stats {shown}"]
     if arguments.statistics is None and atlas.kinds == ("self",):  # what the page is made of
         lines.append(f"attlas report {shown} -o report.html")
+    if arguments.keep == "disk":  # tiles are made of queries and keys
+        lines.append(f"attlas view {shown}")
     for line in lines:
         terminal.say(terminal.style(f"  {line}", "dim"))
 

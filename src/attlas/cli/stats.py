@@ -18,7 +18,8 @@ from attlas.cli.files import open_folder
 from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count, others
-from attlas.heads import Head
+from attlas.heads import KINDS, Head
+from attlas.heads.kinds import told_by
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -39,8 +40,9 @@ _SHOWN = (
     ("logit_variance", "variance", ",.2f"),
     ("coverage_1", "coverage", ",.0f"),
 )
+_PLAIN = ("layer", "head", "entropy", "effective_keys", "tokens")  # of a head, and no measure of its kind
 # What a head's measures say better: its table has them only where it has no measures.
-_SAID = ("agreement", "agreement_2", "first_key_mass")
+_SAID = ("first_key_mass",)
 
 _EXAMPLES = """\
 examples:
@@ -102,7 +104,7 @@ def open_atlas(folder: Path, terminal: Terminal, where: str) -> Atlas:
         If the folder is no atlas.
     """
     atlas = open_folder(folder, where)
-    statistics = numbers.missing(atlas, None if atlas.ids is None else atlas.ids[0])
+    statistics = numbers.missing(atlas, atlas.ids)
     if statistics:
         with terminal.step("computing what was not recorded", len(atlas.entries)) as tick:
             atlas.collect(*statistics, progress=lambda done, total: tick())
@@ -128,7 +130,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
 
 
 def _measures(head: Head | None, *, block: bool) -> dict[str, Any]:
-    names = [name for name in Head.__dataclass_fields__ if name not in ("layer", "head", "entropy", "effective_keys")]
+    names = [name for name in Head.__dataclass_fields__ if name not in _PLAIN]
     names = [name for name in names if block or name not in ("induction", "duplicate")]
     if head is None:
         return dict.fromkeys(("what", *names))
@@ -189,10 +191,22 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
         before = row["layer"]
         line = "  ".join(text.rjust(width) for text, width in zip(texts[:keep], widths, strict=False))
         terminal.say(f"  {line}{'  ' + str(row.get('what') or '–') if what else ''}".rstrip())
+    length = round(_mean_length(atlas))
+    few = [kind.name for kind in KINDS if kind not in told_by(length)] if what else []
+    if few:
+        terminal.say()
+        terminal.prose(f"too short a text ({count(length)} tokens) to name heads {', '.join(few)}", "dim")
     if keep < len(columns):
         left = ", ".join(heading for _, heading, _ in columns[keep:])
         terminal.say()
         terminal.prose(f"not shown for want of room: {left}; --csv and --json have everything", "dim")
+
+
+def _mean_length(atlas: Atlas) -> float:
+    """Return the number of tokens of a text, the mean over a batch with padding."""
+    entry = atlas.entries[0]
+    queries = entry.query_mask
+    return float(entry.shape[2] if queries is None else queries.sum(-1).double().mean())
 
 
 def _sorted(rows: list[dict[str, Any]]) -> bool:

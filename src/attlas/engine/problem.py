@@ -170,7 +170,9 @@ class Problem:
     @property
     def needs_graph(self) -> bool:
         """Whether what is computed from the matrix must be recorded for a gradient."""
-        return self.is_symbolic or (torch.is_grad_enabled() and any(t.requires_grad for t in self.leaves))
+        # The log-sum-exp of a part counts keys that the part does not have: no gradient could reach those.
+        recorded = torch.is_grad_enabled() and not self.partial
+        return self.is_symbolic or (recorded and any(t.requires_grad for t in self.leaves))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

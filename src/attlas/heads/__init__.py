@@ -24,7 +24,7 @@ from attlas.heads.patterns import (
     previous_token,
     separator,
 )
-from attlas.heads.resting import Broad, FirstToken, broad, first_token
+from attlas.heads.resting import Broad, FavouriteToken, FirstToken, broad, first_token
 from attlas.heads.retrieval import Retrieval, retrieval_score
 from attlas.heads.rollout import flow, rollout
 from attlas.heads.scores import scores
@@ -45,6 +45,7 @@ __all__ = [
     "DistanceProfile",
     "DuplicateToken",
     "EntropyAlarm",
+    "FavouriteToken",
     "FirstToken",
     "Fixed",
     "FixedDistance",

@@ -123,6 +123,13 @@ class FixedDistance(Statistic):
         self._offsets.step(carry.sums, some, at)
         return carry
 
+    def mean(self, carry: _Diagonals) -> tuple[Tensor, Tensor]:
+        """Return how far back the weight lies on average, and the share of it behind the queries."""
+        mass = carry.sums[0]
+        distances = carry.shift - torch.arange(mass.shape[-1], device=mass.device) + carry.m - 1
+        total = mass.sum(dim=-1).clamp(min=torch.finfo(mass.dtype).tiny)
+        return (mass * distances).sum(-1) / total, torch.where(distances < 0, mass, 0.0).sum(-1) / total
+
     def finish(self, carry: _Diagonals) -> Fixed:
         mass, cells = carry.sums
         if not mass.shape[-1]:
@@ -162,13 +169,24 @@ def _only(part: Part, at: Tile, counted: Tensor) -> _Rows:
 
 
 class _Counted(stats.Offsets):
-    """Mass on each diagonal, and the number of its allowed cells."""
+    """Mass on each diagonal, and the number of its allowed cells, of the queries that are no padding."""
 
     def __init__(self) -> None:
         super().__init__(mean=True)
 
-    def finish(self, carry: tuple[Tensor, Tensor | None]) -> Any:
+    def start(self, problem: Any) -> Any:
+        return super().start(problem), row_filter("by_distance()", None, problem)
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        sums, counted = carry
+        super().step(sums, part if counted is None else cast(Part, _only(part, at, counted)), at)
         return carry
+
+    def finish(self, carry: Any) -> Any:
+        return carry[0]
+
+    def wants(self, problem: Any) -> None:
+        return None
 
 
 class DistanceProfile(NamedTuple):

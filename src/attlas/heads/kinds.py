@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.heads.patterns import NEAR
-from attlas.heads.targets import Agreement
+from attlas.atlas.padding import token_queries
+from attlas.heads.patterns import NEAR, Diagonal
+from attlas.heads.scores import HeadScores
 from attlas.matrix import AttentionMatrix
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "on_block",
     "repeated_block",
     "text_statistics",
+    "told_by",
 ]
 
 
@@ -62,6 +64,21 @@ class Kind:
     does: str
     definition: str
 
+    def chance(self, tokens: int) -> float:
+        """Return what the measure is, on a text of so many tokens, for a head that does nothing of this kind.
+
+        That is a head of uniform weights; for ``"broad"`` one that attends to a single key. The measures on a random
+        block do not depend on the text: 0.
+        """
+        if tokens < 3 or self.measure in ("", "induction", "duplicate"):
+            return 0.0
+        first = {"near": NEAR, "fixed": 2}.get(self.measure, 1)
+        if first >= tokens:
+            return 1.0  # no query has a choice
+        width = NEAR if self.measure == "near" else 1
+        queries = tokens if self.measure == "favourite" else tokens - first
+        return sum(width / (i + 1) for i in range(first, tokens)) / queries
+
 
 # In order of how much they tell: a head is called by the first kind whose threshold it reaches.
 KINDS = (
@@ -87,7 +104,7 @@ KINDS = (
         "previous",
         0.5,
         "Looks at the token just before.",
-        "mean weight on the key one place before the query",
+        "mean weight on the key one place before the query, over the queries that have another one",
     ),
     Kind(
         "fixed distance",
@@ -95,7 +112,7 @@ KINDS = (
         "fixed",
         0.5,
         "Looks a fixed number of tokens back, more than one.",
-        "mean weight on the keys at one distance, the distance from 2 on that gets most",
+        "mean weight on the key at one distance, the distance from 2 on that gets most, over the queries that have it",
     ),
     Kind(
         "current token",
@@ -103,7 +120,7 @@ KINDS = (
         "current",
         0.5,
         "Stays with the token itself.",
-        "mean weight on the query's own place",
+        "mean weight on the query's own place, over the queries that have another key",
     ),
     Kind(
         "first-token sink",
@@ -119,7 +136,7 @@ KINDS = (
         "near",
         0.5,
         f"Reads its neighbourhood, the last {NEAR} tokens.",
-        f"mean weight on the query's own place and the {NEAR - 1} before it",
+        f"mean weight on the query's own place and the {NEAR - 1} before it, over queries with keys further away",
     ),
     Kind(
         "one token",
@@ -154,7 +171,7 @@ class Head:
     entropy : float
         Entropy of a row, nats.
     effective_keys : float
-        ``exp(entropy)`` of a row: over how many keys the weight is spread.
+        ``1 / Σ w²`` of a row: over how many keys the weight is spread.
     breadth : float
         `effective_keys` as a share of the keys that the query may see.
     first, previous, current, near : float
@@ -172,6 +189,8 @@ class Head:
         of it, and on the copies.
     chance : float
         What uniform weights would have put on either.
+    tokens : int
+        Length of the text, the mean over a batch; kinds that chance comes near at this length are left out.
 
     Examples
     --------
@@ -202,6 +221,7 @@ class Head:
     induction_text: float
     duplicate_text: float
     chance: float
+    tokens: int = 0
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -211,7 +231,7 @@ class Head:
     @property
     def leaning(self) -> Kind | None:
         """For a mixed head, the kind it comes nearest to, where it is at least half way there."""
-        nearest = max(KINDS, key=lambda kind: self.of(kind) / kind.threshold)
+        nearest = max(told_by(self.tokens), key=lambda kind: self.of(kind) / kind.threshold)
         near = self.kinds == (MIXED,) and self.of(nearest) >= nearest.threshold / 2
         return nearest if near else None
 
@@ -240,10 +260,32 @@ def classify(head: Head) -> tuple[Kind, ...]:
     >>> [kind.name for kind in classify(head)]
     ['first-token sink']
     """
-    reached = [kind for kind in KINDS if head.of(kind) >= kind.threshold]
+    reached = [kind for kind in told_by(head.tokens) if head.of(kind) >= kind.threshold]
     if {"previous", "current", "fixed"} & {kind.measure for kind in reached}:
         reached = [kind for kind in reached if kind.measure != "near"]  # who looks one back is local, of course
     return tuple(reached) or (MIXED,)
+
+
+def told_by(tokens: int) -> tuple[Kind, ...]:
+    """Return the kinds that a text of some length can tell: chance reaches at most half of their threshold.
+
+    Parameters
+    ----------
+    tokens : int
+        Length of the text; 0 where it is not known, and then all.
+
+    Returns
+    -------
+    tuple of Kind
+
+    Examples
+    --------
+    >>> from attlas.heads import KINDS
+    >>> from attlas.heads.kinds import told_by
+    >>> [kind.name for kind in KINDS if kind not in told_by(30)]
+    ['local', 'broad']
+    """
+    return tuple(kind for kind in KINDS if kind.chance(tokens) <= kind.threshold / 2)
 
 
 def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: int = 0) -> Tensor:
@@ -284,9 +326,9 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (1, heads, n, n)
+    A : AttentionMatrix, shape (batch, heads, n, n)
         Causal attention of the layer on the text.
-    ids : Tensor of int, shape (n,)
+    ids : Tensor of int, shape (n,) or (batch, n)
         Tokens of the text, at least three.
     R : AttentionMatrix, shape (blocks, heads, 2 * period, 2 * period)
         Attention of the layer on `repeated_block`.
@@ -312,43 +354,37 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     ...     attlas.attend(torch.zeros(b, 2, n, 4), torch.zeros(b, 2, n, 4), mask=attlas.Causal())
     ...     for b, n in ((1, 10), (4, 16))
     ... )
-    >>> [head.kinds[0].name for head in heads.measure(A, ids, R, period=8)]  # ten tokens are all near
-    ['local', 'local']
+    >>> [
+    ...     head.kinds[0].name for head in heads.measure(A, ids, R, period=8)
+    ... ]  # ten tokens are too few for "broad"
+    ['mixed', 'mixed']
     """
-    return from_statistics(A[0].collect(*text_statistics(ids)), ids, on_block(R, period), layer)
+    rows = token_queries(A.problem)
+    counted = None if rows is None else rows.unsqueeze(1)
+    return from_statistics(A.collect(*text_statistics(ids)), ids, on_block(R, period), layer, counted=counted)
 
 
 def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
-    """Return the statistics of a causal matrix on a text from which `from_statistics` makes its measures.
+    """Return the statistics of a matrix on a text from which `from_statistics` makes its measures.
 
     Parameters
     ----------
-    ids : Tensor of int, shape (n,)
+    ids : Tensor of int, shape (n,) or (batch, n)
         Tokens of the text.
 
     Returns
     -------
     tuple of Statistic
-        Numbers of rows and columns, diagonals, and the weight on what followed earlier copies and on the copies.
+        Entropy and effective keys of each row, and the scores of each head.
 
     Examples
     --------
     >>> import torch
     >>> from attlas.heads.kinds import text_statistics
     >>> len(text_statistics(torch.arange(10)))
-    7
+    3
     """
-    ids = ids.cpu()
-    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # the token before each key; nothing is before the first
-    return (
-        stats.Entropy(),
-        stats.EffectiveKeys(),
-        stats.MaxWeight(),
-        stats.ColumnMass(),
-        stats.Offsets(),
-        Agreement(ids, before),
-        Agreement(ids, ids, gap=1),
-    )
+    return stats.Entropy(), stats.EffectiveKeys(), HeadScores(ids.cpu())
 
 
 def from_statistics(
@@ -357,14 +393,15 @@ def from_statistics(
     block: Mapping[str, Tensor] | None = None,
     layer: int = 0,
     heads: Sequence[int] | None = None,
+    counted: Tensor | None = None,
 ) -> tuple[Head, ...]:
     """Return the measures of the heads of a layer from statistics that were collected before.
 
     Parameters
     ----------
-    results : sequence of Tensor, each with the leading axis heads
+    results : sequence of Tensor, each with the leading axes batch and heads
         What `text_statistics` gave, in their order.
-    ids : Tensor of int, shape (n,)
+    ids : Tensor of int, shape (n,) or (batch, n)
         Tokens of the text, at least three.
     block : mapping of str to Tensor, shape (heads,), optional
         Measures of `on_block`; without them, 0.
@@ -372,64 +409,39 @@ def from_statistics(
         Number of the layer.
     heads : sequence of int, optional
         Numbers of the heads, where not all were measured.
+    counted : Tensor of bool, optional, broadcastable to (batch, heads, n)
+        Rows that are no padding.
 
     Returns
     -------
     tuple of Head
+        Of a batch, the means over its texts.
 
     Examples
     --------
     >>> import torch, attlas
     >>> from attlas.heads.kinds import from_statistics, text_statistics
-    >>> ids, codes = torch.arange(10), torch.zeros(2, 10, 4)
+    >>> ids, codes = torch.arange(20), torch.zeros(1, 2, 20, 4)
     >>> A = attlas.attend(codes, codes, mask=attlas.Causal())
-    >>> [round(head.near, 3) for head in from_statistics(A.collect(*text_statistics(ids)), ids)]
-    [1.0, 1.0]
+    >>> [round(head.previous, 3) for head in from_statistics(A.collect(*text_statistics(ids)), ids)]
+    [0.137, 0.137]
     """
-    ids = ids.cpu()
-    entropy, effective, largest, mass, offsets, follow, copied = (result.cpu().double() for result in results)
-    none = torch.zeros(len(mass))
-    numbers = {"induction": none, "duplicate": none} if block is None else dict(block)
-    numbers |= _on_text(entropy, effective, largest, mass, offsets, follow, copied, ids, _earlier_copies(ids))
+    entropy, effective, scores = (result.detach().cpu().double() for result in results)
+    shape = entropy.shape
+    rows = torch.ones(shape, dtype=torch.bool) if counted is None else counted.cpu().expand(shape)
+    number = rows.sum((0, 2)).clamp(min=1)
+    tokens = rows.any(1)
+    numbers = {name: torch.zeros(shape[1]) for name in ("induction", "duplicate")} if block is None else dict(block)
+    numbers |= {"entropy": torch.where(rows, entropy, 0.0).sum((0, 2)) / number}
+    numbers |= {"effective_keys": torch.where(rows, effective, 0.0).sum((0, 2)) / number}
+    numbers |= dict(zip(HeadScores.NAMES, scores.mean(0).unbind(-1), strict=True))
+    del numbers["behind"]
+    numbers["chance"] = torch.full((shape[1],), _chance_of_copies(ids.cpu().expand(len(tokens), -1), tokens))
+    length = round(float(tokens.sum(-1).double().mean()))
     return tuple(
-        Head(layer=layer, head=number, **{name: float(values[i]) for name, values in numbers.items()})
-        for i, number in enumerate(range(len(mass)) if heads is None else heads)
+        Head(layer=layer, head=which, tokens=length, **{name: float(values[i]) for name, values in numbers.items()})
+        for i, which in enumerate(range(shape[1]) if heads is None else heads)
     )
-
-
-def _on_text(
-    entropy: Tensor,
-    effective: Tensor,
-    largest: Tensor,
-    mass: Tensor,
-    offsets: Tensor,
-    follow: Tensor,
-    copied: Tensor,
-    ids: Tensor,
-    earlier: Tensor,
-) -> dict[str, Tensor]:
-    n = len(ids)
-    seen = torch.arange(1, n + 1)
-    again = earlier > 0  # queries whose token occurred before
-    diagonals = offsets[:, :n].flip(-1)  # mass by places back: 0, 1, 2, ...
-    fixed = diagonals[:, 2:].max(-1)
-    none = torch.zeros(len(mass))
-    return {
-        "entropy": entropy.mean(-1),
-        "effective_keys": effective.mean(-1),
-        "breadth": (effective / seen)[:, 1:].mean(-1),
-        "first": (mass[:, 0] - largest[:, 0]) / (n - 1),  # the first query has no choice
-        "previous": diagonals[:, 1] / (n - 1),
-        "current": diagonals[:, 0] / n,
-        "near": diagonals[:, :NEAR].sum(-1) / n,
-        "distance": (diagonals * torch.arange(n)).sum(-1) / n,
-        "favourite": by_token(mass, ids)[0].amax(-1) / n,
-        "fixed": fixed.values / (n - 2 - fixed.indices),
-        "fixed_distance": 2.0 + fixed.indices,
-        "induction_text": follow[:, again].mean(-1) if again.any() else none,
-        "duplicate_text": copied[:, again].mean(-1) if again.any() else none,
-        "chance": (earlier / seen)[again].mean().expand(len(mass)) if again.any() else none,
-    }
 
 
 def on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
@@ -455,14 +467,9 @@ def on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
     >>> on_block(attlas.attend(same, same, mask=attlas.Causal()), period=2)["duplicate"]
     tensor([0.2917], dtype=torch.float64)
     """
-    size = 2 * period
-    offsets = stats.offsets(R).cpu().double().mean(0)
-    # The diagonal of "one after the copy" also has the last query of the first block, which looks at key 0.
-    too_much = R[..., period - 1, 0].cpu().double().mean(0)
-    return {
-        "induction": (offsets[:, size - 1 - (period - 1)] - too_much) / period,
-        "duplicate": offsets[:, size - 1 - period] / period,
-    }
+    again = torch.arange(2 * period) >= period
+    found = R.collect(Diagonal(period - 1, counted=again), Diagonal(period, counted=again))
+    return dict(zip(("induction", "duplicate"), (t.detach().cpu().double().mean(0) for t in found), strict=True))
 
 
 def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -492,11 +499,13 @@ def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return totals.index_add_(1, place, mass[:, 1:].contiguous()), tokens
 
 
-def _earlier_copies(ids: Tensor) -> Tensor:
-    """Return how often each token occurred before its place."""
-    counts: Counter[int] = Counter()
-    earlier = []
-    for token in ids.tolist():
-        earlier.append(counts[token])
-        counts[token] += 1
-    return torch.tensor(earlier, dtype=torch.float64)
+def _chance_of_copies(ids: Tensor, tokens: Tensor) -> float:
+    """Return the mean share of earlier copies in the keys of a query, over the queries whose token occurred before."""
+    shares = []
+    for text, real in zip(ids, tokens, strict=True):
+        counts: Counter[int] = Counter()
+        for i, token in enumerate(text[real].tolist()):
+            if counts[token]:
+                shares.append(counts[token] / (i + 1))
+            counts[token] += 1
+    return sum(shares) / max(len(shares), 1)

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
+from attlas.atlas.padding import counted_rows
 from attlas.heads.kinds import Head, from_statistics
+from attlas.heads.scores import HeadScores
 
 __all__ = ["NEEDED", "heads_of"]
 
 #: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
-NEEDED = ("entropy", "effective_keys", "max_weight", "column_mass", "offsets", "agreement", "agreement_2")
+NEEDED = ("entropy", "effective_keys", "head_scores")
 
 
 def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
@@ -30,12 +32,13 @@ def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     known = [entry.statistics.get(name) for name in NEEDED]
     if atlas.ids is None or m != n or n < 3 or atlas.ids.shape[-1] != n or entry.kind == "cross":
         return ()
-    if any(not isinstance(result, Tensor) for result in known):
+    results = [result for result in known if isinstance(result, Tensor)]
+    if len(results) < len(NEEDED) or results[-1].shape[-1] != len(HeadScores.NAMES):
         return ()
-    results = [result[0] for result in known if isinstance(result, Tensor)]
-    if float(results[4][:, n:].sum()) > 0:  # mass on keys behind the query
+    if float(results[-1][..., HeadScores.NAMES.index("behind")].sum()) > 0:  # mass on keys behind the query
         return ()
-    return from_statistics(results, atlas.ids[0], _block(atlas, entry), entry.layer, entry.heads)
+    block = _block(atlas, entry)
+    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, counted=counted_rows(entry))
 
 
 def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.heads.targets import mean_of_rows, row_filter, rows_of
+from attlas.heads.targets import mean_of_rows, of_each_batch, row_filter, rows_of
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Broad", "FirstSeen", "FirstToken", "broad", "first_token", "follow_first", "no_keys_seen"]
+__all__ = ["Broad", "FavouriteToken", "FirstSeen", "FirstToken", "broad", "first_token", "follow_first", "no_keys_seen"]
 
 
 class FirstSeen(NamedTuple):
@@ -162,6 +162,82 @@ class Broad(Statistic):
     def finish(self, carry: tuple[Any, Tensor, Tensor | None]) -> Tensor:
         effective, keys = self._effective.finish(carry[0]), carry[1]
         return mean_of_rows((effective / keys.clamp(min=1.0)).clamp(max=1.0), keys > 1, carry[2])
+
+
+class FavouriteToken(Statistic):
+    """Score of a head that keeps returning to one token: mean weight on all its copies, the first key aside.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    counted : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries that count at all.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one token for each key.
+    DtypeError
+        If `counted` is no tensor of bool.
+
+    See Also
+    --------
+    by_token : the mass of every token.
+
+    Notes
+    -----
+    ``max_t 1/|Q| Σ_{i ∈ Q} Σ_{t_j = t} A_ij`` over all queries Q, where j runs over the keys after the first token
+    of the text. Cost: a column sum; memory of one number a key and head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import FavouriteToken
+    >>> A = attlas.attend(torch.zeros(1, 2, 8), torch.zeros(1, 4, 8))
+    >>> A.collect(FavouriteToken(torch.tensor([5, 6, 7, 6])))[0]  # two of four keys
+    tensor([0.5000])
+    """
+
+    def __init__(self, ids: Tensor, counted: Tensor | None = None) -> None:
+        self.ids = ids
+        self.counted = counted
+
+    def start(self, problem: Any) -> tuple[Tensor, FirstSeen, Tensor | None, Tensor]:
+        batch, heads, _, n = problem.shape
+        counted = row_filter("FavouriteToken()", self.counted, problem)
+        ids = of_each_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
+        mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
+        return mass, no_keys_seen(problem), counted, ids
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        mass, seen, counted, _ = carry
+        follow_first(seen, part, at, mass.shape[-1])
+        weights = part.weights
+        if counted is not None:
+            rows = counted.expand(len(mass), -1, -1)[
+                at.batches.start : at.batches.stop, :, at.rows.start : at.rows.stop
+            ]
+            weights = weights * rows.unsqueeze(-1)
+        some = (slice(at.batches.start, at.batches.stop), slice(at.heads.start, at.heads.stop))
+        mass[some][..., at.columns.start : at.columns.stop] += weights.sum(dim=-2)
+        return carry
+
+    def finish(self, carry: Any) -> Tensor:
+        mass, seen, counted, ids = carry
+        out: Tensor = mass.new_zeros(mass.shape[:2])
+        rows = seen.keys > 0 if counted is None else (seen.keys > 0) & counted
+        n = mass.shape[-1]
+        if not n or not rows.shape[-1]:
+            return out
+        first = seen.first.amin(dim=(1, 2)).clamp(max=n - 1)
+        for b, text in enumerate(ids):
+            later = torch.arange(n, device=mass.device) != first[b]
+            tokens, place = text[later].unique(return_inverse=True)
+            totals = mass.new_zeros(mass.shape[1], len(tokens)).index_add_(1, place, mass[b][:, later].contiguous())
+            if len(tokens):
+                out[b] = totals.amax(-1) / rows[b].sum(-1).clamp(min=1)
+        return out
 
 
 def first_token(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:

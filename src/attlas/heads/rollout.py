@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attlas.atlas import Atlas
+from attlas.atlas.padding import token_queries
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 
@@ -30,7 +32,7 @@ def rollout(
     matrices : iterable of AttentionMatrix, each of shape (..., heads, n, n)
         Self-attention of every layer, the first layer first. An `Atlas` is such an iterable.
     rows : sequence of int or Tensor of int, optional
-        The output tokens; negative ones count from the end. The default is the last.
+        The output tokens; negative ones count from the end. The default is the last, of each text its own.
     residual : float, default 0.5
         Share of the residual connection, from 0 to 1.
     heads : Tensor, shape (heads,) or (layers, heads), optional
@@ -60,7 +62,8 @@ def rollout(
     ``R = Ã_L ··· Ã_1`` with ``Ã_l = (1 - r) Ā_l + r I`` and Ā the mean over heads [1]_ (section 3, with
     r = 1/2). Here no matrix is multiplied with a matrix: row i of R is ``e_iᵀ Ã_L ··· Ã_1``, one product
     with the transpose of each layer, and the mean over heads is taken of the products. A query that may see
-    no key has weights 0 and keeps its residual share alone.
+    no key has weights 0 and keeps its residual share alone. Padding gives and receives nothing: its rows and
+    columns are 0.
 
     A maximum over heads, as some programs use, is no linear map and cannot be had in this way. The other
     method of [1]_, attention flow, is a maximum flow through the graph of all cells and needs them at once:
@@ -78,7 +81,7 @@ def rollout(
     >>> heads.rollout([A, A], rows=[2])
     tensor([[[0.3194, 0.2361, 0.4444]]])
     """
-    return _through("rollout()", "rows", list(matrices), rows, residual, heads, layers, back=True)
+    return _through("rollout()", "rows", matrices, rows, residual, heads, layers, back=True)
 
 
 def flow(
@@ -95,7 +98,7 @@ def flow(
     matrices : iterable of AttentionMatrix, each of shape (..., heads, n, n)
         Self-attention of every layer, the first layer first. An `Atlas` is such an iterable.
     columns : sequence of int or Tensor of int, optional
-        The input tokens; negative ones count from the end. The default is the first.
+        The input tokens; negative ones count from the end. The default is the first, of each text its own.
     residual : float, default 0.5
         Share of the residual connection, from 0 to 1.
     heads : Tensor, shape (heads,) or (layers, heads), optional
@@ -139,14 +142,14 @@ def flow(
     >>> heads.flow([A, A], columns=[0])[0, :, 0]
     tensor([1.0000, 0.4375, 0.3194])
     """
-    return _through("flow()", "columns", list(matrices), columns, residual, heads, layers, back=False)
+    return _through("flow()", "columns", matrices, columns, residual, heads, layers, back=False)
 
 
 @torch.no_grad()
 def _through(
     where: str,
     name: str,
-    matrices: list[AttentionMatrix],
+    given: Iterable[AttentionMatrix],
     tokens: Sequence[int] | Tensor | None,
     residual: float,
     heads: Tensor | None,
@@ -154,11 +157,13 @@ def _through(
     *,
     back: bool,
 ) -> Tensor:
+    matrices = list(given)
     n = _check_matrices(where, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
         rule = "residual must lie between 0 and 1."
         raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
     places = _places(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
+    real = _tokens(given, matrices)
     shares = [_share(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
     chunks = []
@@ -166,6 +171,9 @@ def _through(
         first = matrices[0]
         x = torch.zeros(*first.shape[:-3], 1, n, len(some), dtype=first.dtype, device=first.device)
         x[..., some.to(x.device), torch.arange(len(some), device=x.device)] = 1.0
+        if real is not None:
+            real = real.to(x)
+            x = _end_of(real, back=back) if tokens is None else x * real
         depths = []
         for A, share in reversed(steps) if back else steps:
             x = x.to(device=A.device, dtype=A.dtype)
@@ -173,10 +181,31 @@ def _through(
             product = wide.mT @ x if back else wide @ x
             mixed = product.mean(dim=-3, keepdim=True) if share is None else (product * share).sum(-3, keepdim=True)
             x = torch.lerp(mixed, x, residual)
+            x = x if real is None else x * real.to(x)
             depths.append(x.squeeze(-3))
         chunks.append(torch.stack([d.to(depths[-1]) for d in depths]) if layers else depths[-1])
     out = torch.cat(chunks, dim=-1)
     return out.mT if back else out
+
+
+def _tokens(given: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
+    """Return 1 for each token and 0 for padding, shape (..., 1, n, 1); None where there is no padding."""
+    found = [token_queries(A.problem) for A in matrices]
+    if isinstance(given, Atlas):
+        found += [given.entry(layer).query_mask for layer in given.layers()]
+    first = matrices[0]
+    for queries in found:
+        if queries is not None:
+            lead = first.shape[:-3]
+            return queries.expand(lead.numel(), -1).reshape(*lead, 1, -1, 1).to(first.device, first.dtype)
+    return None
+
+
+def _end_of(real: Tensor, *, back: bool) -> Tensor:
+    """Return 1 at the last token of each text, or at the first."""
+    reached = (real.flip(-2) if back else real).cumsum(-2)
+    reached = reached.flip(-2) if back else reached
+    return real * (reached == 1)
 
 
 def _widened(A: AttentionMatrix) -> AttentionMatrix:

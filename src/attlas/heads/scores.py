@@ -3,20 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
 from attlas.heads.distance import FixedDistance
 from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
-from attlas.heads.resting import Broad, FirstToken
-from attlas.stats import Statistic
+from attlas.heads.resting import Broad, FavouriteToken, FirstToken
+from attlas.stats import Part, Statistic
+from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["scores"]
+__all__ = ["HeadScores", "scores"]
+
+
+class HeadScores(Statistic):
+    """All measures on a text that the kinds of head are told by, in one tensor.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+
+    Attributes
+    ----------
+    NAMES : tuple of str
+        What stands along the last axis, as the fields of `Head`; ``"behind"`` is the share of weight on keys
+        after the query.
+
+    See Also
+    --------
+    scores : the same definitions by the names of their patterns.
+
+    Notes
+    -----
+    Padding is left out. Cost: one pass; memory of some forty numbers a row and head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads.scores import HeadScores
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
+    >>> found = A.collect(HeadScores(torch.arange(4)))[0]
+    >>> found.shape[-1] == len(HeadScores.NAMES)
+    True
+    """
+
+    NAMES = (
+        "previous",
+        "current",
+        "near",
+        "first",
+        "breadth",
+        "duplicate_text",
+        "induction_text",
+        "favourite",
+        "fixed",
+        "fixed_distance",
+        "distance",
+        "behind",
+    )
+
+    def __init__(self, ids: Tensor) -> None:
+        self._fixed = FixedDistance()
+        self._parts: tuple[Statistic, ...] = (
+            PreviousToken(),
+            CurrentToken(),
+            Local(),
+            FirstToken(),
+            Broad(),
+            DuplicateToken(ids),
+            Induction(ids),
+            FavouriteToken(ids),
+        )
+
+    def start(self, problem: Any) -> list[Any]:
+        return [part.start(problem) for part in (*self._parts, self._fixed)]
+
+    def step(self, carry: list[Any], part: Part, at: Tile) -> list[Any]:
+        return [one.step(c, part, at) for one, c in zip((*self._parts, self._fixed), carry, strict=True)]
+
+    def finish(self, carry: list[Any]) -> Tensor:
+        found: list[Tensor] = [one.finish(c) for one, c in zip(self._parts, carry, strict=False)]
+        distance, behind = self._fixed.mean(carry[-1])
+        score, at = self._fixed.finish(carry[-1])
+        return torch.stack([*found, score, at.to(score.dtype), distance, behind], dim=-1)
 
 
 def scores(

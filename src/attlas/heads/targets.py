@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.atlas.padding import token_queries
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
@@ -37,8 +38,8 @@ class OnTargets(Statistic):
     Parameters
     ----------
     counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all; the default is every one. Filling on the left sees no key and never
-        counts; filling on the right does unless it is left out here.
+        Queries that count at all; the default is every one that the mask of the matrix does not tell to be
+        padding. In cross-attention of as many queries as keys, name them: the mask tells about the keys alone.
     """
 
     def __init__(self, counted: Tensor | None = None) -> None:
@@ -209,9 +210,10 @@ def mean_of_rows(x: Tensor, choice: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def row_filter(where: str, counted: Tensor | None, problem: Any) -> Tensor | None:
-    """Return which queries count, shape (batch or 1, 1, m)."""
+    """Return which queries count, shape (batch or 1, 1, m): those named, or all that are no padding."""
     if counted is None:
-        return None
+        tokens = token_queries(problem)
+        return None if tokens is None else tokens.unsqueeze(1).to(problem.device)
     if not isinstance(counted, Tensor) or counted.dtype != torch.bool:
         raise DtypeError(
             where,

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.heads.retrieval import few_rows
-from attlas.heads.targets import mean_of_rows, rows_of
+from attlas.heads.targets import mean_of_rows, row_filter, rows_of
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
@@ -139,6 +139,9 @@ def qk_clip(
         )
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
+        counted = row_filter("qk_clip()", None, A.problem)
+        if largest is not None and counted is not None:  # padding is left out
+            largest = largest.masked_fill(~counted.expand(A.problem.shape[:3]).reshape(largest.shape), -math.inf)
         key_heads = A.shape[-3] // A.problem.group if key_heads is None and A.ndim > 2 else key_heads
     else:
         largest = A if A.ndim else None
@@ -276,6 +279,10 @@ class EntropyAlarm:
         else:
             entropy, keys = _of_rows(A, self._places(A.shape[-2]))
         choice = keys > 1
+        counted = row_filter("EntropyAlarm()", None, A.problem)
+        if counted is not None:  # padding is left out
+            counted = counted.expand(A.problem.shape[:3]).reshape(*A.shape[:-2], -1)
+            choice &= counted if self.rows is None else counted[..., self._places(A.shape[-2]).to(counted.device)]
         uniform = keys.clamp(min=2.0).log()
         if entropy.ndim == 1:
             entropy, choice, uniform = (t.unsqueeze(0) for t in (entropy, choice, uniform))

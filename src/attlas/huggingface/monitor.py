@@ -94,9 +94,9 @@ class AttentionMonitor(TrainerCallback):
     Logged are ``attention/layer_3/head_0/max_logit`` and likewise ``entropy`` (nats) and ``effective_keys``,
     ``attention/layer_3/max_logit`` with ``per="layer"``, and ``attention/max_logit``; ``encoder_3`` and
     ``cross_3`` stand in place of ``layer_3`` for other attentions. The largest logit is the maximum over
-    the step's texts and queries, the others are means over those queries that see a key; with gradient
-    accumulation all micro-batches of the step count, and what gradient checkpointing computes again does
-    not. Queries of filling on the right see keys and count. Growing logits and falling entropy announce
+    the step's texts and queries, the others are means over the queries that see a key; padding, by the
+    ``attention_mask`` of the call, is left out. With gradient accumulation all micro-batches of the step count,
+    and what gradient checkpointing computes again does not. Growing logits and falling entropy announce
     instability [1]_ [2]_. In distributed training rank 0 alone looks, at the texts that it has.
 
     A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
@@ -244,6 +244,9 @@ def _sums(entry: Entry) -> _Sums:
     # Sums are taken in float64, which Apple's GPUs do not have.
     logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in found)
     seen = logit > -math.inf
+    if entry.query_mask is not None:
+        seen = seen & entry.query_mask.unsqueeze(1).to(seen.device)
+        logit = logit.masked_fill(~seen, -math.inf)
     largest = logit.double().transpose(0, 1).flatten(1)
     largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:1], -math.inf)
     parts = [torch.where(seen, t, 0.0).double().sum(dim=(0, 2)) for t in (entropy, effective)]

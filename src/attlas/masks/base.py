@@ -127,6 +127,37 @@ class Mask(ABC):
         """
         return None
 
+    def first_query(self, m: int, n: int) -> int | None:
+        """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
+        return None
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        """Return this mask for another matrix of the same tokens, or None where it must be asked in its own places.
+
+        Parameters
+        ----------
+        rows, columns : range
+            Queries and keys of the other matrix, by their places in this one; they may lie outside of it.
+        m, n : int
+            Sizes of the matrix that this mask belongs to.
+        """
+        return None
+
+    def padding(self, at: Tile) -> Tensor | None:
+        """Return True where a key is padding and no token of its text, shape (batches or 1, n).
+
+        Parameters
+        ----------
+        at : Tile
+            All rows and columns of the matrix.
+
+        Returns
+        -------
+        Tensor of bool, or None
+            None where this mask does not tell padding from text.
+        """
+        return None
+
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
 
@@ -241,6 +272,18 @@ class And(_Pair):
         if left is None or right is None:
             return None
         return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
+
+    def first_query(self, m: int, n: int) -> int | None:
+        left = self.left.first_query(m, n)
+        return self.right.first_query(m, n) if left is None else left
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
+        return None if left is None or right is None else And(left, right)
+
+    def padding(self, at: Tile) -> Tensor | None:
+        left, right = self.left.padding(at), self.right.padding(at)
+        return left if right is None else right if left is None else left | right
 
     def log_weights(self) -> tuple[Score, ...]:
         return self.left.log_weights() + self.right.log_weights()

@@ -180,6 +180,14 @@ class Padding(_Counted):
             raise ShapeError("Padding()", 'side must be "right" or "left".', found=f"side = {side!r}", fix=fix)
         self.side = side
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Padding:
+        if self.side == "left":
+            return Padding((len(columns) + columns.start - n + self.lengths).clamp(0, len(columns)), side="left")
+        return Padding((self.lengths - columns.start).clamp(0, len(columns)))
+
+    def padding(self, at: Tile) -> Tensor:
+        return ~self.allows(at)[:, 0, 0]
+
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
         longest = int(self.lengths.max()) if self.lengths.numel() else 0

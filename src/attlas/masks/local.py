@@ -23,9 +23,15 @@ class _Local(Mask):
         self.right = None if right is None else _reach(where, "right", right)
         self.offset = None if offset is None else _whole(where, "offset", offset)
 
+    def first_query(self, m: int, n: int) -> int:
+        return n - m if self.offset is None else self.offset
+
+    def _moved(self, rows: range, columns: range, m: int, n: int) -> int:
+        return self.first_query(m, n) + rows.start - columns.start
+
     def shift(self, at: Tile) -> int:
         """Return how far query 0 stands to the right of key 0."""
-        return at.n - at.m if self.offset is None else self.offset
+        return self.first_query(at.m, at.n)
 
     def allows(self, at: Tile) -> Tensor:
         place = at.i + self.shift(at)
@@ -124,6 +130,9 @@ class Causal(_Local):
     def __init__(self, offset: int | None = None) -> None:
         super().__init__(None, 0, offset)
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Causal:
+        return Causal(self._moved(rows, columns, m, n))
+
     def name(self) -> str:
         return "Causal()" if self.offset is None else f"Causal(offset={self.offset})"
 
@@ -187,6 +196,9 @@ class Window(_Local):
 
     def __init__(self, left: int | None, right: int | None, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Window:
+        return Window(self.left, self.right, self._moved(rows, columns, m, n))
 
 
 class Dilated(_Local):
@@ -257,6 +269,9 @@ class Dilated(_Local):
         if self.step < 1:
             fix = "use step=1 for every key of the window."
             raise ShapeError("Dilated()", "step must be at least 1.", found=f"step = {self.step}", fix=fix)
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Dilated:
+        return Dilated(self.left, self.right, self.step, self._moved(rows, columns, m, n))
 
     def allows(self, at: Tile) -> Tensor:
         # Remainders of places, not of pairs: a division for each row and column instead of each cell.

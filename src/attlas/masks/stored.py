@@ -64,6 +64,18 @@ class _Stored(Mask):
                 return Coverage.SOME
         return Coverage.ALL if whole else Coverage.NONE
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> TensorMask | None:
+        if not (0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n):
+            return None
+        # What an additive mask adds is part of the score by now; what is left is where it forbids.
+        cells = self.cells if self.cells.shape[2] == 1 else self.cells[:, :, rows.start : rows.stop]
+        cells = cells if cells.shape[3] == 1 else cells[..., columns.start : columns.stop]
+        return TensorMask(self.rule(cells))
+
+    def padding(self, at: Tile) -> Tensor | None:
+        # One row of keys for all heads and queries is what a padding mask is.
+        return ~self.allows(at)[:, 0, 0] if at.m > 1 and self.cells.shape[1:3] == (1, 1) else None
+
     def _forget(self) -> None:
         """Forget what was read off the tensor before it changed."""
         self._strips, self._changes = {}, _changes(self.tensor)

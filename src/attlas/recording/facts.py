@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["continued", "details_of", "ids_of", "name_of", "token_bytes", "tokens_of"]
+__all__ = ["continued", "details_of", "ids_of", "name_of", "padding_masks", "token_bytes", "tokens_of"]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -58,6 +59,41 @@ def ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     return None
 
 
+def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the 2-D attention masks that a model was called with, by the kind of attention whose queries they tell.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, for the names of the arguments that have none in the call.
+    args, kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    dict of str to Tensor of bool, shape (batch, tokens)
+        Nothing where no sequence is padded.
+    """
+    try:
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        given = {}
+    given = {**given, **kwargs}
+    own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
+    if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given and not _has_decoder(model):
+        own, decoder = {}, "attention_mask"
+    found = {kind: given.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    return {
+        kind: t.detach().to("cpu").bool()
+        for kind, t in found.items()
+        if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
+    }
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def continued(before: Tensor | None, given: Tensor | None, first: int | None) -> Tensor | None:
     """Return the ids of the text after one more pass, whose first query stands at `first`."""
     if given is None:
@@ -66,13 +102,17 @@ def continued(before: Tensor | None, given: Tensor | None, first: int | None) ->
     return torch.cat([before, given], dim=1) if goes_on and before is not None else given
 
 
-def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | None:
-    """Return the text of each token of batch 0: as given, or as a tokenizer reads the ids."""
+def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
+    """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
     if tokens is None or isinstance(tokens, list | tuple):
+        if tokens and all(isinstance(text, list | tuple) for text in tokens):
+            return [[str(token) for token in text] for text in tokens]
         return None if tokens is None else [str(token) for token in tokens]
     if ids is None or not len(ids):
         return None
-    return [str(tokens.decode([number])) for number in ids[0].tolist()]
+    known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
+    found = [[known[number] for number in text] for text in ids.tolist()]
+    return found if len(found) > 1 else found[0]
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:

@@ -117,7 +117,7 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
         score=placed(problem.score, there),
-        versions=(),  # those of the tensors that are kept
+        versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
     batch, heads = problem.shape[:2]
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.atlas.moved import MovedScore, moved_tile
 from attlas.indexing import Axes
-from attlas.masks import Causal, Coverage, Mask, Padding, Window
+from attlas.masks import Causal, Coverage, Mask, Window
 from attlas.masks.base import And
-from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.matrix import AttentionMatrix
-from attlas.scores import Bilinear, Cosine, Gaussian, Laplace, ScaledDot, Score, SoftCap, TensorBias
-from attlas.scores.base import Dot, Scaled, Sum, Tokens
+from attlas.scores import Score
+from attlas.scores.base import Sum
 from attlas.tiles import Tile
 
 __all__ = [
@@ -24,25 +24,12 @@ __all__ = [
     "MovedScore",
     "Stacked",
     "alike",
-    "first_query_of",
-    "is_placeless",
     "rows_of",
     "stacked",
     "window_of",
 ]
 
-_PLACELESS = (ScaledDot, Cosine, Bilinear, Gaussian, Laplace)
 _JUDGED = 64  # blocks of rows whose coverage is asked one by one
-
-
-def first_query_of(mask: Mask | None, m: int, n: int) -> int | None:
-    """Return how far query 0 stands to the right of key 0 by what a mask says; None where it does not."""
-    if isinstance(mask, Causal | Window):
-        return n - m if mask.offset is None else mask.offset
-    if isinstance(mask, And):
-        left = first_query_of(mask.left, m, n)
-        return first_query_of(mask.right, m, n) if left is None else left
-    return None
 
 
 def is_causal(mask: Mask | None) -> bool:
@@ -90,6 +77,15 @@ class Moved(Mask):
         first, stop = (t.to(at.device) + self.column for t in found)
         return first, stop
 
+    def first_query(self, m: int, n: int) -> int | None:
+        first = self.inner.first_query(self.m, self.n)
+        return None if first is None else first - self.row + self.column
+
+    def padding(self, at: Tile) -> Tensor | None:
+        whole = replace(self._there(at), columns=range(self.n), column_index=None)
+        found = self.inner.padding(whole)
+        return None if found is None else _in_columns(found.to(at.device), self.column, at.n)
+
     def name(self) -> str:
         return f"{self.inner.name()} moved by ({self.row}, {self.column})"
 
@@ -98,65 +94,12 @@ class Moved(Mask):
         return there if self.device is None else replace(there, device=self.device)
 
 
-def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
-    """Return a tile as seen from a matrix of m queries and n keys whose first ones stand at `row` and `column`."""
-    return replace(
-        at,
-        m=m,
-        n=n,
-        rows=range(at.rows.start - row, at.rows.stop - row),
-        columns=range(at.columns.start - column, at.columns.stop - column),
-        row_index=None if at.row_index is None else at.row_index - row,
-        column_index=None if at.column_index is None else at.column_index - column,
-    )
-
-
-class MovedScore(Score):
-    """A score that looks at places, asked for a matrix in which its queries and keys stand elsewhere.
-
-    Parameters
-    ----------
-    inner : Score
-        A score of m queries and n keys.
-    m, n : int
-        Sizes of the matrix that it belongs to.
-    row, column : int
-        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
-    """
-
-    def __init__(self, inner: Score, m: int, n: int, row: int, column: int = 0) -> None:
-        super().__init__()
-        self.inner = inner
-        self.m = m
-        self.n = n
-        self.row = row
-        self.column = column
-        self.scratch = inner.scratch
-        self.finite = inner.finite
-        self.positional = inner.positional
-
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        return self.inner.project(q, k)
-
-    def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
-        return self.inner(q, k, moved_tile(at, self.m, self.n, self.row, self.column))
-
-    def as_dot(self, q: Any, k: Any) -> Dot | None:
-        dot = self.inner.as_dot(q, k)
-        if dot is None or dot.bias is None:
-            return dot
-        return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row, self.column))
-
-
-def is_placeless(score: Score) -> bool:
-    """Return whether a score is known to look at tokens alone, wherever they stand."""
-    if isinstance(score, Sum):
-        return is_placeless(score.left) and is_placeless(score.right)
-    if isinstance(score, Scaled):
-        return is_placeless(score.inner)
-    if isinstance(score, SoftCap):
-        return is_placeless(score.score)
-    return type(score) in _PLACELESS
+def _in_columns(found: Tensor, column: int, n: int) -> Tensor:
+    """Return flags of keys that begin at `column` as flags of n keys; the others are not set."""
+    out = found.new_zeros(len(found), n)
+    first, stop = max(column, 0), min(column + found.shape[-1], n)
+    out[:, first:stop] = found[:, first - column : stop - column]
+    return out
 
 
 def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
@@ -172,10 +115,13 @@ def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
     batch, heads, m, n = A.problem.shape
     if len(rows) == m:
         return A
+    mask = None if A.problem.mask is None else A.problem.mask.translate(rows, range(n), m, n)
+    if mask is None and A.problem.mask is not None:
+        mask = Moved(A.problem.mask, m, n, -rows.start, 0)
     problem = replace(
         A.problem,
         q=A.problem.q[:, :, rows.start : rows.stop],
-        mask=None if A.problem.mask is None else _mask_rows(A.problem.mask, rows, m, n),
+        mask=mask,
         score=_score_rows(A.problem.score, rows, m, n),
     )
     part = None if A._lse is None else A._lse[:, :, rows.start : rows.stop]
@@ -210,59 +156,18 @@ def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | Non
         q=problem.q[:, :, rows.start : rows.stop],
         k=problem.k[:, :, columns.start : columns.stop],
         mask=None if problem.mask is None else Moved(problem.mask, *place),
-        score=problem.score if is_placeless(problem.score) else MovedScore(problem.score, *place),
+        score=problem.score if problem.score.position_free else MovedScore(problem.score, *place),
         sink=problem.sink if lse is None else None,  # it is part of the log-sum-exp
         partial=lse is not None,
     )
     return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
 
 
-def _mask_rows(mask: Mask, rows: range, m: int, n: int) -> Mask:
-    if isinstance(mask, TensorMask | AdditiveMask):
-        cells = mask.cells
-        # What an additive mask adds is part of the score by now; what is left is where it forbids.
-        return TensorMask(mask.rule(cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop]))
-    same_family = moved(mask, m, n, -rows.start, 0, n)
-    return Moved(mask, m, n, -rows.start, 0) if same_family is None else same_family
-
-
 def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:
-    if is_placeless(score):
-        return score
     if isinstance(score, Sum):
         return _score_rows(score.left, rows, m, n) + _score_rows(score.right, rows, m, n)
-    if type(score) is TensorBias:
-        t = score.t
-        return score if t.ndim < 2 or t.shape[-2] == 1 else TensorBias(t[..., rows.start : rows.stop, :])
-    return MovedScore(score, m, n, -rows.start)
-
-
-def moved(mask: Mask, m: int, n: int, row: int, column: int, keys: int) -> Mask | None:
-    """Return a mask of the same family whose query 0 and key 0 stand at `row` and `column`; None if there is none.
-
-    Parameters
-    ----------
-    mask : Mask
-        A mask of m queries and n keys.
-    m, n : int
-        Sizes of the matrix that it belongs to.
-    row, column : int
-        Where its query 0 and its key 0 stand.
-    keys : int
-        Number of keys of the matrix that is asked now.
-    """
-    if isinstance(mask, Causal | Window):
-        offset = (n - m if mask.offset is None else mask.offset) - row + column
-        return Causal(offset) if isinstance(mask, Causal) else Window(mask.left, mask.right, offset)
-    if type(mask) is Padding:
-        if mask.side == "left":
-            return Padding(keys - column - n + mask.lengths, side="left")
-        return Padding(mask.lengths + column)
-    if isinstance(mask, And):
-        left = moved(mask.left, m, n, row, column, keys)
-        right = moved(mask.right, m, n, row, column, keys)
-        return None if left is None or right is None else And(left, right)
-    return None
+    found = score.translate(rows, range(n), m, n)
+    return MovedScore(score, m, n, -rows.start) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +185,9 @@ class Block:
         if self.mask is None:
             # One query that sees all n keys there are is the last row of a causal mask.
             return Causal(self.column + self.n - 1 - self.row) if self.m == 1 and self.column == 0 else None
-        found = moved(self.mask, self.m, self.n, self.row, self.column, keys)
+        # One row more than this block has: a mask that is stored cannot tell about those of the other blocks.
+        rows, columns = range(-self.row, self.m + 1), range(-self.column, keys - self.column)
+        found = self.mask.translate(rows, columns, self.m, self.n)
         if found is None:
             return None
         if self.m == 1 and self.column == 0 and not is_causal(found):
@@ -402,6 +309,20 @@ class Stacked(Mask):
             return Coverage.ALL
         rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
         return block.mask.coverage(moved_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
+
+    def first_query(self, m: int, n: int) -> int | None:
+        block = self.blocks[0]
+        first = None if block.mask is None else block.mask.first_query(block.m, block.n)
+        return None if first is None else first - block.row + block.column
+
+    def padding(self, at: Tile) -> Tensor | None:
+        # The last step has all keys there are, but those that a sliding cache has dropped.
+        block = max(self.blocks, key=lambda one: one.n)
+        if block.mask is None:
+            return None
+        there = moved_tile(at, block.m, block.n, block.row, block.column)
+        found = block.mask.padding(replace(there, columns=range(block.n), column_index=None))
+        return None if found is None else _in_columns(found.to(at.device), block.column, at.n)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

@@ -21,10 +21,10 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording import complaints, facts
 from attlas.recording.census import Census, Site
 from attlas.recording.disk import Disk
+from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here, refuse_context_parallel
 from attlas.recording.passes import Passes, in_backward
 from attlas.recording.patch import patched
-from attlas.recording.places import first_query_of
 from attlas.recording.selection import Selection
 from attlas.recording.strand import Policy, Step, Strand
 from attlas.recording.switch import switched
@@ -75,8 +75,9 @@ def record(
         used, which a warning names and which goes with the atlas.
     patch_sdpa : bool, default False
         Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
-    tokens : list of str, or tokenizer, optional
-        Text of each token; a tokenizer of transformers says it of the ids that the model was given.
+    tokens : list of str, or list of such, or tokenizer, optional
+        Text of each token, or a list for each sequence of a batch; a tokenizer of transformers says it of the
+        ids that the model was given. `Atlas.texts` has every sequence, `Atlas.tokens` the first.
 
     Returns
     -------
@@ -115,6 +116,9 @@ def record(
     A module that is used for several layers (ALBERT) gives one layer for each use in a pass. One that is
     called several times within its own forward (windows of an image) gives as many passes of one layer.
     What gradient checkpointing computes again in the backward pass is not recorded again. All is detached.
+
+    Batches with padding: the 2-D ``attention_mask`` of each call (``decoder_attention_mask`` for a decoder) says
+    which queries are tokens, `Entry.query_mask`; means and scores leave the others out.
 
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
@@ -224,6 +228,7 @@ class Recording(AbstractContextManager[Atlas]):
         self._met: set[Site] = set()
         self._elsewhere = False  # whether another process has all chosen heads of a layer
         self._given: Tensor | None = None
+        self._padded: dict[str, Tensor] = {}
         self._ids: Tensor | None = None
         watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
         self._passes = Passes(model, watched, lambda: listening(self), self._begin, self._end)
@@ -290,7 +295,8 @@ class Recording(AbstractContextManager[Atlas]):
             raise complaints.no_query(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
-        self.atlas.tokens = facts.tokens_of(self._tokens, self._ids)
+        words = facts.tokens_of(self._tokens, self._ids)
+        self.atlas.texts = None if words is None else Atlas(tokens=words).texts
         pieces = facts.token_bytes(
             self._tokens, [] if self._ids is None or not len(self._ids) else self._ids[0].tolist()
         )
@@ -310,12 +316,14 @@ class Recording(AbstractContextManager[Atlas]):
         self._visits.clear()
         self._first_query = None
         self._given = facts.ids_of(args, kwargs)
+        self._padded = facts.padding_masks(self._model, args, kwargs)
 
     def _end(self) -> None:
         self._ran |= {path for path, count in self._passes.calls.items() if count}
         if not self._heard:
             raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
         self._ids = facts.continued(self._ids, self._given, self._first_query)
+        self._padded = {}  # an encoder that runs by itself has another text
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -382,7 +390,8 @@ class Recording(AbstractContextManager[Atlas]):
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
         elif first_query is None:
-            place = first_query_of(matrix.problem.mask, m, n)
+            mask = matrix.problem.mask
+            place = None if mask is None else mask.first_query(m, n)
             first_query = max(n - m if place is None else place, 0) + first_key
         first_query = int(first_query)
         if site.kind == "self" and self._first_query is None:
@@ -390,7 +399,8 @@ class Recording(AbstractContextManager[Atlas]):
         rows = self._selection.rows(first_query, m)
         if not len(rows):
             return None
-        return Step(matrix, rows, first_query, first_key, cross, keeps_all_keys=not told)
+        counted = real_queries(matrix, self._padded.get(site.kind), first_query, first_key, cross=cross)
+        return Step(matrix, rows, first_query, first_key, cross, counted, keeps_all_keys=not told)
 
     def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
         key = (site.path, occurrence)

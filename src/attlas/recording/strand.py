@@ -17,7 +17,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.disk import Disk
 from attlas.recording.joining import Joined, can_join, fitting
 from attlas.recording.keeping import fingerprint, kept, own, placed
-from attlas.recording.places import Block, alike, is_causal, is_placeless, rows_of, stacked
+from attlas.recording.places import Block, alike, is_causal, rows_of, stacked
 from attlas.stats import Statistic
 
 __all__ = ["Policy", "Step", "Strand"]
@@ -61,6 +61,8 @@ class Step:
         Whether the keys are those of another text, the same at each step.
     keeps_all_keys : bool
         Whether keys behind the last query are keys like others, and no unused room of a static cache.
+    query_mask : Tensor of bool, optional, shape (batch, m)
+        Which of its queries are tokens and no padding; None where all are.
     """
 
     matrix: AttentionMatrix
@@ -68,6 +70,7 @@ class Step:
     first_query: int
     first_key: int
     cross: bool
+    query_mask: Tensor | None = None
     keeps_all_keys: bool = field(default=False, kw_only=True)
 
     @property
@@ -114,6 +117,7 @@ class Strand:
         self._k: list[Tensor] = []
         self._lse: list[Tensor] = []
         self._prints: list[Tensor] = []
+        self._counted: list[Tensor] = []
         self._plan = step.matrix.plan
         self.entry: Entry | None = None
         self._take(step)
@@ -128,7 +132,7 @@ class Strand:
             return False
         if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
             return False
-        if not (is_placeless(problem.score) and alike(problem.score, base.score) and self._same_sink(problem.sink)):
+        if not (problem.score.position_free and alike(problem.score, base.score) and self._same_sink(problem.sink)):
             return False
         if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
             return False
@@ -191,6 +195,7 @@ class Strand:
             self._base = problem
         mask = problem.mask if policy.tokens else None
         self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self._counted.append(_counted(part, step))
         self.next_row += rows
         self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
 
@@ -206,7 +211,7 @@ class Strand:
         )
         self._q, self._k, self._lse = [q], [k], [lse]
         batch, heads = q.shape[:2]
-        problem = replace(self._base, q=q, k=k, mask=None)
+        problem = replace(self._base, q=q, k=k, mask=None, versions=())
         place = partial(problem.tile, range(batch), range(heads))
         problem = replace(problem, mask=stacked(self.blocks, self.keys, place), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
@@ -225,6 +230,7 @@ class Strand:
             shape=(*self._base.shape[:2], rows, self.keys),
             matrix=matrix,
             statistics=self._results(matrix),
+            query_mask=None if all(map(torch.all, self._counted)) else torch.cat(self._counted, dim=1),
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
@@ -252,6 +258,17 @@ class Strand:
         if self.policy.disk is not None:
             self._write(self.policy.disk, made)
         return made if self.entry is None else self.entry
+
+
+def _counted(part: AttentionMatrix, step: Step) -> Tensor:
+    """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
+    batch, _, rows, _ = part.problem.shape
+    counted = torch.ones(batch, rows, dtype=torch.bool)
+    if step.query_mask is not None:
+        counted = step.query_mask[:, step.rows.start : step.rows.stop]
+    if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
+        return counted
+    return counted & (part._lse > -torch.inf).any(dim=1).cpu()
 
 
 def _without_tokens(A: AttentionMatrix) -> Any:

@@ -69,6 +69,7 @@ class Additive(Score):
     """
 
     finite = True
+    position_free = True
     scratch = 2
 
     def __init__(self, query_size: int, key_size: int, hidden_size: int, bias: bool = False) -> None:

@@ -67,6 +67,9 @@ class Score(nn.Module):
         Whether finite tokens always give finite log-weights. A kernel of bounded support says False.
     positional : bool
         Whether the score looks at places alone (``at``) and never at the tokens.
+    position_free : bool
+        Whether the score looks at the tokens alone and never at ``at``: the log-weight of a pair is then the same
+        wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False.
 
     Examples
     --------
@@ -84,6 +87,14 @@ class Score(nn.Module):
     scratch: int = 1
     finite: bool = False
     positional: bool = False
+    position_free: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A class with a formula of its own says it anew: what it inherits is about another formula.
+        if "forward" in vars(cls) and "position_free" not in vars(cls):
+            cls.position_free = False
+
     __call__: Callable[..., Tensor]
 
     @abstractmethod
@@ -112,6 +123,30 @@ class Score(nn.Module):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         """Return this score as a dot product of the projected tokens, or None where it is none."""
         return None
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return what `from_dict` makes this score of again: numbers, texts, tensors, scores; None if it is not stored.
+
+        A recording keeps it for classes of your own, and ``attlas.load(folder, score=YourClass)`` reads it.
+        """
+        return None
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Score:
+        """Return the score of which `to_dict` gave these settings; by default its class is called with them."""
+        return cls(**settings)
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
+        """Return this score for another matrix of the same tokens, or None where it must be asked in its own places.
+
+        Parameters
+        ----------
+        rows, columns : range
+            Queries and keys of the other matrix, by their places in this one; they may lie outside of it.
+        m, n : int
+            Sizes of the matrix that this score belongs to.
+        """
+        return self if self.position_free else None
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         """Raise a ShapeError if tokens of these sizes cannot be scored; called once, at the door.
@@ -169,6 +204,7 @@ class Sum(Score):
         self.scratch = max(left.scratch, right.scratch) + 1
         self.finite = left.finite and right.finite
         self.positional = left.positional and right.positional
+        self.position_free = left.position_free and right.position_free
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         # A score of places has no tokens, and the other part may then keep its own tensor.
@@ -206,6 +242,7 @@ class Derived(Score):
         self.scratch = inner.scratch + 1
         self.finite = inner.finite
         self.positional = inner.positional
+        self.position_free = inner.position_free
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return self.inner.project(q, k)
@@ -271,6 +308,9 @@ class ScaledByTensor(Derived):
             rule = "the factor is one number, or one for each head."
             raise ShapeError(where, rule, {"factor": factor}, found=found, fix="factor.flatten()")
         self.factor = factor
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner, "factor": self.factor}
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)

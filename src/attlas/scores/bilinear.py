@@ -62,6 +62,7 @@ class Bilinear(Score):
     """
 
     finite = True
+    position_free = True
 
     def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:
         super().__init__()

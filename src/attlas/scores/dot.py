@@ -52,6 +52,7 @@ class ScaledDot(Score):
     """
 
     finite = True
+    position_free = True
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
@@ -118,6 +119,7 @@ class SoftCap(Score):
         self.scratch = score.scratch + 1
         self.finite = score.finite
         self.positional = score.positional
+        self.position_free = score.position_free
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return self.score.project(q, k)
@@ -162,6 +164,7 @@ class Cosine(Score):
     """
 
     finite = True
+    position_free = True
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()

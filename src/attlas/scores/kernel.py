@@ -28,6 +28,7 @@ class _Kernel(Score):
     """A function of the distance between query and key, in units of the bandwidth."""
 
     scratch = 4
+    position_free = True
     power = 2
 
     def __init__(self, bandwidth: float | Sequence[float] | Tensor = 1.0, learn: bool = False) -> None:
@@ -135,6 +136,7 @@ class Gaussian(_Kernel):
     """
 
     finite = True
+    position_free = True
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         d = q.shape[-1]

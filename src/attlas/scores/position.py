@@ -258,6 +258,17 @@ class TensorBias(Score):
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         return cells_of(self.t[(None,) * (4 - self.t.ndim)], at).to(at.device, at.dtype)
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> TensorBias | None:
+        sizes = (1, 1, *self.t.shape)[-2:]
+        spans = [
+            slice(None) if size == 1 else slice(s.start, s.stop) for size, s in zip(sizes, (rows, columns), strict=True)
+        ]
+        inside = 0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n
+        if not inside or self.t.ndim == 0 or type(self) is not TensorBias:
+            return None
+        cut = self.t[(..., *spans[-min(self.t.ndim, 2) :])]
+        return self if cut.shape == self.t.shape else TensorBias(cut)
+
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         cut = -2 if max(q.ndim, k.ndim) < 4 else -3
         batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()

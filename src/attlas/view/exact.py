@@ -15,7 +15,7 @@ from attlas.indexing import Axes
 from attlas.masks import And, Coverage, Mask
 from attlas.masks.base import edges
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import is_placeless, window_of
+from attlas.recording.places import window_of
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
@@ -152,7 +152,7 @@ class Head:
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False) -> None:
         self.A = without_first(A) if skip_first else A
         _, self.heads, self.m, self.n = A.shape
-        self._lse = torch.zeros(1, self.heads, self.m, dtype=A.dtype)
+        self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
         self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
@@ -179,7 +179,7 @@ class Head:
                 continue
             go_on(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n)).lse.cpu()
+            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n))._known_lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
@@ -275,7 +275,7 @@ class Head:
         As in `pooled`, `pool` says which number is needed.
         """
         problem, edges = self.A.problem, (range(len(rows) + 1), columns)
-        fused = is_placeless(problem.score) and (self.heads == 1 or (pool == "mean" and self.is_uniform))
+        fused = problem.score.position_free and (self.heads == 1 or (pool == "mean" and self.is_uniform))
         if fused and (problem.mask is None or problem.interval is not None):
             found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
             total, largest = (_array(t[0].double().mean(0)) for t in found[:2])

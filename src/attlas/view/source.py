@@ -16,7 +16,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import first_query_of, is_causal
+from attlas.recording.places import is_causal
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
@@ -174,7 +174,7 @@ def atlas_of(A: AttentionMatrix) -> Atlas:
     problem, (m, n) = A.problem, A.shape[-2:]
     axes = Axes((problem.shape[0], problem.shape[1]), (True, True))
     whole = A if A.shape == problem.shape else AttentionMatrix(problem, A.plan, axes)
-    first = max(first_query_of(problem.mask, m, n) or 0, 0)
+    first = 0 if problem.mask is None else max(problem.mask.first_query(m, n) or 0, 0)
     heads = tuple(int(head) for head in problem.head_ids)
     return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
 

@@ -189,7 +189,7 @@ def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
     cells, ids = batch * m * n, atlas.ids
     text = ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross"
     if ids is not None and text and total <= _KINDS[0] and cells <= _KINDS[1]:
-        return list(text_statistics(ids[0]))
+        return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]
     if total > _PLAIN[0] or cells > _PLAIN[1]:
         return []
     return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]

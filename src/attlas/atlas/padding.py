@@ -1,0 +1,92 @@
+"""Which queries are tokens of a text, and which are padding that makes the sequences of a batch equally long."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attlas.atlas.entry import Entry
+    from attlas.engine.problem import Problem
+
+__all__ = ["counted_rows", "token_queries"]
+
+
+def token_queries(problem: Problem) -> Tensor | None:
+    """Return which queries of a self-attention are tokens, by what its mask says about the keys.
+
+    A query is padding where the key at its own position is: of the masks of attlas, `Padding` and a tensor with
+    one row of keys per sequence tell padding from text.
+
+    Parameters
+    ----------
+    problem : Problem, shape (batch, heads, m, n)
+        The problem of a matrix. Without a causal mask or a window, as many keys as queries are taken for
+        self-attention, and other numbers for cross-attention, where the keys tell nothing about the queries.
+
+    Returns
+    -------
+    Tensor of bool, shape (batch or 1, m), or None
+        None where no query is known to be padding.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.atlas.padding import token_queries
+    >>> q = torch.zeros(2, 1, 3, 4)
+    >>> A = attlas.attend(q, q, mask=attlas.Causal() & attlas.Padding([3, 2]))
+    >>> token_queries(A.problem)
+    tensor([[ True,  True,  True],
+            [ True,  True, False]])
+    """
+    batch, _, m, n = problem.shape
+    if problem.mask is None or 0 in problem.shape:
+        return None
+    first = problem.mask.first_query(m, n)
+    if first is None and m != n:
+        return None
+    padding = problem.mask.padding(problem.tile(range(batch), range(1), range(m), range(n)))
+    if padding is None:
+        return None
+    positions = torch.arange(first or 0, (first or 0) + m, device=padding.device)
+    known = (positions >= 0) & (positions < n)
+    queries = ~padding[:, positions.clamp(0, n - 1)] | ~known
+    return None if bool(queries.all()) else queries
+
+
+def counted_rows(entry: Entry) -> Tensor | None:
+    """Return the rows that means are taken over: queries that are tokens and may attend to a key.
+
+    Parameters
+    ----------
+    entry : Entry
+        An attention of a recording.
+
+    Returns
+    -------
+    Tensor of bool, broadcastable to (batch, heads, m), or None
+        None where all rows count.
+    """
+    queries = entry.query_mask
+    if queries is None and entry.matrix is not None and entry.kind != "cross":
+        queries = token_queries(entry.matrix.problem)
+    known = _attending(entry)
+    if queries is None:
+        return None if known is None or bool(known.all()) else known
+    queries = queries.unsqueeze(1)
+    return queries if known is None else queries.to(known.device) & known
+
+
+def _attending(entry: Entry) -> Tensor | None:
+    """Return which rows have an allowed key: by their log-sum-exp, or by what was kept in place of the tokens."""
+    if entry.matrix is not None and entry.matrix.problem.sink is None:
+        return entry.matrix._known_lse() > -math.inf
+    known: dict[str, Any] = entry.statistics
+    for name, least in (("max_logit", -math.inf), ("effective_keys", 0.0), ("max_weight", 0.0)):
+        t = known.get(name)
+        if isinstance(t, Tensor) and tuple(t.shape) == tuple(entry.shape[:3]):
+            return t > least
+    return None

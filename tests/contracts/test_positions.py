@@ -1,0 +1,130 @@
+"""What a score or a mask says about positions is what it does."""
+
+import pytest
+import torch
+from tests.contracts.conftest import MASKS, SCORES, Sizes, build
+
+import attlas
+from attlas import ShapeError
+from attlas.recording.places import rows_of
+
+SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
+
+
+def cut_differs(case, rows: slice, columns: slice) -> bool:
+    """Return whether some log-weights change when the tokens stand elsewhere."""
+    q, k = case.q.detach(), case.k.detach()
+    whole = attlas.attend(q, k, score=case.score).logits.to_dense().detach()
+    try:
+        part = attlas.attend(q[:, :, rows], k[:, :, columns], score=case.score).logits.to_dense().detach()
+    except (ShapeError, IndexError):
+        return True
+    return not torch.allclose(part, whole[:, :, rows, columns], atol=1e-9)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_position_free_scores_do_not_look_at_positions(score: str) -> None:
+    case = build(score, next(iter(MASKS)), SIZES)
+    cuts = [(slice(2, None), slice(1, None)), (slice(0, -2), slice(0, -1)), (slice(3, None), slice(0, None))]
+    moved = any(cut_differs(case, *cut) for cut in cuts)
+    if type(case.score).__module__.startswith("attlas."):
+        assert case.score.position_free is not moved
+    assert not (case.score.position_free and moved)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_follow_their_rows(mask: str) -> None:
+    case = build("ScaledDot", mask, SIZES)
+    q, k = case.q.detach(), case.k.detach()
+    A = attlas.attend(q, k, mask=case.mask)
+    for rows in (range(4), range(3, 8)):
+        part = rows_of(attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._lse), rows)
+        torch.testing.assert_close(part.to_dense(), A.to_dense()[:, :, rows.start : rows.stop])
+
+
+def test_a_class_of_your_own_says_so_itself() -> None:
+    class Looks(attlas.ScaledDot):
+        def forward(self, q, k, at):
+            return super().forward(q, k, at) + at.j
+
+    class Says(attlas.Score):
+        position_free = True
+
+        def forward(self, q, k, at):
+            return -(q @ k.mT).abs()
+
+    assert not Looks().position_free
+    assert Says().position_free
+    assert (2.0 * Says() + attlas.Boxcar(1.0)).position_free
+    assert not (Says() + attlas.Alibi(2)).position_free
+    assert (torch.tensor(0.5) * attlas.Additive(4, 4, 3)).position_free
+    kept = Says()
+    assert kept.translate(range(2, 5), range(1, 4), 6, 6) is kept
+    assert Looks().translate(range(2, 5), range(1, 4), 6, 6) is None
+
+    class Even(attlas.Mask):
+        def allows(self, at):
+            return at.j % 2 == 0
+
+        def translate(self, rows, columns, m, n):
+            return self if columns.start % 2 == 0 else None
+
+    both = (Even() & attlas.Causal(0)).translate(range(2, 5), range(6), 6, 6)
+    assert both.name() == "Even() & Causal(offset=2)"
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
+    case = build(score, next(iter(MASKS)), SIZES)
+    A = attlas.attend(case.q.detach(), case.k.detach(), score=case.score)
+    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
+    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (2, 11), 0, (2, 2, 9, 11), A)
+    attlas.atlas.Atlas([entry]).save(tmp_path / "run.atlas")
+    own = case.score if type(case.score).__name__ in ("Cauchy", "ScoreMod") else None
+    again = attlas.load(tmp_path / "run.atlas", score=own)[0]
+    assert type(again.problem.score) is type(case.score)
+    torch.testing.assert_close(again.to_dense().detach(), A.to_dense().detach(), atol=1e-12, rtol=1e-12)
+
+
+class Tempered(attlas.Score):
+    """A score of a user's own with a number, a parameter and a score inside."""
+
+    def __init__(self, inner, power, shift):
+        super().__init__()
+        self.inner, self.power, self.shift = inner, power, shift
+
+    def forward(self, q, k, at):
+        return self.inner(q, k, at) * self.power + self.shift
+
+    def to_dict(self):
+        return {"inner": self.inner, "power": self.power, "shift": self.shift}
+
+
+def saved(score, folder, rows=None):
+    A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
+    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
+    A = A if rows is None else rows_of(A, rows)
+    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, A.shape[2]), 0, tuple(A.shape), A)
+    attlas.atlas.Atlas([entry]).save(folder)
+    return A.to_dense().detach()
+
+
+def test_a_class_of_your_own_is_stored_by_its_settings(tmp_path) -> None:
+    score = Tempered(attlas.ScaledDot(2.0), 0.5, torch.nn.Parameter(torch.tensor(0.25)))
+    dense = saved(score, tmp_path / "run.atlas")
+    again = attlas.load(tmp_path / "run.atlas", score=Tempered)[0]
+    torch.testing.assert_close(again.to_dense().detach(), dense)
+    assert isinstance(again.problem.score.shift, torch.nn.Parameter)
+    with pytest.raises(attlas.RecordingError, match=r"fix: attlas\.load\(folder, score=Tempered\)"):
+        attlas.load(tmp_path / "run.atlas")
+
+
+def test_scores_of_attlas_are_not_called_your_own(tmp_path) -> None:
+    dense = saved(attlas.ScaledDot() + attlas.Alibi(2), tmp_path / "rows.atlas", range(1, 4))
+    torch.testing.assert_close(attlas.load(tmp_path / "rows.atlas")[0].to_dense(), dense)
+    factor = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+    dense = saved(factor * attlas.ScaledDot(), tmp_path / "factor.atlas")
+    torch.testing.assert_close(attlas.load(tmp_path / "factor.atlas")[0].to_dense().detach(), dense)
+    saved(lambda score, b, h, i, j: score - (i - j), tmp_path / "function.atlas")
+    with pytest.raises(attlas.RecordingError, match="the function of a score is code, which is not stored"):
+        attlas.load(tmp_path / "function.atlas")

@@ -1,0 +1,81 @@
+"""Heads whose logits are large: what is recorded, saved and loaded gives weights as exact as eager's."""
+
+import pytest
+import torch
+import transformers
+from tests.recording.conftest import SIZES, causal_model
+
+import attlas
+from attlas.atlas import reading, storage
+
+
+@pytest.fixture
+def sharp():
+    """Return a model whose logits reach 1,600 and more."""
+    model = causal_model(transformers.LlamaConfig(**SIZES))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(12)
+    return model
+
+
+def exact(A):
+    """Return the weights in float64."""
+    q, k = A.problem.q.double(), A.problem.k.double().repeat_interleave(A.problem.group, 1)
+    logits = (q @ k.mT) / q.shape[-1] ** 0.5
+    n = logits.shape[-1]
+    return logits.masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf).softmax(-1), logits
+
+
+def check(atlas) -> None:
+    largest = 0.0
+    for A in atlas:
+        weights, logits = exact(A)
+        largest = max(largest, float(logits.abs().max()))
+        rows = torch.stack([A[:, :, i, :] for i in range(A.shape[2])], dim=2)
+        for found in (rows, A.to_dense()):
+            assert float((found.sum(-1) - 1).abs().max()) < 1e-6
+            # float32 rounds a logit of 2,000 by 6e-5 at most: eager has this error too.
+            assert float((found - weights).abs().max()) < 5e-4
+        assert A._known_lse().dtype is torch.float64
+    assert largest > 1600
+
+
+@pytest.mark.parametrize("keep", ["device", "cpu", "disk"])
+def test_recorded_saved_and_loaded(sharp, ids, keep, tmp_path) -> None:
+    folder = {"folder": tmp_path / "disk.atlas"} if keep == "disk" else {}
+    with attlas.record(sharp, keep=keep, **folder) as atlas, torch.no_grad():
+        sharp(ids)
+    check(atlas)
+    atlas.save(tmp_path / "run.atlas")
+    again = attlas.load(tmp_path / "run.atlas")
+    check(again)
+    assert all(torch.equal(A._known_lse(), B._known_lse()) for A, B in zip(atlas, again, strict=True))
+
+
+@pytest.mark.parametrize("keep", ["device", "disk"])
+def test_steps_of_a_generation(sharp, ids, keep, tmp_path) -> None:
+    folder = {"folder": tmp_path / "disk.atlas"} if keep == "disk" else {}
+    with attlas.record(sharp, keep=keep, **folder) as atlas:
+        sharp.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert atlas[0].shape == (2, 4, 16, 16)
+    check(atlas)
+
+
+def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
+    with attlas.record(sharp) as atlas, torch.no_grad():
+        sharp(ids)
+    put = storage.Writer._put
+
+    def older(self, name, t):
+        return put(self, name, t.float() if name == "lse" else t)
+
+    monkeypatch.setattr(storage.Writer, "_put", older)
+    monkeypatch.setattr("attlas.atlas.manifest._VERSION", 1)
+    atlas.save(tmp_path / "run.atlas")
+    monkeypatch.undo()
+    assert reading.read(tmp_path / "run.atlas", verify=True, score=None)["entries"][0].matrix._given_lse.dtype is (
+        torch.float32
+    )
+    check(attlas.load(tmp_path / "run.atlas"))
