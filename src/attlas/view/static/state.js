@@ -175,7 +175,7 @@ export function bindHash(store, view = window) {
   };
   const restore = () => {
     const found = readHash(view.location.hash);
-    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme"].includes(field));
+    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside"].includes(field));
     store.set({ ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...found });
   };
   const off = store.on(Object.keys(FIELDS), later);
