@@ -295,9 +295,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         stages = self._objectives(task, sample, random)
         smooth = self.kernel != "boxcar" and loss is not accuracy
         settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth)
-        begin = None
-        if warm is not None and warm.shape == start.shape and np.isfinite(warm[used]).all():
-            begin = np.log(warm[used] / start[used])
+        unfit = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
+        begin = None if warm is None or unfit else np.log(warm[used] / start[used])
         found = search(stages, int(used.sum()), settings, begin)
         if loss is squared_error and copies:
             found = _with_spread(found, whole, data.values[place])
