@@ -107,8 +107,8 @@ def test_numbers_equal_those_of_full_matrices(reading: Reading, weights: torch.T
             "breadth": (rows.exp() / (place + 1))[1:].mean(),
             "first": A[1:, 0].mean(),
             "previous": A.diagonal(-1).mean(),
-            "current": A.diagonal().mean(),
-            "near": (A * (distance < 16)).sum(-1).mean(),
+            "current": A.diagonal()[1:].mean(),  # the first query has no choice
+            "near": (A * (distance < 16)).sum(-1)[16:].mean(),
             "distance": (A * distance).sum(-1).mean(),
         }
         for name, value in expected.items():

@@ -218,7 +218,7 @@ def test_folders_that_are_there(
             "  attentions: self.0 to self.1\n"
             "  modules: transformer.h.0.attn, transformer.h.1.attn\n"
             "  found: layer 7\n"
-            "  fix: --layers 1\n",
+            "  fix: --layers takes numbers of the attentions above.\n",
         ),
         (
             ("--heads", "5"),

@@ -238,7 +238,8 @@ def check(idiom: str, *, grad: bool, array: bool = False) -> None:
             assert a == b
     assert len(slopes) == len(dense_slopes)
     for a, b in zip(slopes, dense_slopes, strict=True):
-        assert (a is None or not a.any()) == (b is None or not b.any()), "a gradient is lost"
+        lost = b is not None and float(b.abs().max()) > 1e-5  # less is rounding of 0
+        assert not lost or (a is not None and bool(a.any())), "a gradient is lost"
         if a is not None and b is not None:
             tolerance = 5e-2 if "half" in idiom or "float16" in idiom else 5e-4
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

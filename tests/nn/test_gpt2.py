@@ -52,7 +52,11 @@ def same_gradients(ours, theirs):
     left, right = gradients(ours), gradients(theirs)
     assert left.keys() == right.keys()
     for name in left:
-        torch.testing.assert_close(left[name], right[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        # A small gradient is a sum whose terms are as large as the largest one: float32 rounds those. Against float64
+        # each of the two is off by up to 1.3 of its units in the last place (2.6e-5 ours, 3.0e-5 theirs, of 196).
+        rounding = 3 * torch.finfo(torch.float32).eps * float(right[name].abs().max())
+        atol = max(1e-5, rounding)
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # ------------------------------------------------------------------------------------------------------ the layer

@@ -251,5 +251,7 @@ def test_errors_say_what_to_type():
         MultiHeadAttention(8, 4, num_kv_heads=3)
     with pytest.raises(attlas.ShapeError, match="dropout must be a probability"):
         MultiHeadAttention(8, 4, dropout=2)
-    with pytest.raises(attlas.ShapeError, match=r"value has the shape \(2, 3, 9\)"):
+    with pytest.raises(
+        attlas.ShapeError, match=r"value: \(3, 2, 9\) .*\n.*\n  found: value has 3 axes, the last of size 9;"
+    ):
         MultiHeadAttention(8, 2)(torch.ones(3, 2, 8), torch.ones(3, 2, 8), torch.ones(3, 2, 9))

@@ -125,7 +125,12 @@ def test_cross_attention_and_numbers_of_your_own() -> None:
     service = Service(Atlas([make_entry(A, (2, 2, 12, 30), mine, "cross")]))
     while (table := facts(service, "heads"))["progress"] < 1:
         pass
-    assert table["columns"][-1] == {"name": "my_number", "label": "my number", "unit": "", "description": ""}
+    assert table["columns"][-1] == {
+        "name": "my_number",
+        "label": "my number",
+        "unit": "",
+        "description": "A statistic of the recording, mean over the queries.",
+    }
     assert [row["values"]["my_number"] for row in table["rows"]] == [1.5, None]
     assert all(row["kinds"] == [] for row in table["rows"])
     assert facts(service, "info")["text_length"] == 30
@@ -137,7 +142,8 @@ def test_cross_attention_and_numbers_of_your_own() -> None:
 def test_an_empty_recording() -> None:
     service = Service(Atlas([], model="none"))
     assert facts(service, "info")["entries"] == []
-    assert facts(service, "heads") == {"progress": 1.0, "columns": [], "rows": []}
+    table = facts(service, "heads")
+    assert (table["progress"], table["columns"], table["rows"], table["telling"]) == (1.0, [], [], None)
     assert service.answer("tile", {"entry": "0"}).status == 404
     assert facts(service, "tokens", start=0, stop=0)["tokens"] == []
     service.close()

@@ -295,7 +295,7 @@ def _told(terminal: Terminal) -> Iterator[None]:
 
 def _typed(fix: str) -> str:
     """Return a fix of record() as it is typed on the command line."""
-    return "attlas record --patch-sdpa" if fix == "attlas.record(model, patch_sdpa=True)" else fix
+    return "attlas record --patch-sdpa" if fix.endswith("attlas.record(model, patch_sdpa=True)") else fix
 
 
 def _check_sizes(arguments: argparse.Namespace) -> None:

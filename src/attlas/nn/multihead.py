@@ -225,10 +225,11 @@ class MultiHeadAttention(nn.Module):
             order = "(batch, tokens, size)" if self.batch_first else "(tokens, batch, size)"
             if t.ndim == 3 and t.shape[-1] == size:
                 found = f"query has {batch} sequences, {name} has {t.shape[0]}, with the axes {order}"
+            given = [part if self.batch_first or part.ndim < 2 else part.transpose(0, 1) for part in tokens]
             raise ShapeError(
                 "MultiHeadAttention()",
                 "tokens must have the sizes of the layer, and one batch.",
-                {"query": tokens[0], "key": tokens[1], "value": tokens[2], "batch_first": self.batch_first},
+                {"query": given[0], "key": given[1], "value": given[2], "batch_first": self.batch_first},
                 found=found,
                 fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
             )

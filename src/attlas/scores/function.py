@@ -63,7 +63,8 @@ class ScoreMod(Derived):
             fix = "ScoreMod(score_mod, attlas.ScaledDot())"
             raise DtypeError("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix)
         super().__init__(ScaledDot() if score is None else score)
-        self.scratch, self.finite, self.positional = 3, False, False  # it may look at places, and forbid pairs
+        # It may look at positions, and forbid pairs.
+        self.scratch, self.finite, self.positional, self.position_free = 3, False, False, False
         self.score_mod = score_mod
         self._function = TileFunction(score_mod, f"score_mod {self._name()}", ("score", "b", "h", "i", "j"))
         self.held = self._function.held

@@ -294,7 +294,7 @@ def cells_of(t: Tensor, at: Tile) -> Tensor:
 def heads_of(t: Tensor, at: Tile) -> Tensor:
     """Return the batches and heads of a tile, the first two axes of a tensor."""
     for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
-        if not (tracing() and t.shape[axis] == len(ids)):
+        if t.shape[axis] != 1 and not (tracing() and t.shape[axis] == len(ids)):
             # The ids are few, on the CPU, and nearly always in a row: then the part is a view.
             first = int(ids[0]) if len(ids) else 0
             span = range(first, first + len(ids))
