@@ -143,7 +143,7 @@ class Problem:
 
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
         """
-        if self.is_symbolic:
+        if not self.versions or tracing():
             return
         for version in self.versions:
             if (version.changes, version.address) != _state(version.tensor):
@@ -165,7 +165,11 @@ class Problem:
         True inside torch.compile and the transforms of torch, and for tensors without numbers of their own, such as
         those of the meta device.
         """
-        return tracing() or not (holds_numbers(self.q) and holds_numbers(self.k))
+        return tracing() or not self._has_numbers
+
+    @cached_property
+    def _has_numbers(self) -> bool:
+        return holds_numbers(self.q) and holds_numbers(self.k)
 
     @property
     def needs_graph(self) -> bool:
