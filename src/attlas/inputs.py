@@ -73,7 +73,7 @@ def holds_numbers(t: Tensor) -> bool:
     Those of the meta device have not, nor have subclasses that stand for other tensors; the operations of torch are
     all that they know.
     """
-    return t.device.type != "meta" and _keeps_numbers(t)
+    return not t.is_meta and _keeps_numbers(t)
 
 
 def _keeps_numbers(t: Tensor) -> bool:

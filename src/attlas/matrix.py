@@ -18,7 +18,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, holds_numbers, tracing, whole_number
+from attlas.inputs import check_values, tracing, whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.reductions import Dim, axis_of, reduced
 from attlas.retained import WeightGradient
@@ -150,7 +150,7 @@ class AttentionMatrix(TensorLike):
 
     def _with_numbers(self, where: str) -> Problem:
         problem = self.current(where)
-        if holds_numbers(problem.q) and holds_numbers(problem.k):
+        if problem.has_numbers:
             return problem
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
         fix = "A @ v works there; move the tokens to a device with memory for numbers."

@@ -17,6 +17,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.errors import MissingExtraError, ShapeError
 from attlas.files import whole_file
+from attlas.inputs import whole_number
 from attlas.stats.pooled import block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile
 
@@ -170,8 +171,8 @@ def _check_options(pool: str, size: int | None) -> None:
         raise ShapeError(
             "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
         )
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ShapeError("plot()", "size must be a whole number above 0.", found=f"size = {size!r}", fix="size=256")
+    if size is not None:
+        whole_number("plot()", "size", size, "size=256")
 
 
 def _window(name: str, span: Span | None, size: int) -> range:

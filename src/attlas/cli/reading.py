@@ -129,7 +129,7 @@ class Reading:
 
 def telling(heads: Sequence[Head]) -> Head:
     """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
-    return max(heads, key=lambda head: (head.kinds[0].measure == "induction", head.of(head.kinds[0])))
+    return max(heads, key=lambda head: head.prominence)
 
 
 def window_of(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:

@@ -165,10 +165,11 @@ class Problem:
         True inside torch.compile and the transforms of torch, and for tensors without numbers of their own, such as
         those of the meta device.
         """
-        return tracing() or not self._has_numbers
+        return tracing() or not self.has_numbers
 
     @cached_property
-    def _has_numbers(self) -> bool:
+    def has_numbers(self) -> bool:
+        """Whether the tokens have numbers in memory, which those of the meta device have not."""
         return holds_numbers(self.q) and holds_numbers(self.k)
 
     @property

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attlas.errors import ShapeError
 from attlas.estimators.parquet import ParquetFile
+from attlas.inputs import whole_number
 
 __all__ = ["ROWS", "Chunks", "Source"]
 
@@ -51,9 +52,7 @@ class Chunks:
     """
 
     def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise _error("Chunks()", "rows must be a whole number above 0.", f"rows = {rows!r}", "leave rows out.")
-        self.rows = rows
+        self.rows = whole_number("Chunks()", "rows", rows, "leave rows out.")
         self.columns = None if columns is None else list(columns)
         self.source = self._opened(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):

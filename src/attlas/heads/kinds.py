@@ -229,6 +229,12 @@ class Head:
         return classify(self)
 
     @property
+    def prominence(self) -> tuple[bool, float]:
+        """What the most telling head has most of: induction before all, then the measure of its first kind."""
+        kind = self.kinds[0]
+        return kind.measure == "induction", self.of(kind)
+
+    @property
     def leaning(self) -> Kind | None:
         """For a mixed head, the kind it comes nearest to, where it is at least half way there."""
         nearest = max(told_by(self.tokens), key=lambda kind: self.of(kind) / kind.threshold)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
 from attlas.heads.targets import OnTargets, of_each_batch, place_shift
+from attlas.inputs import whole_number
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
@@ -222,10 +222,7 @@ class Local(OnTargets):
 
     def __init__(self, width: int = NEAR, shift: int | None = None, counted: Tensor | None = None) -> None:
         super().__init__(counted)
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            rule = "width must be a whole number above 0."
-            raise ShapeError("Local()", rule, found=f"width = {width!r}", fix=f"Local(width={NEAR})")
-        self.width = width
+        self.width = whole_number("Local()", "width", width, f"Local(width={NEAR})")
         self.shift = shift
 
     def facts(self, problem: Any) -> int:

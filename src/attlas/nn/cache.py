@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
+from attlas.inputs import whole_number
 
 __all__ = ["KVCache"]
 
@@ -55,13 +56,8 @@ class KVCache:
 
     def __init__(self, window: int | None = None, capacity: int = _SMALLEST) -> None:
         for name, size in (("window", window), ("capacity", capacity)):
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ShapeError(
-                    "KVCache()",
-                    f"{name} must be a whole number above 0.",
-                    found=f"{name} = {size!r}",
-                    fix=f"leave {name} out.",
-                )
+            if size is not None:
+                whole_number("KVCache()", name, size, f"leave {name} out.")
         self.window = window
         self.capacity = capacity
         self._layers: dict[int, _Layer] = {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
+from attlas.inputs import whole_number
 
 __all__ = ["Expected", "expected", "limit"]
 
@@ -101,8 +102,7 @@ def expected(keys: int, variance: float) -> Expected:
     >>> round(scaled.entropy, 2), round(plain.entropy, 2)  # of ln 512 = 6.24
     (5.74, 0.82)
     """
-    if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
-        raise ShapeError("expected()", "keys must be a whole number above 0.", found=f"keys = {keys!r}", fix="keys=512")
+    whole_number("expected()", "keys", keys, "keys=512")
     if not (math.isfinite(variance) and variance >= 0.0):
         raise ShapeError(
             "expected()",

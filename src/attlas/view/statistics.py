@@ -69,11 +69,11 @@ _WORDS = {kind.name: {"short": kind.short, "does": kind.does, "measure": kind.me
 
 
 class _Known(NamedTuple):
-    """Columns of an entry, a number for each head; the kinds of each head, and the measure that decides the first."""
+    """Columns of an entry, a number for each head; the kinds of each head, and their prominence."""
 
     columns: dict[str, list[float]]
     kinds: list[list[str]]
-    strengths: list[float]
+    prominence: list[tuple[bool, float]]
 
 
 class HeadTable:
@@ -121,12 +121,12 @@ class HeadTable:
             found = self._known(number, shown.entry, end)
             heads = shown.entry.shape[1]
             known += heads if found is not None else 0
-            values, kinds, strengths = found or _Known({}, [[] for _ in range(heads)], [])
+            values, kinds, prominence = found or _Known({}, [[] for _ in range(heads)], [])
             names |= dict.fromkeys(values)
             for head in range(heads):
-                if strengths and shown.entry.matrix is not None:
-                    mark = (kinds[head][0] == KINDS[0].name, strengths[head])
-                    telling = max(telling or (mark, number, head), (mark, number, head), key=lambda found: found[0])
+                if prominence and shown.entry.matrix is not None:
+                    here = prominence[head], number, head
+                    telling = max(telling or here, here, key=lambda found: found[0])
                 numbers = {name: _number(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
@@ -161,7 +161,7 @@ class HeadTable:
         names = [name for name in _MEASURES if on_block or name not in _ON_BLOCK]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
         kinds = [[kind.name for kind in head.kinds] for head in measured]
-        return _Known(columns, kinds, [head.of(head.kinds[0]) for head in measured])
+        return _Known(columns, kinds, [head.prominence for head in measured])
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""
