@@ -171,11 +171,15 @@ def _fit(
     x, y, weights = data
     settings = {name: getattr(arguments, name) for name in ("kernel", "degree", "outside")}
     model = AttentionRegressor(
-        bandwidth=bandwidth, weights_are="counts" if weights is None else "importance", **settings
+        bandwidth=bandwidth,
+        weights_are="counts" if weights is None else "importance",
+        verbose=terminal.err.isatty(),
+        **settings,
     )
     start = time.perf_counter()
     with terminal.step(f"{'learning the bandwidths' if bandwidth == 'loo' else 'fitting'} on {plural(len(y), 'row')}"):
         model.fit(x, y, weights)
+    model.verbose = False  # a saved fit does not depend on the terminal
     seconds = time.perf_counter() - start
     features = [(name, column) for column in columns for name in column.features]
     model.feature_names_in_ = np.array([name for name, _ in features], dtype=object)

@@ -68,6 +68,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Whether a further ``fit`` searches from the bandwidths of the last one, without grid and restarts.
     random_state : int, RandomState or None, default 0
         Where restarts and samples come from.
+    verbose : bool or int, default False
+        Whether a search tells on the standard error where it is.
     dtype : torch.dtype, optional
         ``torch.float32`` or ``torch.float64``; the default is float32 for float32 data, and float64 else. Local
         lines and the last search are always in float64.
@@ -176,6 +178,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         weights_are: str = "counts",
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | int = False,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
@@ -191,6 +194,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self.weights_are = weights_are
         self.warm_start = warm_start
         self.random_state = random_state
+        self.verbose = verbose
         self.dtype = dtype
         self.device = device
 
