@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
+from attlas import stats
 from attlas.engine import graph
 from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
@@ -122,7 +123,9 @@ class LazyTensor:
     def __getattr__(self, name: str) -> Any:
         found = None if name.startswith("_") else getattr(torch.Tensor, name, None)
         if found is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            hint = f"; attlas.stats.{name}(A) computes it" if name.islower() and name in stats.__all__ else ""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
         if name.endswith("_") or name in _OF_STORED:
             raise _stored_only(self, name)
         if name in _OF_FORM or not callable(found):

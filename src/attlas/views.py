@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -72,7 +73,9 @@ class TransposedMatrix(_View):
 
     def lazily(self, function: str) -> Callable[..., Any] | None:
         """Return what computes a function of torch without the dense tensor."""
-        return TransposedMatrix.sum if function == "sum" else PRODUCTS.get(function)
+        if function in ("sum", "mean", "amax", "argmax"):
+            return partial(_over_exchanged, function)
+        return _max if function == "max" else PRODUCTS.get(function)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
@@ -105,13 +108,25 @@ class TransposedMatrix(_View):
         """Return all weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix.to_dense(limit).mT
 
-    @like_tensors
-    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Sum over axes, in one pass: -1 is what each key receives."""
-        m, n = self.ndim - 2, self.ndim - 1
-        dims = [{m: n, n: m}.get(axis, axis) for axis in axes_of(self, "sum", dim)]
-        found = self.matrix.sum(dims, keepdim)
-        return found.mT if keepdim else found
+
+def _over_exchanged(name: str, A: TransposedMatrix, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Reduce a transposed matrix over any of its axes, in one pass over the matrix."""
+    m, n = A.ndim - 2, A.ndim - 1
+    dims = axes_of(A, name, dim)
+    if name == "argmax" and len(dims) > 1:  # it counts the cells of the transposed matrix
+        return NotImplemented
+    own = [{m: n, n: m}.get(axis, axis) for axis in dims]
+    found: Tensor = getattr(A.matrix, name)(own if len(own) > 1 else own[0], True).mT
+    return found if keepdim else found.squeeze(tuple(dims))
+
+
+def _max(A: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return the largest number, or with `dim` the largest along an axis and their positions, as `torch.max` does."""
+    if dim is None:
+        return A.amax(tuple(range(A.ndim)))
+    if not isinstance(dim, int):  # the larger of two tensors
+        return NotImplemented
+    return torch.return_types.max((A.amax(dim, keepdim), A.argmax(dim, keepdim)))
 
 
 class LogitMatrix(_View):
@@ -146,17 +161,36 @@ class LogitMatrix(_View):
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix._dense(limit, before_softmax=True)
 
-    def mean(self, dim: int = -1) -> Tensor:
+    def lazily(self, function: str) -> Callable[..., Any] | None:
+        """Return what computes a function of torch without the dense tensor."""
+        return {"amax": LogitMatrix.amax, "argmax": LogitMatrix.argmax, "max": _max}.get(function)
+
+    def mean(self, dim: int = -1, keepdim: bool = False) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
-        return self._of_rows("mean", dim, rows.logit_moments).mean
+        found = self._of_rows("mean", dim, rows.logit_moments).mean
+        return found.unsqueeze(-1) if keepdim else found
 
-    def var(self, dim: int = -1) -> Tensor:
+    def var(self, dim: int = -1, keepdim: bool = False) -> Tensor:
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
-        return self._of_rows("var", dim, rows.logit_moments).variance
+        found = self._of_rows("var", dim, rows.logit_moments).variance
+        return found.unsqueeze(-1) if keepdim else found
 
-    def amax(self, dim: int = -1) -> Tensor:
-        """Largest log-weight of each row, shape (..., m)."""
-        return self._of_rows("amax", dim, rows.max_logit)
+    @like_tensors
+    def amax(self, dim: Dim = -1, keepdim: bool = False) -> Tensor:
+        """Largest log-weight of each row, shape (..., m); without the keys' axis that of the dense tensor."""
+        dims = sorted(axes_of(self, "amax", dim))
+        if self.ndim - 1 not in dims:
+            dense: Tensor = self._call("amax", dims, keepdim)
+            return dense
+        return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
+
+    @like_tensors
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        """Position of the largest log-weight of each row (dim -1), in one pass; else that of the dense tensor."""
+        if dim not in (-1, self.ndim - 1):
+            dense: Tensor = self._call("argmax", dim, keepdim)
+            return dense
+        return self.matrix.argmax(-1, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
