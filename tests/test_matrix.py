@@ -168,6 +168,23 @@ def test_copies() -> None:
         torch.testing.assert_close(other.to_dense(), A.to_dense())
 
 
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("kernel", [attlas.Gaussian, attlas.Laplace, attlas.Epanechnikov])
+def test_copies_of_scores_with_a_bandwidth_for_each_coordinate(kernel: Any, learned: bool) -> None:
+    widths = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    score = kernel(bandwidth=torch.nn.Parameter(widths) if learned else widths)
+    for mask in (None, attlas.Causal(), attlas.Window(3, 3), attlas.Padding([12, 5]), attlas.Dilated(3, 0, 3)):
+        q, k, v = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 5)
+        A = attlas.attend(q, k, score=score, mask=mask, sink=torch.randn(3))
+        other = copy.deepcopy(A)
+        for read in (lambda X: X @ v, lambda X: X.lse, lambda X: X.to_dense(), stats.entropy):  # noqa: B023
+            assert torch.equal(read(other), read(A))
+        if learned:  # a copy has parameters of its own
+            (other @ v).square().sum().backward()
+            assert other.score.bandwidth.grad is not None
+            assert score.bandwidth.grad is None
+
+
 def test_attention_is_attend_times_values() -> None:
     q, k, v = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 5)
     options: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, Self
 
@@ -242,7 +243,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Predictions.
         std : ndarray of the same shape
             With ``return_std=True``. NaN, with a warning, where the data say nothing about it: fewer than two
-            effective neighbours, or so far from all data that the kernels at the point sum to less than 0.01.
+            effective neighbours (as in data without noise, where narrow bandwidths are best), or so far from all data
+            that the kernels at the point sum to less than 0.01. ``sqrt(loo_loss_)`` is the error over all points.
 
         Notes
         -----
@@ -372,9 +374,12 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
         unknown[lost] = True
         if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(lost)):
+            searched = isinstance(self.bandwidth, str) and self.bandwidth == "loo" and hasattr(self, "loo_loss_")
+            over_all = f" Over all points, sqrt(loo_loss_) is {math.sqrt(self.loo_loss_):.4g}." if searched else ""
             warnings.warn(
                 f"the {what} of {int(unknown.sum())} of {len(x)} points are NaN: they have fewer than two "
-                "effective_neighbours, or lie far from all training points, which say nothing about the spread there.",
+                "effective_neighbours, or lie far from all training points, which say nothing about the spread there."
+                f"{over_all}",
                 UserWarning,
                 stacklevel=3,
             )
