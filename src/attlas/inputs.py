@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from attlas._compat import transforming
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
@@ -60,11 +60,6 @@ def tracing() -> bool:
     True inside torch.compile, torch.export and the transforms of torch.func.
     """
     return torch.compiler.is_compiling() or transforming()
-
-
-def transforming() -> bool:
-    """Return whether a transform of torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def holds_numbers(t: Tensor) -> bool:
