@@ -114,7 +114,7 @@ def _over_exchanged(name: str, A: TransposedMatrix, dim: Dim = None, keepdim: bo
     m, n = A.ndim - 2, A.ndim - 1
     dims = axes_of(A, name, dim)
     if name == "argmax" and len(dims) > 1:  # it counts the cells of the transposed matrix
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     own = [{m: n, n: m}.get(axis, axis) for axis in dims]
     found: Tensor = getattr(A.matrix, name)(own if len(own) > 1 else own[0], True).mT
     return found if keepdim else found.squeeze(tuple(dims))

@@ -117,11 +117,11 @@ def token_records(
     results = matrix.collect(*row_statistics, *(ColumnMass(rows=span) for span in spans))
     entropy, effective, weight, top = (t[0, 0].tolist() for t in results[: len(row_statistics)])
     mass = torch.stack([t[0, 0].double() for t in results[len(row_statistics) :]]).sum(0).tolist() if spans else []
-    found = []
+    records_of_tokens: list[Record] = []
     for row in attending.nonzero().flatten().tolist():
         position, key = entry.queries[0] + row, entry.first_key + top[row]
         own = position - entry.first_key
-        found.append({
+        records_of_tokens.append({
             "position": position,
             "token": _text(queries, position),
             "entropy": entropy[row],
@@ -131,7 +131,7 @@ def token_records(
             "top_weight": weight[row],
             "mass_received": mass[own] if entry.kind != "cross" and 0 <= own < n else None,
         })  # fmt: skip
-    return found
+    return records_of_tokens
 
 
 def _text(tokens: list[str] | None, position: int) -> str | None:

@@ -86,7 +86,8 @@ class Column:
         if pd.api.types.is_datetime64_any_dtype(column):
             return np.full(len(column), math.nan)
         if pd.api.types.is_numeric_dtype(column):
-            return column.to_numpy(dtype=np.float64, na_value=math.nan)
+            numbers: Floats = column.to_numpy(dtype=np.float64, na_value=math.nan)
+            return numbers
         return np.array([cell_value(text, arguments) for text in _texts(column)], dtype=np.float64)
 
     def learned(self, values: Floats) -> tuple[Column, Floats]:
@@ -100,7 +101,8 @@ class Column:
         """Return the features of numbers, shape (rows, features)."""
         if self.kind != "category":
             return values[:, None]
-        return (values[:, None] == np.arange(len(self.levels))).astype(np.float64)
+        one_hot: Floats = (values[:, None] == np.arange(len(self.levels))).astype(np.float64)
+        return one_hot
 
     def told(self) -> str:
         """Say what becomes of the column; an empty text for numbers."""
@@ -132,7 +134,8 @@ def _days(column: pd.Series[Any], zoned: bool) -> Floats:
     elif (column.dt.tz is not None) != zoned:
         return np.full(len(column), math.nan)
     start = pd.Timestamp(0, tz="UTC") if column.dt.tz is not None else pd.Timestamp(0)
-    return ((column - start) / pd.Timedelta(days=1)).to_numpy(dtype=np.float64, na_value=math.nan)
+    days: Floats = ((column - start) / pd.Timedelta(days=1)).to_numpy(dtype=np.float64, na_value=math.nan)
+    return days
 
 
 def cell_value(cell: str, arguments: argparse.Namespace) -> float:
@@ -172,14 +175,14 @@ def trouble(
         return f"{shown}, which has a point and no comma", "--decimal . if the point is the decimal sign"
     if NUMBER.fullmatch(cell):
         return f"{shown}, which is beyond the range of float64", ""
-    levels = {text for text in texts if not is_missing(text)}
-    if any(NUMBER.match(text) for text in levels):
+    known = {text for text in texts if not is_missing(text)}
+    if any(NUMBER.match(text) for text in known):
         return shown, ""
     if column.name in (arguments.target, arguments.weights):
         fix = "attlas.estimators.AttentionClassifier, which learns texts" if column.name == arguments.target else ""
         return f"{shown}, a text", fix
     rule = f"at most {_LEVELS}, each twice on average, become features"
-    return f"{shown}, one of {len(levels):,} different texts in {len(texts):,} rows; {rule}", ""
+    return f"{shown}, one of {len(known):,} different texts in {len(texts):,} rows; {rule}", ""
 
 
 def _trouble_of_dates(cell: str, shown: str, column: Column, part: pd.Series[Any]) -> tuple[str, str]:

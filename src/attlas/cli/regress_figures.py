@@ -181,8 +181,7 @@ def _levels(
     _frame(ax, len(group))
     texts = [feature["name"].removeprefix(f"{feature['column']}=") for feature in features]
     short = [text if len(text) <= 10 else text[:9] + "…" for text in texts]
-    turned = {"rotation": 90} if sum(map(len, short)) > 24 else {}
-    ax.set_xticks(at, short, fontsize=8, parse_math=False, **turned)
+    ax.set_xticks(at, short, fontsize=8, parse_math=False, rotation=90 if sum(map(len, short)) > 24 else 0)
     ax.margins(x=0.1)
 
 
