@@ -22,9 +22,9 @@ from mkdocs.structure.nav import Navigation
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 CHINESE = "zh/"
 # The colours of `pictures.py` and their counterparts on a dark page. Cells of heat maps keep theirs: what a page calls
-# dark is dark in both themes. "none" is no paint.
+# dark is dark in both themes.
 DARK = {
-    "#ffffff": "none",
+    'style="fill: #ffffff"/>': 'style="fill: none"/>',  # the paper
     "#12212e": "#e4eaee",
     "#52646f": "#a7b4bd",
     "#174268": "#7fb3e3",
@@ -32,7 +32,6 @@ DARK = {
     "#4f9fb2": "#63c0d4",
     "#8a8f3c": "#bfc463",
     "#7a4f86": "#c193cf",
-    "#e7e4dc": "#3a444d",
 }
 WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
 
@@ -145,13 +144,8 @@ def on_post_build(config: Any) -> None:
 
 
 def dark(svg: str) -> str:
-    """Return a figure in the colours of the dark theme; text keeps white, which stands on dark cells."""
-    parts = re.split(r"(<text [^>]*>)", svg)
-    recoloured = re.compile("|".join(DARK))
-    return "".join(
-        recoloured.sub(lambda m: m[0] if tag and m[0] == "#ffffff" else DARK[m[0]], part)
-        for tag, part in zip([False, True] * len(parts), parts, strict=False)
-    )
+    """Return a figure in the colours of the dark theme."""
+    return re.sub("|".join(DARK), lambda m: DARK[m[0]], svg)
 
 
 def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -> dict[str, Any]:
