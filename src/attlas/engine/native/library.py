@@ -286,13 +286,13 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
-def has(door: str) -> bool:
+def has(entry: str) -> bool:
     """Tell whether the library is there and has kernels of a family.
 
     Parameters
     ----------
-    door : str
-        Name of the function: ``"dot"`` for ``attlas_dot``.
+    entry : str
+        Name of the C function: ``"dot"`` for ``attlas_dot``.
 
     Returns
     -------
@@ -307,7 +307,7 @@ def has(door: str) -> bool:
     if not available():
         return False
     try:
-        _library()[0].function(door)
+        _library()[0].function(entry)
     except (AttributeError, KeyError):
         return False
     return True
@@ -386,13 +386,13 @@ def code(name: str) -> int:
     return _declared().codes[name]
 
 
-def call(door: str, **fields: Any) -> int:
+def call(entry: str, /, **fields: Any) -> int:
     """Run a kernel, without Python's lock.
 
     Parameters
     ----------
-    door : str
-        Name of the function: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
+    entry : str
+        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
     **fields
         The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
         ``Tensor.data_ptr()`` gives them.
@@ -421,7 +421,7 @@ def call(door: str, **fields: Any) -> int:
     ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
     """
     library, number = _library()
-    function, kind, known = library.function(door)
+    function, kind, known = library.function(entry)
     if not fields.keys() <= known:
         unknown = fields.keys() - known
         raise BackendError(
@@ -435,7 +435,7 @@ def call(door: str, **fields: Any) -> int:
         raise TooLargeError(
             "attlas.engine.native",
             "the scratch memory of the kernels must fit.",
-            found=f"no memory left for {door}",
+            found=f"no memory left for {entry}",
             fix="use fewer threads: torch.set_num_threads(1).",
         )
     return status
