@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from attlas.engine import choose, graph, reference, tiled
+from attlas.engine import graph, operations, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
@@ -139,7 +140,7 @@ class AttentionMatrix(TensorLike):
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.current("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
-        out, lse = choose.multiply(problem, values, self.plan, dropout)
+        out, lse = operations.multiply(problem, values, self.plan, dropout)
         if self._given_lse is None:
             self._given_lse = lse
         if out.requires_grad and not tracing():
@@ -170,20 +171,9 @@ class AttentionMatrix(TensorLike):
         grouped = (*axes.layout[:-1], k.shape[1]) if len(axes.layout) > 1 else axes.layout
         return replace(axes, layout=grouped).restore(k)
 
-    @property
-    def score(self) -> Score:
-        """How alike queries and keys are."""
-        return self.problem.score
-
-    @property
-    def mask(self) -> Mask | None:
-        """Which pairs may attend; None allows all."""
-        return self.problem.mask
-
-    @property
-    def sink(self) -> Tensor | None:
-        """One more logit per head in the denominator, shape (heads,), or None."""
-        return self.problem.sink
+    score: Score = property(attrgetter("problem.score"), doc="How alike queries and keys are.")  # type: ignore[assignment]
+    mask: Mask | None = property(attrgetter("problem.mask"), doc="Which pairs may attend; None allows all.")  # type: ignore[assignment]
+    sink: Tensor | None = property(attrgetter("problem.sink"), doc="One more logit per head, shape (heads,), or None.")  # type: ignore[assignment]
 
     @property
     def mT(self) -> TransposedMatrix:
@@ -198,7 +188,7 @@ class AttentionMatrix(TensorLike):
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
             self._gradient.lose("the log-sum-exp was read")
-            lse = choose.recorded_lse(problem, self._known_lse(), self.plan)
+            lse = operations.recorded_lse(problem, self._known_lse(), self.plan)
         else:
             lse = self._known_lse()
         return self._axes.restore(lse.to(self.dtype))
@@ -206,7 +196,7 @@ class AttentionMatrix(TensorLike):
     def _known_lse(self) -> Tensor:
         known = self._lse
         if known is None:
-            known = self._given_lse = choose.log_sum_exp(self.current("A.lse"), self.plan)
+            known = self._given_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
         return known
 
     @property
@@ -357,7 +347,7 @@ class AttentionMatrix(TensorLike):
             self._gradient.lose("statistics were collected")
             results |= zip(recorded, graph.collect(problem, recorded), strict=True)
         if others:
-            found, self._given_lse = choose.fold(problem, others, self.plan, self._lse)
+            found, self._given_lse = operations.collect(problem, others, self.plan, self._lse)
             results |= zip(others, found, strict=True)
         return tuple(self._axes.restore_all(results[s]) for s in statistics)
 

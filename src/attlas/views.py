@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from attlas.engine import choose
+from attlas.engine import operations
 from attlas.engine.graph import DENSE_LIMIT
 from attlas.errors import ShapeError
 from attlas.indexing import parse
 from attlas.inputs import check_values, tracing
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.products import PRODUCTS
-from attlas.reductions import Dim, axes_of
+from attlas.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
 from attlas.stats import rows
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class TransposedMatrix(_View):
     def lazily(self, function: str) -> Callable[..., Any] | None:
         """Return what computes a function of torch without the dense tensor."""
         if function in ("sum", "mean", "amax", "argmax"):
-            return partial(_over_exchanged, function)
-        return _max if function == "max" else PRODUCTS.get(function)
+            return partial(exchanged, function)
+        return max_along if function == "max" else PRODUCTS.get(function)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
@@ -87,7 +87,7 @@ class TransposedMatrix(_View):
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
         given = given.repeat_interleave(heads // given.shape[1], dim=1) if given.shape[1] != heads else given
-        out = choose.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
+        out = operations.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)
         out = matrix._axes.restore(out)
@@ -107,26 +107,6 @@ class TransposedMatrix(_View):
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix.to_dense(limit).mT
-
-
-def _over_exchanged(name: str, A: TransposedMatrix, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Reduce a transposed matrix over any of its axes, in one pass over the matrix."""
-    m, n = A.ndim - 2, A.ndim - 1
-    dims = axes_of(A, name, dim)
-    if name == "argmax" and len(dims) > 1:  # it counts the cells of the transposed matrix
-        return NotImplemented  # type: ignore[no-any-return]
-    own = [{m: n, n: m}.get(axis, axis) for axis in dims]
-    found: Tensor = getattr(A.matrix, name)(own if len(own) > 1 else own[0], True).mT
-    return found if keepdim else found.squeeze(tuple(dims))
-
-
-def _max(A: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Return the largest number, or with `dim` the largest along an axis and their positions, as `torch.max` does."""
-    if dim is None:
-        return A.amax(tuple(range(A.ndim)))
-    if not isinstance(dim, int):  # the larger of two tensors
-        return NotImplemented
-    return torch.return_types.max((A.amax(dim, keepdim), A.argmax(dim, keepdim)))
 
 
 class LogitMatrix(_View):
@@ -163,17 +143,15 @@ class LogitMatrix(_View):
 
     def lazily(self, function: str) -> Callable[..., Any] | None:
         """Return what computes a function of torch without the dense tensor."""
-        return {"amax": LogitMatrix.amax, "argmax": LogitMatrix.argmax, "max": _max}.get(function)
+        return {"amax": LogitMatrix.amax, "argmax": argmax_of_rows, "max": max_along}.get(function)
 
-    def mean(self, dim: int = -1, keepdim: bool = False) -> Tensor:
+    def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
-        found = self._of_rows("mean", dim, rows.logit_moments).mean
-        return found.unsqueeze(-1) if keepdim else found
+        return self._of_rows("mean", dim, rows.logit_moments).mean
 
-    def var(self, dim: int = -1, keepdim: bool = False) -> Tensor:
+    def var(self, dim: int = -1) -> Tensor:
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
-        found = self._of_rows("var", dim, rows.logit_moments).variance
-        return found.unsqueeze(-1) if keepdim else found
+        return self._of_rows("var", dim, rows.logit_moments).variance
 
     @like_tensors
     def amax(self, dim: Dim = -1, keepdim: bool = False) -> Tensor:
@@ -183,14 +161,6 @@ class LogitMatrix(_View):
             dense: Tensor = self._call("amax", dims, keepdim)
             return dense
         return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
-
-    @like_tensors
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Position of the largest log-weight of each row (dim -1), in one pass; else that of the dense tensor."""
-        if dim not in (-1, self.ndim - 1):
-            dense: Tensor = self._call("argmax", dim, keepdim)
-            return dense
-        return self.matrix.argmax(-1, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):

@@ -106,9 +106,8 @@ class Logits:
     def amax(self, dim: Any = -1, **options: Any) -> Tensor:
         return self.t.amax(dim, **options)
 
-    def mean(self, dim: int = -1, keepdim: bool = False) -> Tensor:
-        found = self.t.masked_fill(self.t == -math.inf, 0).sum(-1) / torch.arange(1, 7)
-        return found.unsqueeze(-1) if keepdim else found
+    def mean(self) -> Tensor:
+        return self.t.masked_fill(self.t == -math.inf, 0).sum(-1) / torch.arange(1, 7)
 
     def var(self) -> Tensor:
         gap = (self.t - self.mean().unsqueeze(-1)).masked_fill(self.t == -math.inf, 0)

@@ -33,30 +33,27 @@ def _unknown(problem: Problem, *size: int) -> Tensor:
     return torch.full((1, 1, *size), math.nan, dtype=problem.dtype, device=problem.device)
 
 
-def _counted(first: Tensor, stop: Tensor, size: int) -> Tensor:
-    """Return how many of the runs [first, stop) hold each of `size` places."""
+def _counted(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
+    """Return how many of the rows' runs of keys, each shifted, hold each of `size` positions."""
+    runs = interval_of(problem)
+    if runs is None:
+        return _unknown(problem, size)
+    first, stop = (end + shift for end in runs)
     one = torch.ones_like(first)
     steps = first.new_zeros(*first.shape[:2], size + 1)
     steps.scatter_add_(-1, first, one).scatter_add_(-1, stop, -one)
-    return steps.cumsum(-1)[..., :size]
+    return steps.cumsum(-1)[..., :size].to(problem.dtype)
 
 
 def queries_of_keys(problem: Problem) -> Tensor:
     """Return how many queries may see each key, broadcastable to (batch, heads, n); NaN where that is not known."""
-    runs = interval_of(problem)
-    if runs is None:
-        return _unknown(problem, problem.shape[3])
-    return _counted(*runs, problem.shape[3]).to(problem.dtype)
+    return _counted(problem, problem.shape[3])
 
 
 def cells_of_diagonals(problem: Problem) -> Tensor:
     """Return how many cells of each diagonal are allowed, (batch or 1, heads or 1, m + n - 1); NaN if unknown."""
-    runs, (m, n) = interval_of(problem), problem.shape[2:]
-    if runs is None:
-        return _unknown(problem, m + n - 1)
-    first, stop = runs
-    shift = m - 1 - torch.arange(m, device=first.device)
-    return _counted(first + shift, stop + shift, m + n - 1).to(problem.dtype)
+    m, n = problem.shape[2:]
+    return _counted(problem, m + n - 1, m - 1 - torch.arange(m, device=problem.device))
 
 
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
