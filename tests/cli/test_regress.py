@@ -21,6 +21,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 
 from attlas.cli import main, regress
+from attlas.cli.options import parser
 from attlas.estimators import AttentionRegressor
 
 generator = np.random.default_rng(11)
@@ -237,11 +238,7 @@ def test_what_csv_writes_is_read(
 
 
 def parse(arguments: list[str]):
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    regress.add(parser.add_subparsers())
-    return parser.parse_args(["regress", *arguments])
+    return parser().parse_args(["regress", *arguments])
 
 
 @pytest.mark.parametrize(

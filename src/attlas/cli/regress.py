@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.files import check_target
+from attlas.cli.options import KERNELS
 from attlas.cli.regress_columns import Column
 from attlas.cli.regress_table import (
     DELIMITERS,
@@ -32,77 +33,21 @@ from attlas.cli.regress_table import (
     usage_error,
 )
 from attlas.cli.regress_words import say
-from attlas.cli.terminal import Help, Terminal
+from attlas.cli.terminal import Terminal
 from attlas.errors import CheckpointError
 from attlas.files import whole_file
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
 Floats = NDArray[np.float64]
 
-_KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
 _DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
 _OF_A_FIT = ("weights", "kernel", "bandwidth", "degree", "outside", "plot", "save")  # --load decides these
 _SAMPLE = 2_000  # rows whose neighbours are counted
-
-_EXAMPLES = """\
-examples:
-  attlas regress cars.csv --target price
-  attlas regress cars.csv --target price --features age,km --plot price.png
-  attlas regress cars.csv --target price --predict new.csv -o prices.csv --std
-  attlas regress cars.csv --target price --save price.safetensors
-  attlas regress --load price.safetensors --predict new.csv -o prices.csv
-  zcat log.csv.gz | attlas regress - --target seconds --bandwidth scott --json
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "regress",
-        help="predict a column of a table by kernel regression",
-        description="Predict one column of a table from others by kernel regression with a bandwidth per feature; "
-        "its leave-one-out error stands beside those of the mean and of a linear model.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    option = command.add_argument
-    option("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
-    option("--target", metavar="COLUMN", help="the column to predict")
-    option("--features", metavar="A,B,...", help="the columns to predict it from (default: all others)")
-    option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
-    option = command.add_argument_group("the regression").add_argument
-    option("--kernel", choices=_KERNELS, metavar="NAME", help=f"{', '.join(_KERNELS)} (default: the first)")
-    option(
-        "--bandwidth",
-        metavar="H",
-        help="loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)",
-    )
-    option("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
-    option("--outside", choices=("nan", "nearest"), help="prediction for rows out of reach (default: nan, none)")
-    option = command.add_argument_group("the table").add_argument
-    option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
-    option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
-    option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
-    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
-    option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
-    option("--drop-missing", action="store_true", help="leave out rows with a missing value")
-    option = command.add_argument_group("result").add_argument
-    option("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
-    option("-o", "--out", type=Path, metavar="FILE", help="these rows with predictions: .csv, .tsv or .parquet")
-    option("--std", action="store_true", help="add the standard deviation of the target around the prediction")
-    option("--plot", type=Path, metavar="FILE", help="draw the fit, or the effect of each feature: .png .svg .pdf")
-    option("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
-    option("--load", type=Path, metavar="FILE", help="predict with a fit that --save kept")
-    option("--json", action="store_true", help="print all numbers as JSON")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -209,7 +154,7 @@ def _fit(
         "effective_neighbours": dict(
             zip(("percentile_5", "median"), np.quantile(neighbours, [0.05, 0.5]), strict=True)
         ),
-        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in _KERNELS[:2] else 0.0,
+        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in KERNELS[:2] else 0.0,
     }
 
 
