@@ -86,6 +86,57 @@ def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
     torch.testing.assert_close(again.to_dense().detach(), A.to_dense().detach(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_a_score_is_made_again_of_its_settings(score: str) -> None:
+    case = build(score, next(iter(MASKS)), SIZES)
+    settings = case.score.to_dict()
+    assert (settings is None) is (type(case.score).__name__ in ("Cauchy", "ScoreMod"))
+    if settings is not None:
+        again = type(case.score).from_dict(settings)
+        assert again is not case.score
+        weights = [attlas.attend(case.q, case.k, score=one).to_dense().detach() for one in (case.score, again)]
+        assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_is_made_again_of_its_settings(mask: str) -> None:
+    case = build("ScaledDot", mask, SIZES)
+    A = attlas.attend(case.q, case.k, mask=case.mask)
+    given = A.problem.mask
+    settings = None if given is None else given.to_dict()
+    assert (settings is None) is (mask in ("none", "function", "own"))
+    if given is not None and settings is not None:
+        again = type(given).from_dict(settings)
+        assert again is not given
+        assert again.name() == given.name()
+        assert torch.equal(attlas.attend(case.q, case.k, mask=again).to_dense(), A.to_dense())
+
+
+def test_a_class_made_of_one_of_attlas_is_stored_by_its_name(tmp_path) -> None:
+    """What `to_dict` of the class below says is not all that the class above is made of."""
+
+    class Steeper(attlas.Gaussian):
+        def __init__(self, bandwidth, slope):
+            super().__init__(bandwidth)
+            self.slope = slope
+
+        def log_weight(self, distance):
+            return self.slope * super().log_weight(distance)
+
+    class Every(attlas.Window):
+        def allows(self, at):
+            return super().allows(at) | (at.j % 2 == 0)
+
+    q, score = torch.randn(1, 1, 6, 2), Steeper(1.0, 3.0)
+    A = attlas.attend(q, q, score=score, mask=Every(1, 0))
+    attlas.atlas.Atlas([attlas.atlas.Entry("x", 0, "self", 0, (0,), (0, 6), 0, (1, 1, 6, 6), A)]).save(tmp_path / "x")
+    with pytest.raises(attlas.RecordingError, match="a score of your own is not stored"):
+        attlas.load(tmp_path / "x", score=Steeper)
+    again = attlas.load(tmp_path / "x", score=score)[0]
+    assert isinstance(again.problem.mask, attlas.masks.Runs)
+    torch.testing.assert_close(again.to_dense(), A.to_dense())
+
+
 class Tempered(attlas.Score):
     """A score of a user's own with a number, a parameter and a score inside."""
 

@@ -40,6 +40,8 @@ class MovedScore(Score):
         Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
     """
 
+    stored = ("inner", "m", "n", "row", "column")
+
     def __init__(self, inner: Score, m: int, n: int, row: int, column: int = 0) -> None:
         super().__init__()
         self.inner = inner
@@ -62,6 +64,3 @@ class MovedScore(Score):
         if dot is None or dot.bias is None:
             return dot
         return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row, self.column))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner, "m": self.m, "n": self.n, "row": self.row, "column": self.column}

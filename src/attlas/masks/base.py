@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -81,6 +81,9 @@ class Mask(ABC):
       8 queries × 8 keys
     """
 
+    #: Names of the attributes that `to_dict` gives and the class takes; None for a mask that is stored as its runs.
+    stored: tuple[str, ...] | None = None
+
     @abstractmethod
     def allows(self, at: Tile) -> Tensor:
         """Return True where the pair may attend.
@@ -142,6 +145,18 @@ class Mask(ABC):
             Sizes of the matrix that this mask belongs to.
         """
         return None
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return what `from_dict` makes this mask of again: numbers, texts, tensors, masks; None if it is not stored.
+
+        The default is what `stored` names. A mask that gives None is recorded as the runs of keys that it allows.
+        """
+        return None if self.stored is None else {name: getattr(self, name) for name in self.stored}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Mask:
+        """Return the mask of which `to_dict` gave these settings; by default its class is called with them."""
+        return cls(**settings)
 
     def padding(self, at: Tile) -> Tensor | None:
         """Return True where a key is padding and no token of its text, shape (batches or 1, n).
@@ -215,6 +230,8 @@ def _boolean(mask: Mask, operator: str) -> Mask:
 
 class _Pair(Mask):
     """What two masks that are combined share."""
+
+    stored = ("left", "right")
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left = left
@@ -359,6 +376,8 @@ class Not(Mask):
     >>> (~Causal()).name()
     '~Causal()'
     """
+
+    stored = ("inner",)
 
     def __init__(self, inner: Mask) -> None:
         self.inner = inner

@@ -127,6 +127,8 @@ class Causal(_Local):
       8 queries × 8 keys
     """
 
+    stored = ("offset",)
+
     def __init__(self, offset: int | None = None) -> None:
         super().__init__(None, 0, offset)
 
@@ -193,6 +195,8 @@ class Window(_Local):
       · · · · · ■ ■ ■
       8 queries × 8 keys
     """
+
+    stored = ("left", "right", "offset")
 
     def __init__(self, left: int | None, right: int | None, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
@@ -262,6 +266,8 @@ class Dilated(_Local):
       · ■ · · ■ · · ■
       8 queries × 8 keys
     """
+
+    stored = ("left", "right", "step", "offset")
 
     def __init__(self, left: int | None, right: int | None, step: int, offset: int | None = None) -> None:
         super().__init__(left, right, offset)

@@ -17,7 +17,7 @@ from attlas.inputs import check_floating, tracing
 from attlas.tiles import Tile
 
 __all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
-           "finite_number"]  # fmt: skip
+           "finite_number", "with_parameters"]  # fmt: skip
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -70,6 +70,8 @@ class Score(nn.Module):
     position_free : bool
         Whether the score looks at the tokens alone and never at ``at``: the log-weight of a pair is then the same
         wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False.
+    stored : tuple of str, optional
+        Names of the attributes that `to_dict` gives and its class takes, for a score that a recording can store.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class Score(nn.Module):
     finite: bool = False
     positional: bool = False
     position_free: bool = False
+    stored: tuple[str, ...] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,9 +130,10 @@ class Score(nn.Module):
     def to_dict(self) -> dict[str, Any] | None:
         """Return what `from_dict` makes this score of again: numbers, texts, tensors, scores; None if it is not stored.
 
-        A recording keeps it for classes of your own, and ``attlas.load(folder, score=YourClass)`` reads it.
+        The default is what `stored` names. A recording keeps it, and ``attlas.load(folder, score=YourClass)`` makes a
+        score of a class of your own from it.
         """
-        return None
+        return None if self.stored is None else {name: getattr(self, name) for name in self.stored}
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Score:
@@ -197,6 +201,8 @@ class Score(nn.Module):
 class Sum(Score):
     """The sum of two scores; made by ``score + score``."""
 
+    stored = ("left", "right")
+
     def __init__(self, left: Score, right: Score) -> None:
         super().__init__()
         self.left = left
@@ -254,6 +260,8 @@ class Derived(Score):
 class Scaled(Derived):
     """A score times a number; made by ``factor * score``."""
 
+    stored = ("factor", "inner")
+
     def __init__(self, inner: Score, factor: float) -> None:
         super().__init__(inner)
         self.factor = factor
@@ -299,6 +307,7 @@ class ScaledByTensor(Derived):
     """
 
     factor: Tensor
+    stored = ("inner", "factor")
 
     def __init__(self, inner: Score, factor: Tensor) -> None:
         super().__init__(inner)
@@ -308,9 +317,6 @@ class ScaledByTensor(Derived):
             rule = "the factor is one number, or one for each head."
             raise ShapeError(where, rule, {"factor": factor}, found=found, fix="factor.flatten()")
         self.factor = factor
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner, "factor": self.factor}
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
@@ -348,6 +354,14 @@ def finite_number(where: str, name: str, value: float, fix: str, *, above: float
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
+
+
+def with_parameters(make: Callable[[], Score], parameters: dict[str, Tensor]) -> Score:
+    """Return a score that has these parameters; making it takes no memory, and draws no random number."""
+    with torch.device("meta"):
+        score = make()
+    score.load_state_dict(parameters, assign=True)
+    return score
 
 
 def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
