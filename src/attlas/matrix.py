@@ -26,6 +26,7 @@ from attlas.stats.largest import TopK
 from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
 from attlas.views import LogitMatrix, TransposedMatrix
+from attlas.windows import cut_out, spans_of
 
 __all__ = ["AttentionMatrix"]
 
@@ -253,6 +254,59 @@ class AttentionMatrix(TensorLike):
         if self.requires_grad:
             derived._whole = self._gradient
         return derived
+
+    def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
+        """Return some queries and keys as a lazy matrix of their own, in which every weight is what it is here.
+
+        Parameters
+        ----------
+        rows, columns : slice, range or (start, stop), optional
+            Which queries and which keys, without a step; the default is all.
+
+        Returns
+        -------
+        AttentionMatrix, shape (..., rows, columns)
+            Without all keys, its rows sum to the mass of the keys that it has, and it carries no gradient.
+
+        Raises
+        ------
+        ShapeError
+            If `rows` or `columns` has a step or does not lie within the matrix.
+
+        See Also
+        --------
+        attlas.stats.Picture : the window in blocks.
+
+        Notes
+        -----
+        Cost: one pass over the rows if columns are left out and the log-sum-exp is not known yet, else none; reads cost
+        what they do of a matrix of this size.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> A = attlas.attend(torch.randn(500, 8), torch.randn(900, 8), mask=attlas.Causal())
+        >>> part = A.window(slice(100, 200), slice(0, 300))
+        >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
+        (torch.Size([100, 300]), True)
+        """
+        return self._cut_out(*spans_of(self, rows, columns))
+
+    def _cut_out(self, rows: range, columns: range, lse: Tensor | None = None) -> AttentionMatrix:
+        """Return a window; `lse` is the log-sum-exp of its rows, shape (batch, heads, rows), where it is known."""
+        problem = self.current("A.window()")
+        m, n = problem.shape[2:]
+        if len(rows) == m and len(columns) == n:
+            return self
+        if lse is None and self._lse is not None:
+            lse = self._lse[:, :, rows.start : rows.stop]
+        if len(columns) < n:
+            # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
+            lse = self._cut_out(rows, range(n))._known_lse() if lse is None else lse
+            problem = self.detach().problem
+        elif problem.needs_graph:
+            self._gradient.lose("a window was taken")
+        return AttentionMatrix(cut_out(problem, rows, columns), self.plan, self._axes, lse)
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells as a Tensor; an int for rows or columns drops that axis."""

@@ -6,7 +6,6 @@ from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 
 import attlas
 from attlas import ShapeError
-from attlas.recording.places import rows_of
 
 SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
 
@@ -33,13 +32,19 @@ def test_position_free_scores_do_not_look_at_positions(score: str) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_follow_their_rows(mask: str) -> None:
+def test_masks_follow_their_rows_and_columns(mask: str) -> None:
     case = build("ScaledDot", mask, SIZES)
     q, k = case.q.detach(), case.k.detach()
     A = attlas.attend(q, k, mask=case.mask)
-    for rows in (range(4), range(3, 8)):
-        part = rows_of(attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._lse), rows)
-        torch.testing.assert_close(part.to_dense(), A.to_dense()[:, :, rows.start : rows.stop])
+    whole = A.to_dense()
+    for rows, columns in ((range(4), range(11)), (range(3, 8), range(11)), (range(2, 9), range(3, 10))):
+        part = A.window(rows, columns)
+        torch.testing.assert_close(part.to_dense(), whole[:, :, rows.start : rows.stop, columns.start : columns.stop])
+        masks = A.problem.mask, part.problem.mask
+        if masks[0] is not None:
+            everywhere = [one.problem.tile(*map(range, one.problem.shape)) for one in (A, part)]
+            rule, moved = (m.allows(at).expand(at.shape) for m, at in zip(masks, everywhere, strict=True))
+            assert torch.equal(moved, rule[:, :, rows.start : rows.stop, columns.start : columns.stop])
 
 
 def test_a_class_of_your_own_says_so_itself() -> None:
@@ -154,7 +159,7 @@ class Tempered(attlas.Score):
 def saved(score, folder, rows=None):
     A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
     A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
-    A = A if rows is None else rows_of(A, rows)
+    A = A if rows is None else A.window(rows)
     entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, A.shape[2]), 0, tuple(A.shape), A)
     attlas.atlas.Atlas([entry]).save(folder)
     return A.to_dense().detach()

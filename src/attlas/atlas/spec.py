@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from attlas import masks as m
 from attlas import scores as s
-from attlas.atlas.moved import MovedScore
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
+from attlas.windows import MovedScore
 
 __all__ = [
     "Own",

@@ -352,6 +352,30 @@ class Statistic(ABC):
         """
         return carry
 
+    def __call__(self, A: Any) -> Any:
+        """Return this statistic of a matrix, of a dense tensor of weights, or a tuple of those of several.
+
+        Parameters
+        ----------
+        A : AttentionMatrix, Tensor of shape (..., m, n), or list or tuple of these
+            What `attend` made, what a model returned as attentions, or those of all its layers.
+
+        Returns
+        -------
+        Any
+            What ``A.collect(statistic)`` gives; of several matrices a tuple.
+
+        Raises
+        ------
+        DtypeError
+            If `A` is none of these, or if weights alone do not tell the statistic.
+        ShapeError
+            If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
+        """
+        from attlas.engine.apply import statistic_of
+
+        return statistic_of(A, self)
+
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
+from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 from attlas.masks.base import Coverage
@@ -106,9 +107,8 @@ def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, 
     if bool(((lse == 0) | ~(lse < math.inf)).any()):
         return None
     if problem.sink is not None:
-        total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-        share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))
-        out, lse = (out * share.unsqueeze(-1)).to(v.dtype), total
+        lse, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+        out = (out * share.unsqueeze(-1)).to(v.dtype)
     return out, lse
 
 
@@ -261,10 +261,6 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
         if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
             part_lse = part_lse.masked_fill(piece.unseen, -math.inf)
         rows = slice(piece.rows.start, piece.rows.stop)
-        before = lse[:, :, rows]
-        total = torch.logaddexp(before, part_lse)
-        shift = torch.where(total == -math.inf, torch.zeros_like(total), total)
-        old, new = torch.exp(before - shift).unsqueeze(-1), torch.exp(part_lse - shift).unsqueeze(-1)
-        out[:, :, rows] = out[:, :, rows] * old + part * new
-        lse[:, :, rows] = total
+        lse[:, :, rows], old, new = merge(lse[:, :, rows], part_lse)
+        out[:, :, rows] = out[:, :, rows] * old.unsqueeze(-1) + part * new.unsqueeze(-1)
     return out, lse

@@ -134,6 +134,11 @@ class Mask(ABC):
         """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
         return None
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no query sees a key behind its own place, as far as this mask tells."""
+        return False
+
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
         """Return this mask for another matrix of the same tokens, or None where it must be asked in its own places.
 
@@ -245,6 +250,10 @@ class _Pair(Mask):
         (m, n), (other_m, other_n) = self.left.size(), self.right.size()
         return other_m if m is None else m, other_n if n is None else n
 
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
+        return None if left is None or right is None else type(self)(left, right)
+
     def reach(self) -> int:
         return max(self.left.reach(), self.right.reach())
 
@@ -290,13 +299,13 @@ class And(_Pair):
             return None
         return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
 
+    @property
+    def is_causal(self) -> bool:
+        return self.left.is_causal or self.right.is_causal
+
     def first_query(self, m: int, n: int) -> int | None:
         left = self.left.first_query(m, n)
         return self.right.first_query(m, n) if left is None else left
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
-        return None if left is None or right is None else And(left, right)
 
     def padding(self, at: Tile) -> Tensor | None:
         left, right = self.left.padding(at), self.right.padding(at)

@@ -66,9 +66,7 @@ def fitting(statistic: Statistic, keys: int) -> Statistic:
 
 def _wanted(statistic: Statistic) -> int:
     """Return how many keys a statistic asks for."""
-    if type(statistic) is stats.TailMass:
-        return statistic._top.k
-    return statistic.k if type(statistic) is stats.TopK else 0
+    return statistic.k if isinstance(statistic, stats.TopK) else 0
 
 
 class Joined:
@@ -106,7 +104,7 @@ class Joined:
             return self._diagonals(parts, keys)
         if isinstance(statistic, stats.ArgMax):
             return torch.cat([part + size[2] for part, size in zip(parts, self._sizes, strict=True)], dim=2)
-        if isinstance(statistic, stats.TopK):
+        if type(statistic) is stats.TopK:
             parts = [_filled(part, statistic.k, size[2]) for part, size in zip(parts, self._sizes, strict=True)]
         if isinstance(parts[0], tuple):
             return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))

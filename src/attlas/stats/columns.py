@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
-from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
@@ -258,8 +258,7 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads:
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    found: Tensor = _combined("column_mass()", A, ColumnMass(rows, mean), heads)
-    return found
+    return _combined("column_mass()", A, ColumnMass(rows, mean), heads)
 
 
 def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
@@ -286,8 +285,7 @@ def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = Non
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
-    found: Tensor = _combined("column_max()", A, ColumnMax(rows), heads)
-    return found
+    return _combined("column_max()", A, ColumnMax(rows), heads)
 
 
 def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> Any:
@@ -300,7 +298,7 @@ def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> An
         rule = "there must be heads to combine."
         wrong = f"heads = {heads!r}, and A has no leading axis"
         raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=wrong, fix="leave heads out.")
-    found = statistic_of(A, statistic)
+    found = statistic(A)
     if heads is None:
         return found
     return found.sum(dim=-2) if heads == "sum" else found.mean(dim=-2)

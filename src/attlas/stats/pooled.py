@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.engine.apply import Weights
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
-from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
@@ -324,8 +324,7 @@ def picture(
     >>> stats.picture(A, 64, 64).shape, stats.picture(A, 8, 8, "max", rows=slice(-100, None)).shape
     (torch.Size([64, 64]), torch.Size([8, 8]))
     """
-    found: Tensor = statistic_of(A, Picture(height, width, pool, rows, columns))
-    return found
+    return Picture(height, width, pool, rows, columns)(A)
 
 
 def offsets(A: Weights, mean: bool = False) -> Tensor:
@@ -350,5 +349,4 @@ def offsets(A: Weights, mean: bool = False) -> Tensor:
     >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
     tensor(1.8333)
     """
-    found: Tensor = statistic_of(A, Offsets(mean))
-    return found
+    return Offsets(mean)(A)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.scores.base import Dot
-from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
 __all__ = [
@@ -424,8 +424,7 @@ def row_mass(A: Weights) -> Tensor:
     >>> stats.row_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)))
     tensor([1., 1.])
     """
-    found: Tensor = statistic_of(A, RowMass())
-    return found
+    return RowMass()(A)
 
 
 def entropy(A: Weights) -> Tensor:
@@ -448,8 +447,7 @@ def entropy(A: Weights) -> Tensor:
     >>> stats.entropy(A).exp()
     tensor([1., 2., 3.])
     """
-    found: Tensor = statistic_of(A, Entropy())
-    return found
+    return Entropy()(A)
 
 
 def effective_keys(A: Weights) -> Tensor:
@@ -472,8 +470,7 @@ def effective_keys(A: Weights) -> Tensor:
     >>> stats.effective_keys(A).round(decimals=3)
     tensor([1., 2., 3.])
     """
-    found: Tensor = statistic_of(A, EffectiveKeys())
-    return found
+    return EffectiveKeys()(A)
 
 
 def max_weight(A: Weights) -> Tensor:
@@ -495,8 +492,7 @@ def max_weight(A: Weights) -> Tensor:
     >>> stats.max_weight(attlas.attend(torch.zeros(2, 8), torch.randn(4, 8)))
     tensor([0.2500, 0.2500])
     """
-    found: Tensor = statistic_of(A, MaxWeight())
-    return found
+    return MaxWeight()(A)
 
 
 def max_logit(A: Weights) -> Tensor:
@@ -518,8 +514,7 @@ def max_logit(A: Weights) -> Tensor:
     >>> stats.max_logit(attlas.attend(torch.ones(2, 4), torch.ones(4, 4)))
     tensor([2., 2.])
     """
-    found: Tensor = statistic_of(A, MaxLogit())
-    return found
+    return MaxLogit()(A)
 
 
 def logit_moments(A: Weights) -> Moments:
@@ -543,5 +538,4 @@ def logit_moments(A: Weights) -> Moments:
     >>> mean
     tensor([2., 2.])
     """
-    found: Moments = statistic_of(A, LogitMoments())
-    return found
+    return LogitMoments()(A)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.native import library, seen, walks
+from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
@@ -156,8 +157,8 @@ def with_sink(problem: Problem, lse: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the log-sum-exp with the sink counted, and the part of each row's weight that it leaves to the keys."""
     if problem.sink is None:
         return lse, None
-    total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-    return total, torch.exp(lse - torch.where(total == -torch.inf, torch.zeros_like(total), total))
+    total, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+    return total, share
 
 
 class Family:
