@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attlas.engine import choose, graph, reference, tiled
+from attlas.engine import graph, operations, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
@@ -26,7 +26,7 @@ from attlas.stats.largest import TopK
 from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
 from attlas.views import LogitMatrix, TransposedMatrix
-from attlas.windows import cut_out, spans_of
+from attlas.windows import spans_of, window_of
 
 __all__ = ["AttentionMatrix"]
 
@@ -138,7 +138,7 @@ class AttentionMatrix(TensorLike):
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.current("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
-        out, lse = choose.multiply(problem, values, self.plan, dropout)
+        out, lse = operations.multiply(problem, values, self.plan, dropout)
         if self._given_lse is None:
             self._given_lse = lse
         if out.requires_grad and not tracing():
@@ -170,7 +170,7 @@ class AttentionMatrix(TensorLike):
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
             self._gradient.lose("the log-sum-exp was read")
-            lse = choose.recorded_lse(problem, self._known_lse(), self.plan)
+            lse = operations.recorded_lse(problem, self._known_lse(), self.plan)
         else:
             lse = self._known_lse()
         return self._axes.restore(lse.to(self.dtype))
@@ -178,7 +178,7 @@ class AttentionMatrix(TensorLike):
     def _known_lse(self) -> Tensor:
         known = self._lse
         if known is None:
-            known = self._given_lse = choose.log_sum_exp(self.current("A.lse"), self.plan)
+            known = self._given_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
         return known
 
     @property
@@ -279,6 +279,7 @@ class AttentionMatrix(TensorLike):
 
         Notes
         -----
+        A smaller matrix whose log-sum-exp counts the keys that it does not have.
         Cost: one pass over the rows if columns are left out and the log-sum-exp is not known yet, else none; reads cost
         what they do of a matrix of this size.
 
@@ -290,23 +291,8 @@ class AttentionMatrix(TensorLike):
         >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
         (torch.Size([100, 300]), True)
         """
-        return self._cut_out(*spans_of(self, rows, columns))
-
-    def _cut_out(self, rows: range, columns: range, lse: Tensor | None = None) -> AttentionMatrix:
-        """Return a window; `lse` is the log-sum-exp of its rows, shape (batch, heads, rows), where it is known."""
-        problem = self.current("A.window()")
-        m, n = problem.shape[2:]
-        if len(rows) == m and len(columns) == n:
-            return self
-        if lse is None and self._lse is not None:
-            lse = self._lse[:, :, rows.start : rows.stop]
-        if len(columns) < n:
-            # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
-            lse = self._cut_out(rows, range(n))._known_lse() if lse is None else lse
-            problem = self.detach().problem
-        elif problem.needs_graph:
-            self._gradient.lose("a window was taken")
-        return AttentionMatrix(cut_out(problem, rows, columns), self.plan, self._axes, lse)
+        window: AttentionMatrix = window_of(self, *spans_of(self, rows, columns))
+        return window
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells as a Tensor; an int for rows or columns drops that axis."""
@@ -381,7 +367,7 @@ class AttentionMatrix(TensorLike):
             self._gradient.lose("statistics were collected")
             results |= zip(recorded, graph.collect(problem, recorded), strict=True)
         if others:
-            found, self._given_lse = choose.fold(problem, others, self.plan, self._lse)
+            found, self._given_lse = operations.collect(problem, others, self.plan, self._lse)
             results |= zip(others, found, strict=True)
         return tuple(self._axes.restore_all(results[s]) for s in statistics)
 

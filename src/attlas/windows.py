@@ -15,7 +15,7 @@ from attlas.scores.base import Dot, Sum, Tokens
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
 
-__all__ = ["Moved", "MovedScore", "cut_out", "in_columns", "moved_tile", "spans_of"]
+__all__ = ["Moved", "MovedScore", "in_columns", "moved_tile", "spans_of", "window_of"]
 
 
 def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, range]:
@@ -28,7 +28,34 @@ def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, ra
     return queries, place_span("A.window()", "columns", columns, n, "keys")
 
 
-def cut_out(problem: Problem, rows: range, columns: range) -> Problem:
+def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) -> Any:
+    """Return some queries and keys of a matrix as a matrix of their own, every weight as it was.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The matrix.
+    rows, columns : range
+        Which of its queries and keys.
+    lse : Tensor, shape (batch, heads, len(rows)), optional
+        Log-sum-exp of the whole rows, where it is known and A does not know it.
+    """
+    problem, plan = A.current("A.window()"), A.plan
+    m, n = problem.shape[2:]
+    if len(rows) == m and len(columns) == n:
+        return A
+    if lse is None and A._lse is not None:
+        lse = A._lse[:, :, rows.start : rows.stop]
+    if len(columns) < n:
+        # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
+        lse = window_of(A, rows, range(n))._known_lse() if lse is None else lse
+        problem = A.detach().problem
+    elif problem.needs_graph:
+        A._gradient.lose("a window was taken")
+    return type(A)(_cut_out(problem, rows, columns), plan, A._axes, lse)
+
+
+def _cut_out(problem: Problem, rows: range, columns: range) -> Problem:
     """Return some queries and keys of a problem; without all keys, a problem that needs the whole rows' log-sum-exp."""
     m, n = problem.shape[2:]
     old = rows, columns, m, n

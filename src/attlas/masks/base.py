@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.mask_picture import picture
+from attlas.stored import Stored
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Coverage(enum.Enum):
     ALL = 2
 
 
-class Mask(ABC):
+class Mask(Stored, ABC):
     """Which pairs may attend: asked one tile at a time, never stored whole.
 
     A subclass writes `allows`, and `coverage` where it can tell cheaply that a tile is wholly allowed or
@@ -80,9 +81,6 @@ class Mask(ABC):
       ■ · ■ · ■ · ■ ·
       8 queries × 8 keys
     """
-
-    #: Names of the attributes that `to_dict` gives and the class takes; None for a mask that is stored as its runs.
-    stored: tuple[str, ...] | None = None
 
     @abstractmethod
     def allows(self, at: Tile) -> Tensor:
@@ -150,18 +148,6 @@ class Mask(ABC):
             Sizes of the matrix that this mask belongs to.
         """
         return None
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Return what `from_dict` makes this mask of again: numbers, texts, tensors, masks; None if it is not stored.
-
-        The default is what `stored` names. A mask that gives None is recorded as the runs of keys that it allows.
-        """
-        return None if self.stored is None else {name: getattr(self, name) for name in self.stored}
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Mask:
-        """Return the mask of which `to_dict` gave these settings; by default its class is called with them."""
-        return cls(**settings)
 
     def padding(self, at: Tile) -> Tensor | None:
         """Return True where a key is padding and no token of its text, shape (batches or 1, n).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class Additive(Score):
         return {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v, "b": self.W_q.bias}
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
         names = {"W_q": "W_q.weight", "W_k": "W_k.weight", "w_v": "w_v", "b": "W_q.bias"}
         parameters = {name: settings[key] for key, name in names.items() if settings[key] is not None}
         hidden, query_size = settings["W_q"].shape

@@ -7,13 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import check_floating, tracing
+from attlas.stored import Stored
 from attlas.tiles import Tile
 
 __all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
@@ -21,12 +22,15 @@ __all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
+_Score = TypeVar("_Score", bound="Score")
 Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
 
 
 @dataclass(frozen=True, eq=False)
 class Dot:
     """A score written as ``scale * q · k + row + bias``, the form that fused kernels compute.
+
+    With a cap it is ``cap * tanh(scale * q · k / cap)``, and has neither `row` nor `bias`.
 
     Parameters
     ----------
@@ -38,6 +42,8 @@ class Dot:
         A constant of each query. Softmax does not see it; the log-sum-exp does.
     bias : Score, optional
         A score of positions alone that is added.
+    cap : float
+        Bound of the score, 0 for none.
     """
 
     q: Tensor
@@ -45,15 +51,16 @@ class Dot:
     scale: float
     row: Tensor | None = None
     bias: Score | None = None
+    cap: float = 0.0
 
     def scaled(self, factor: float) -> Dot:
         """Return `factor` times this score."""
         row = None if self.row is None else self.row * factor
         bias = None if self.bias is None else self.bias * factor
-        return Dot(self.q, self.k, self.scale * factor, row, bias)
+        return Dot(self.q, self.k, self.scale * factor, row, bias, abs(factor) * self.cap)
 
 
-class Score(nn.Module):
+class Score(Stored, nn.Module):
     """How alike queries and keys are: a tile of each in, a tile of log-weights (nats) out.
 
     A score of your own is one class with one method, `forward`. Everything else has a default.
@@ -90,7 +97,6 @@ class Score(nn.Module):
     finite: bool = False
     positional: bool = False
     position_free: bool = False
-    stored: tuple[str, ...] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,19 +132,6 @@ class Score(nn.Module):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         """Return this score as a dot product of the projected tokens, or None where it is none."""
         return None
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Return what `from_dict` makes this score of again: numbers, texts, tensors, scores; None if it is not stored.
-
-        The default is what `stored` names. A recording keeps it, and ``attlas.load(folder, score=YourClass)`` makes a
-        score of a class of your own from it.
-        """
-        return None if self.stored is None else {name: getattr(self, name) for name in self.stored}
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
-        """Return the score of which `to_dict` gave these settings; by default its class is called with them."""
-        return cls(**settings)
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
         """Return this score for another matrix of the same tokens, or None where it must be asked in its own places.
@@ -228,7 +221,7 @@ class Sum(Score):
             return None
         part, place = (1, self.left) if self.left.positional else (0, self.right)
         dot = (self.right if part else self.left).as_dot(q[part], k[part])
-        if dot is None:
+        if dot is None or dot.cap:
             return None
         return Dot(dot.q, dot.k, dot.scale, dot.row, place if dot.bias is None else dot.bias + place)
 
@@ -325,7 +318,7 @@ class ScaledByTensor(Derived):
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
-        if dot is None or self.factor.numel() > 1 or dot.bias is not None:
+        if dot is None or self.factor.numel() > 1 or dot.bias is not None or dot.cap:
             return None  # the tokens do not say which heads they are
         if tracing() or (torch.is_grad_enabled() and self.factor.requires_grad):
             factor = self.factor.reshape(()).to(dot.q)
@@ -356,7 +349,7 @@ def finite_number(where: str, name: str, value: float, fix: str, *, above: float
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
 
 
-def with_parameters(make: Callable[[], Score], parameters: dict[str, Tensor]) -> Score:
+def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
     """Return a score that has these parameters; making it takes no memory, and draws no random number."""
     with torch.device("meta"):
         score = make()

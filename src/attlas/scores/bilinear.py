@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Bilinear(Score):
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
         weight = settings["weight"]
         return with_parameters(lambda: cls(weight.shape[0], weight.shape[1], settings["scale"]), {"weight": weight})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class _Kernel(Score):
         return {"learn": learn, "bandwidth": self.log_bandwidth if learn else self.given}
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
         if not settings["learn"]:
             return cls(settings["bandwidth"])
         log = settings["bandwidth"].detach()

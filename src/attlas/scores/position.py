@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class RelativeBias(Score):
         self.weight = nn.Parameter(torch.zeros(rows, heads))
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
         weight = settings.pop("weight")
         return with_parameters(lambda: cls(weight.shape[1], **settings), {"weight": weight})
 
@@ -267,7 +267,7 @@ class TensorBias(Score):
         return {"t": self.t, "learn": isinstance(self.t, nn.Parameter)}
 
     @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
         return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:

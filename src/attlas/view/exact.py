@@ -18,6 +18,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
+from attlas.windows import window_of
 
 __all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
 
@@ -184,7 +185,8 @@ class Head:
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        return self.A._cut_out(rows, columns, self.lse(rows, wanted).to(self.A.device))
+        window: AttentionMatrix = window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
+        return window
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
         """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""

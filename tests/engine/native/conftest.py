@@ -13,7 +13,11 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import family, library
+from attlas.engine.backend import Request
+from attlas.engine.native import library
+from attlas.engine.native.backend import PairwiseKernels
+
+PAIRWISE = PairwiseKernels()
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +58,16 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
     return torch.randn(shape)
 
 
-def check_both_walks(
-    A: attlas.AttentionMatrix, kernels: family.Kernels, plan: Plan, exact: attlas.AttentionMatrix
-) -> None:
+def request_of(A: attlas.AttentionMatrix, plan: Plan | None = None) -> Request:
+    """Return a matrix as the kernels of pairs are handed it."""
+    return PAIRWISE.prepare(Request(A.problem, A.problem.tokens, plan or Plan()))
+
+
+def check_both_walks(A: attlas.AttentionMatrix, plan: Plan, exact: attlas.AttentionMatrix) -> None:
     """Compare numbers of rows, from the walk that finds the log-sum-exp too and from the one that is given it."""
     asked = {"entropy": True, "max_logit": True}
     for more, known in (({}, None), ({"column_max": True, "squares": True}, exact.lse)):
-        found = family.read(A.problem, kernels, plan, asked | more, None, known)
+        found = PAIRWISE.read(request_of(A, plan), asked | more, None, known)
         assert found is not None
         for name, numbers in (
             ("lse", exact.lse),

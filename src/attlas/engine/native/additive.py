@@ -11,13 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from attlas.engine.backend import Gradients
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, Gradients, Kernels, fields, refusal, views
+from attlas.engine.native.pairs import Family, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 
-__all__ = ["KERNELS", "supports"]
+__all__ = ["AdditiveKernels", "supports"]
 
 
 def supports(problem: Problem) -> str | None:
@@ -27,7 +28,7 @@ def supports(problem: Problem) -> str | None:
     return refusal(problem, "additive") or refusal(problem, "additive_walk")
 
 
-class _Additive(Family):
+class AdditiveKernels(Family):
     """Calls of the additive kernels."""
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
@@ -85,7 +86,3 @@ class _Additive(Family):
     def _through(self, parameters: Sequence[Tensor], d_w: Tensor) -> list[Tensor | None]:
         """Return the gradients of the score's parameters: all but the weights of the units act through the tokens."""
         return [d_w if p is self.own else None for p in parameters]
-
-
-#: What the backends ask of additive scores.
-KERNELS = Kernels(_Additive)

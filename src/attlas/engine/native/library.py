@@ -27,6 +27,7 @@ __all__ = [
     "code",
     "has",
     "instruction_set",
+    "row_statistics",
     "runnable",
     "structure",
     "threads",
@@ -54,7 +55,7 @@ class _Library:
     def __init__(self, file: Path) -> None:
         self._c = ctypes.CDLL(str(file))
         self._c.attlas_abi.restype = ctypes.c_char_p
-        self.structures, self.codes = _read_declarations(self._c.attlas_abi().decode())
+        self.structures, self.codes, self.row_statistics = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
         self._c.attlas_pool(_pool())
@@ -79,9 +80,12 @@ class _Library:
         return self._doors[name]
 
 
-def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int]]:
-    """Make the structures and list the codes that abi.h declares."""
+def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int], tuple[str, ...]]:
+    """Make the structures, and list the codes and the statistics of rows, that abi.h declares."""
     text = re.sub(r"//.*", "", text)
+    listed = re.search(r"#define ATTLAS_ROW_STATISTICS\(X\) (.*)", text)
+    statistics = tuple(re.findall(r"X\((\w+)\)", listed[1])) if listed else ()
+    text = text.replace("ATTLAS_ROW_STATISTICS(ATTLAS_POINTER)", "".join(f"void* {name};" for name in statistics))
     structures: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, flags=re.DOTALL):
         fields: list[tuple[str, Any]] = []
@@ -92,7 +96,7 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
         # Without a __dict__, so that a misspelled field raises.
         structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
     codes = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)", text)}
-    return structures, codes
+    return structures, codes, statistics
 
 
 def _pool(maps: Path = Path("/proc/self/maps")) -> int | None:
@@ -333,6 +337,27 @@ def structure(name: str) -> type[ctypes.Structure]:
     True
     """
     return _declared().structures[name]
+
+
+def row_statistics() -> tuple[str, ...]:
+    """Return the names of the statistics of each row that the kernels compute.
+
+    Returns
+    -------
+    tuple of str
+        In the order of abi.h.
+
+    Raises
+    ------
+    BackendError
+        If there is no library.
+
+    Examples
+    --------
+    >>> not available() or "entropy" in row_statistics()
+    True
+    """
+    return _declared().row_statistics
 
 
 def code(name: str) -> int:

@@ -10,24 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.engine.backend import Gradients
 from attlas.engine.native import library, seen, walks
 from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
-from attlas.scores.base import Tokens
 from attlas.tiles import cut
 
-__all__ = ["Family", "Gradients", "Kernels", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
-
-
-class Gradients(NamedTuple):
-    """Gradients of one product, as the tiled backend gives them: tokens, parameters of the score, ``A.mT @ left``."""
-
-    q: list[Tensor]
-    k: list[Tensor]
-    parameters: list[Tensor | None]
-    pooled: Tensor
+__all__ = ["Family", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
 
 
 class Rows(NamedTuple):
@@ -279,52 +270,3 @@ class Family:
             del held
             total += part
         return total
-
-
-class Kernels:
-    """What a family gives to the backends, from a problem and its tokens; None where a number is NaN or infinite.
-
-    Parameters
-    ----------
-    family : type of Family
-        Computes a problem whose tokens are tensors.
-    """
-
-    def __init__(self, family: type[Family]) -> None:
-        self._family = family
-
-    def work(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Family | None:
-        """Return the calls of the kernels for one problem."""
-        if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
-            return None
-        work = self._family(problem, tokens[0], tokens[1], plan)
-        return work if finite(work.parameters()) else None
-
-    def forward(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.forward(v)
-
-    def transposed(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
-    ) -> Tensor | None:
-        """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.transposed(lse, x)
-
-    def backward(
-        self,
-        problem: Problem,
-        tokens: tuple[Tokens, Tokens],
-        parameters: Sequence[Tensor],
-        lse: Tensor,
-        left: Tensor,
-        right: Tensor,
-        delta: Tensor,
-        plan: Plan,
-    ) -> Gradients | None:
-        """Return what the tiled backend's `backward` does, by the same recomputation."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.backward(parameters, lse, left, right, delta)

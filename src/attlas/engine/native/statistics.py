@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine.backend import MISSING
 from attlas.engine.fold import Blocks, Statistic
 from attlas.engine.native import walks
 from attlas.engine.problem import Problem
@@ -51,7 +52,7 @@ def fold(
     Returns
     -------
     results : list
-        One for each statistic, None in the place of those that must see the tiles.
+        One for each statistic, `MISSING` for those that must see the tiles.
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
@@ -65,7 +66,7 @@ def fold(
     if lse is None:
         lse = found["lse"]
     results = [
-        None if wants is None else statistic.made(_own(found, wants, wanted), problem)
+        MISSING if wants is None else statistic.made(_own(found, wants, wanted), problem)
         for statistic, wants in zip(statistics, asked, strict=True)
     ]
     return results, lse

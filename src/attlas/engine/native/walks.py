@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import strips
-from attlas.engine.native import seen
+from attlas.engine.native import library, seen
 from attlas.engine.problem import Problem
 from attlas.masks.base import Coverage, Mask
 from attlas.tiles import Tile, cut
@@ -21,7 +21,6 @@ _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 # Results that are not in the dtype of the sums.
 _DTYPES = {"top_keys": torch.int64, "coverage": torch.int64, "lse": torch.float64}
-_PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 
 #: What can be found only where the log-sum-exp of each row is known.
 GIVEN = frozenset({"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"})
@@ -121,7 +120,7 @@ def _cells(mask: Mask, at: Tile) -> Tensor:
 def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int) -> dict[str, Tensor]:
     """Return room for the results of `m` rows."""
     batch, heads, _, n = problem.shape
-    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in _PER_ROW if name in wanted}
+    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in ("lse", *library.row_statistics()) if name in wanted}
     shapes.update({name: (n,) for name in ("column_mass", "column_max") if name in wanted})
     if "largest" in wanted:
         shapes["top_values"] = shapes["top_keys"] = (m, wanted["largest"])

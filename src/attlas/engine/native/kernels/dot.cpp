@@ -62,13 +62,6 @@ bool all_tame(const Dot& p) {
   return tokens && (!p.out || tame<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
 }
 
-bool wants_columns(const Dot& p) {
-  return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
-}
-bool wants_rows(const Dot& p) {
-  return p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
-}
-
 // A problem in two walks: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever walk
 // there is anyway.
 struct Walks {
@@ -77,12 +70,10 @@ struct Walks {
 
   explicit Walks(const Dot& p) : forward(p), given(p) {
     goes_forward = p.out || !p.lse_known;
-    goes_given = wants_columns(p) || (!goes_forward && wants_rows(p));
+    goes_given = wants_column_statistics(p) || (!goes_forward && wants_row_statistics(p));
     given.out = nullptr;
     given.lse_known = 1;
-    Dot& without = goes_given ? forward : given;
-    without.entropy = without.squares = without.mass = without.max_logit = without.mean = without.variance = nullptr;
-    without.top_values = nullptr, without.top_keys = nullptr, without.k_largest = 0;
+    forget_row_statistics(goes_given ? forward : given);
   }
 };
 
@@ -135,7 +126,7 @@ void share_given(const Dot& p, int64_t block, int64_t heads, Make make, Head hea
       if (!workers[thread]) workers[thread] = make();
       work(*workers[thread], from + which, row, std::min(block, p.m - row), found[size_t(which * tasks + task)]);
     });
-    if (!wants_columns(p)) continue;
+    if (!wants_column_statistics(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
       Walk::join(p, head(from + int64_t(which)), block, found.data() + which * tasks, tasks);
     });
@@ -205,7 +196,7 @@ int32_t walk_all(const Dot& p, const MakeLogits<typename M::T>& make) {
   using Walk = Given<M>;
   static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
   const int64_t heads = p.batch * p.heads, block = Walk::block_for(p, 1);
-  if (wants_columns(p) || wants_rows(p))
+  if (wants_column_statistics(p) || wants_row_statistics(p))
     share_given<Walk>(
         p, block, heads, [&] { return std::make_unique<Walk>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
         [&](Walk& walk, int64_t which, int64_t row, int64_t count, typename Walk::Found& found) {

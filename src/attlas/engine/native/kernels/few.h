@@ -62,8 +62,7 @@ class Few {
 
  public:
   static bool suits(const attlas::Dot& p) {
-    const bool more = p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys ||
-                      p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max || p.coverage;
+    const bool more = wants_row_statistics(p) || wants_column_statistics(p) || p.coverage;
     return p.m < 16 && !more && !(p.lse_known && p.lse);
   }
 

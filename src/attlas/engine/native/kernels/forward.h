@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "largest.h"
+#include "row_statistics.h"
 #include "tile.h"
 
 namespace ATTLAS_ISA {
@@ -339,13 +340,16 @@ class Forward {
         for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
       }
       // Not below 0, as rounding may have it where one key has all the weight.
-      const T spread = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
-      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = spread > 0 ? spread : T(0);
-      if (p_.mass) static_cast<T*>(p_.mass)[at] = row.total * share;
-      if (p_.squares) static_cast<T*>(p_.squares)[at] = row.squares * share * share;
-      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = largest;
-      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
-      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      const T entropy = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? entropy : T(0),
+          .squares = row.squares * share * share,
+          .mass = row.total * share,
+          .max_logit = largest,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.spread / row.count) : T(0),
+      }
+          .store(p_, at);
       const T scale = factor_of<T>(p_);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
         const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale);

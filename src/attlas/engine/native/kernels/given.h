@@ -612,12 +612,16 @@ class Given {
       const int64_t at = head_ * p_.m + first_ + r;
       const double lse = lse_[r];
       // Not below 0, as rounding may have it where one key has all the weight.
-      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = row.bent < 0 ? T(-row.bent) : T(0);
-      if (p_.squares) static_cast<T*>(p_.squares)[at] = T(row.squares);
-      if (p_.mass) static_cast<T*>(p_.mass)[at] = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0);
-      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = row.peak * scale_;
-      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
-      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      const double entropy = -row.bent;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? T(entropy) : T(0),
+          .squares = T(row.squares),
+          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
+          .max_logit = row.peak * scale_,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.spread / row.count) : T(0),
+      }
+          .store(p_, at);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
         const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
         static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
