@@ -25,7 +25,7 @@ def supports(problem: Problem) -> str | None:
     """Return why these kernels do not compute this problem, or None where they do."""
     if type(problem.score) is not Additive:
         return "the score is not additive"
-    return refusal(problem, "additive") or refusal(problem, "additive_walk")
+    return refusal(problem, "additive") or refusal(problem, "additive_statistics")
 
 
 class AdditiveKernels(Family):
@@ -44,7 +44,7 @@ class AdditiveKernels(Family):
 
     def walk(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Additive")(pairs=pairs, weight=self.weight.data_ptr())
-        return library.call("additive_walk", of=of, found=found) == library.code("DONE")
+        return library.call("additive_statistics", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor

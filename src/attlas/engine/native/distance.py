@@ -42,7 +42,7 @@ def supports(problem: Problem) -> str | None:
         return f"the tokens have more than {_LARGEST} coordinates"
     if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
         return "this Gaussian is computed as a dot product"
-    return refusal(problem, "distance") or refusal(problem, "distance_walk")
+    return refusal(problem, "distance") or refusal(problem, "distance_statistics")
 
 
 def _direct(problem: Problem) -> bool:
@@ -74,7 +74,7 @@ class DistanceKernels(Family):
 
     def walk(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
-        return library.call("distance_walk", of=of, found=found) == library.code("DONE")
+        return library.call("distance_statistics", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor

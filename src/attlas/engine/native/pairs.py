@@ -53,12 +53,12 @@ class View:
         return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
 
 
-def refusal(problem: Problem, door: str) -> str | None:
-    """Return why the kernels behind a door cannot be used for this problem, whatever its score; None where they can."""
+def refusal(problem: Problem, entry: str) -> str | None:
+    """Return why a C function cannot compute this problem, whatever its score; None where it can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
-    if not library.has(door):
-        return library.why_not() or f"the library has no kernels for {door}"
+    if not library.has(entry):
+        return library.why_not() or f"the library has no kernels for {entry}"
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
     return None
