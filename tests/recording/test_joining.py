@@ -47,7 +47,11 @@ def test_which_can_be_joined() -> None:
     class Own(stats.Entropy):
         """Of which nothing is known."""
 
+    class Says(stats.Entropy):
+        axis = "rows"
+
     assert not can_join(Own())
+    assert can_join(Says())
     known = {type(s).__name__ for s in [*JOINABLE, *OTHERS]}
     classes = {
         n for n in stats.__all__ if isinstance(getattr(stats, n), type) and issubclass(getattr(stats, n), Statistic)

@@ -82,6 +82,8 @@ class TopK(Statistic):
     tensor([[1, 2]])
     """
 
+    axis = "rows"
+
     def __init__(self, k: int) -> None:
         whole_number(f"{type(self).__name__}()", "k", k, "k=8")
         self.k = k
@@ -103,6 +105,9 @@ class TopK(Statistic):
         carry.values[at.place] = part.as_weights(found.values) if part.last else found.values
         carry.indices[at.place] = found.indices
         return carry
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return _join(a, b, self.k)
 
     def finish(self, carry: Any) -> Any:
         _name_unseen(carry.indices)
@@ -254,6 +259,9 @@ class TailMass(TopK):
         super().step(top, part, at)
         return carry
 
+    def merge(self, a: tuple[Largest, Tensor], b: tuple[Largest, Tensor]) -> tuple[Largest, Tensor]:
+        return super().merge(a[0], b[0]), a[1] + b[1]
+
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
@@ -304,6 +312,7 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
+    axis = "rows"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
@@ -330,6 +339,12 @@ class Coverage(Statistic):
         within = (inner + before.unsqueeze(-1) <= spare.unsqueeze(-1)).sum(dim=-1)
         carry[at.place] = ordered.shape[-1] - whole * _BLOCK - within
         return carry
+
+    def merge(self, a: Tensor, b: Tensor) -> Tensor:
+        if bool(((a > 0) & (b > 0)).any()):
+            rule, found = "parts must hold whole rows to be merged.", "two parts of one row"
+            raise ShapeError("Coverage()", rule, found=found, fix="give each part some rows with all their keys.")
+        return a + b
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"coverage": self.levels}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import GROUP, Blocks, Part, Statistic
+from attlas.engine.fold import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
@@ -106,6 +106,11 @@ class Picture(Statistic):
         carry.absorb(part, at, self.pool)
         return carry
 
+    def merge(self, a: _Blocks, b: _Blocks) -> _Blocks:
+        a.table = (merge_sums if self.pool == "mean" else keep_larger)(self, a.table, b.table)
+        a.cells += b.cells
+        return a
+
     def finish(self, carry: _Blocks) -> Tensor:
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
@@ -139,8 +144,6 @@ class _Blocks:
         shape = (*problem.shape[:2], len(rows), len(columns))
         self.table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
         self.cells = torch.zeros_like(self.table)
-        if problem.mask is None:
-            self.cells += rows.sizes().to(self.cells).unsqueeze(-1) * columns.sizes().to(self.cells)
 
     def absorb(self, part: Part, at: Tile, pool: str) -> None:
         row_bands, column_bands = self.bands
@@ -161,7 +164,7 @@ class _Blocks:
         else:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
             into.copy_(torch.where(found > into, found, into))
-        for seen, cells in () if part.problem.mask is None else part.seen:
+        for seen, cells in part.seen:
             place = at.narrow(range(at.columns.start + seen.start, at.columns.start + seen.stop))
             across = column_bands.inside(place.columns)
             if not len(across):
@@ -219,6 +222,9 @@ class Offsets(Statistic):
 
     def __init__(self, mean: bool = False) -> None:
         self.mean = mean
+        self.axis = None if mean else "diagonals"
+
+    merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         batch, heads, m, n = problem.shape

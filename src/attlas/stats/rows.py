@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine.fold import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.scores.base import Dot
@@ -42,18 +42,16 @@ def zeros_for_rows(problem: Problem) -> Tensor:
 class _PerRow(Statistic):
     """One number of each row, joined from what its parts give."""
 
+    axis = "rows"
     nothing: float = 0.0  # the number of a row that has no part
+    merge = merge_sums
 
     def start(self, problem: Problem) -> Tensor:
         return zeros_for_rows(problem).fill_(self.nothing)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        carry[at.place] = self.join(carry[at.place], self.of(part))
+        carry[at.place] = self.merge(carry[at.place], self.of(part))
         return carry
-
-    def join(self, before: Tensor, found: Tensor) -> Tensor:
-        """Return what two parts of the same rows give together."""
-        return before + found
 
     @abstractmethod
     def of(self, part: Part) -> Tensor:
@@ -63,8 +61,7 @@ class _PerRow(Statistic):
 class _LargestOfRow(_PerRow):
     """One number of each row, the largest of what its parts give."""
 
-    def join(self, before: Tensor, found: Tensor) -> Tensor:
-        return torch.where(found > before, found, before)
+    merge = keep_larger
 
 
 class RowMass(_PerRow):
@@ -161,6 +158,9 @@ class EffectiveKeys(Statistic):
     >>> A.collect(stats.EffectiveKeys())[0].round(decimals=3)
     tensor([1., 2., 3.])
     """
+
+    axis = "rows"
+    merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return zeros_for_rows(problem), zeros_for_rows(problem)
@@ -356,6 +356,7 @@ class LogitMoments(Statistic):
     """
 
     of_logits = True
+    axis = "rows"
 
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
@@ -376,6 +377,9 @@ class LogitMoments(Statistic):
         for t, found_t in zip(rows, state, strict=True):
             t[at.place] = found_t
         return carry
+
+    def merge(self, a: tuple[_Rows, Any], b: tuple[_Rows, Any]) -> tuple[_Rows, Any]:
+        return a[0].join(b[0]), a[1]
 
     def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
         rows, _ = carry

@@ -179,6 +179,10 @@ class Spans(Statistic):
         carry.absorb(part, at)
         return carry
 
+    def merge(self, a: _Pieces, b: _Pieces) -> _Pieces:
+        a.mass += b.mass
+        return a
+
     def finish(self, carry: _Pieces) -> Tensor:
         table = carry.table()
         if not self.mean:

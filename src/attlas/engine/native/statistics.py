@@ -77,7 +77,7 @@ def _speaks_for_itself(statistic: Statistic) -> bool:
     for kind in type(statistic).__mro__:
         if "wants" in vars(kind):
             return True
-        if vars(kind).keys() & {"start", "step", "finish", "of", "join"}:
+        if vars(kind).keys() & {"start", "step", "finish", "of", "merge"}:
             return False
     return False
 
