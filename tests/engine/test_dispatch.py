@@ -109,7 +109,9 @@ def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.Monk
     from attlas.engine.native import dot
 
     calls = []
-    monkeypatch.setattr(dot, "find", lambda *args, _find=dot.find, **kwargs: calls.append(1) or _find(*args, **kwargs))
+    monkeypatch.setattr(
+        dot, "compute", lambda *args, _compute=dot.compute, **kwargs: calls.append(1) or _compute(*args, **kwargs)
+    )
     few, more = attlas.attend(q[..., :3, :], k), attlas.attend(q, k)
     long = attlas.attend(torch.randn(1, 8), torch.randn(20_000, 8))
     for A, plan, wanted in (

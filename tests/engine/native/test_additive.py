@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import PAIRWISE, check_both_walks, check_walk, request_of, walked
+from tests.engine.native.conftest import PAIRWISE, all_results, check_both_passes, check_results, request_of
 from torch import Tensor
 
 import attlas
@@ -90,7 +90,7 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
         found, lse = run(A, v, plan)
         close(found, B @ v)
         close(lse, B.lse)
-        check_both_walks(A, plan, B)
+        check_both_passes(A, plan, B)
         close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
 
 
@@ -231,13 +231,13 @@ def test_any_shape_and_stride(
         patch.setenv("ATTLAS_NATIVE", name)
         given_, plan = tuple(map(lay, A.problem.tokens)), Plan(cells=500)
         found = PAIRWISE.forward(Request(A.problem, given_, plan), v)
-        numbers = PAIRWISE.work(Request(A.problem, given_, plan)).found(walked(min(3, n)), found[1])
+        numbers = PAIRWISE.work(Request(A.problem, given_, plan)).found(all_results(min(3, n)), found[1])
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
         slack = 1e-5 if single else 1e-11
         torch.testing.assert_close(found[0].double(), exact @ v.double(), rtol=slack, atol=slack)
         torch.testing.assert_close(found[1].double(), exact.lse, rtol=slack, atol=slack)
-        check_walk(numbers, exact, 10 * slack)
+        check_results(numbers, exact, 10 * slack)
 
 
 def test_threads_change_nothing_forward() -> None:
@@ -246,7 +246,7 @@ def test_threads_change_nothing_forward() -> None:
 
     def everything() -> dict[str, Tensor]:
         with torch.no_grad():
-            return PAIRWISE.read(request_of(A), walked(5) | {"coverage": (0.9,)}, v, None)
+            return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
 
     wanted = everything()
     torch.set_num_threads(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import PAIRWISE, check_both_walks, check_walk, request_of, walked
+from tests.engine.native.conftest import PAIRWISE, all_results, check_both_passes, check_results, request_of
 from torch import Tensor
 
 import attlas
@@ -91,7 +91,7 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     found, lse = run(A, v, plan)
     close(found, B @ v)
     close(lse, B.lse)
-    check_both_walks(A, plan, B)
+    check_both_passes(A, plan, B)
     close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
 
 
@@ -232,13 +232,13 @@ def test_any_shape_and_stride(
         patch.setenv("ATTLAS_NATIVE", name)
         A, plan = attlas.attend(q, k, **given_), Plan(cells=500)
         found, lse = run(A, v, plan)
-        numbers = PAIRWISE.read(request_of(A, plan), walked(min(3, n)), None, lse)
+        numbers = PAIRWISE.read(request_of(A, plan), all_results(min(3, n)), None, lse)
     exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
     # In float32 a key at the edge of a bounded kernel has few right digits, and may be all that a query sees.
     slack = 2e-3 if single else 1e-9
     torch.testing.assert_close(lse.double(), exact.lse, rtol=slack, atol=slack)
     torch.testing.assert_close(found.double(), exact @ v.double(), rtol=slack, atol=slack)
-    check_walk(numbers, exact, 10 * slack)
+    check_results(numbers, exact, 10 * slack)
 
 
 @each_kernel
@@ -247,7 +247,7 @@ def test_threads_change_nothing(kernel: str) -> None:
     A = attlas.attend(q, k, score=KERNELS[kernel](1.5))
 
     def everything() -> dict[str, Tensor]:
-        return PAIRWISE.read(request_of(A), walked(5) | {"coverage": (0.9,)}, v, None)
+        return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
 
     wanted = everything()
     torch.set_num_threads(3)

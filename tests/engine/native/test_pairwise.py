@@ -27,7 +27,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-ROWS = stats.Entropy(), stats.MaxLogit()  # one walk finds them together with the log-sum-exp
+ROWS = stats.Entropy(), stats.MaxLogit()  # one pass finds them together with the log-sum-exp
 EVERYTHING: tuple[stats.Statistic, ...] = (
     *ROWS,
     stats.EffectiveKeys(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, fields, refusal, views
+from attlas.engine.native.pairwise import Family, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
@@ -42,7 +42,7 @@ class AdditiveKernels(Family):
     def sums(self, pairs: Any) -> bool:
         return library.call("additive", pairs=pairs, weight=self.weight.data_ptr()) == library.code("DONE")
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Additive")(pairs=pairs, weight=self.weight.data_ptr())
         return library.call("additive_statistics", of=of, found=found) == library.code("DONE")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Statistic
-from attlas.engine.native import additive, distance, dot, dot_backward, few, library, statistics
-from attlas.engine.native.pairs import Family, finite
+from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
+from attlas.engine.native.pairwise import Family, finite
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.problem import Problem
 from attlas.inputs import tracing
@@ -38,7 +38,7 @@ class _Kernels(Backend):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
-        """Return what is wanted of the matrix, as `walks.find` names it; None where a number is NaN or infinite."""
+        """Return what is wanted of the matrix, by the names of `request.compute`; None where a number is not finite."""
 
     def statistics(
         self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
@@ -73,7 +73,7 @@ class FusedKernels(_Kernels):
             return "the score is not a dot product"
         if 0 in (*problem.shape, product.q.shape[-1]):
             return "there is nothing to compute"
-        if product.q.dtype not in few.TYPES or (product.cap and product.q.dtype is torch.float64):
+        if product.q.dtype not in decode.TYPES or (product.cap and product.q.dtype is torch.float64):
             return f"there is no kernel for {str(product.q.dtype).removeprefix('torch.')} with this score"
         if problem.sink is not None and product.row is not None:
             return "the sink needs the constant of each row"
@@ -93,11 +93,11 @@ class FusedKernels(_Kernels):
         return dot.pays(problem)
 
     def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        return few.at_once(problem, v)
+        return decode.at_once(problem, v)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
-        found = dot.find(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
+        found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
         return None if found is None else (found["out"].to(v.dtype), found["lse"])
 
     def backward(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, fields, refusal, views
+from attlas.engine.native.pairwise import Family, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
@@ -72,7 +72,7 @@ class DistanceKernels(Family):
         status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
         return status == library.code("DONE")
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
         return library.call("distance_statistics", of=of, found=found) == library.code("DONE")
 

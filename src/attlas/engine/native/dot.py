@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import few, library, walks
+from attlas.engine.native import decode, library, request
 from attlas.engine.problem import Problem
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
 
-__all__ = ["SMALL", "aligned", "dense", "done", "find", "pays", "read", "tensor4"]
+__all__ = ["SMALL", "aligned", "compute", "dense", "done", "pays", "read", "tensor4"]
 
 SMALL = 1 << 23  # products below which threads cost more than they save
 # Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
@@ -29,7 +29,7 @@ def pays(problem: Problem) -> bool:
     if not library.wide():
         return False
     if problem.q.shape[2] < _FEW:
-        return few.pays(problem)
+        return decode.pays(problem)
     products = problem.q.numel() * problem.k.shape[2]
     if problem.q.dtype in (torch.float32, torch.float16) and problem.q.shape[2] >= _QUERIES:
         return products >= _PRODUCTS
@@ -37,10 +37,10 @@ def pays(problem: Problem) -> bool:
 
 
 @torch.no_grad()
-def find(
+def compute(
     problem: Problem, dot: Dot, wanted: Mapping[str, Any], *, v: Tensor | None = None, lse: Tensor | None = None
 ) -> dict[str, Tensor] | None:
-    """Return what is wanted of the matrix, as `walks.find` names it, in one walk along its rows and at most one more.
+    """Return what is wanted of the matrix, by the names of `request.compute`, in at most two passes.
 
     Parameters
     ----------
@@ -61,23 +61,23 @@ def find(
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
     dot, v = aligned(dot, v)
-    if lse is None and wanted.keys() & walks.GIVEN:
+    if lse is None and wanted.keys() & request.GIVEN:
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:
         return _call(replace(dot, q=dot.q[:, :, rows]), problem.shape[3], fields, v)
 
     rounded = int(wanted.get("rounded", False))
-    return walks.find(problem, wanted, run, size=None if v is None else v.shape[-1], lse=lse, rounded=rounded)
+    return request.compute(problem, wanted, run, size=None if v is None else v.shape[-1], lse=lse, rounded=rounded)
 
 
 def read(
     problem: Problem, dot: Dot, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
 ) -> dict[str, Tensor] | None:
-    """Return what `find` does, of the logits with the constant of each row: statistics speak of those."""
+    """Return what `compute` does, of the logits with the constant of each row: statistics speak of those."""
     if dot.row is None:
-        return find(problem, dot, wanted, v=v, lse=lse)
-    found = find(problem, dot, wanted, v=v, lse=None if lse is None else lse - dot.row)
+        return compute(problem, dot, wanted, v=v, lse=lse)
+    found = compute(problem, dot, wanted, v=v, lse=None if lse is None else lse - dot.row)
     for name in ("lse", "max_logit", "mean"):
         if found is not None and name in found:
             found[name] = found[name] + dot.row
@@ -117,7 +117,7 @@ def _call(dot: Dot, n: int, fields: dict[str, Any], v: Tensor | None) -> bool:
         d=d,
         q=tensor4(dot.q),
         k=tensor4(dot.k),
-        type=few.type_of(dot.q.dtype),
+        type=decode.type_of(dot.q.dtype),
         threads=_threads(dot.q, n),
         scale=dot.scale,
         cap=dot.cap,
@@ -142,7 +142,7 @@ def done(status: int, dot: Dot) -> bool:
 def _threads(q: Tensor, n: int) -> int:
     """Return how many threads a call uses."""
     if q.shape[2] < _FEW:
-        return few.threads(q, n)
+        return decode.threads(q, n)
     return library.threads() if q.numel() * n > SMALL else 1
 
 

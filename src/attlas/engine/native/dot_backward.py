@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import dot, few, library, walks
+from attlas.engine.native import decode, dot, library, request
 from attlas.engine.problem import Problem, sum_heads
 from attlas.scores.base import Dot
 
@@ -49,14 +49,14 @@ def backward(
     tuple of Tensor, or None
         None where numbers are not finite or so large that products overflow.
     """
-    dtype, kind = problem.dtype, few.type_of(product.q.dtype)
+    dtype, kind = problem.dtype, decode.type_of(product.q.dtype)
     aligned, values = dot.aligned(product, v)
     if values is None:
         return None
     q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
     grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
-    for panel in walks.panels(problem):
+    for panel in request.panels(problem):
         rows = slice(panel.rows.start, panel.rows.stop)
         part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
         here = replace(product, q=q[:, :, rows], k=k)
@@ -82,7 +82,7 @@ def backward(
 def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
     """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
     (batch, heads, m, d), (n, e) = product.q.shape, v.shape[2:]
-    fields, held = walks.mask_of(panel, m, n)
+    fields, held = request.mask_of(panel, m, n)
     of = library.structure("Dot")(
         batch=batch,
         heads=heads,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library, seen, walks
+from attlas.engine.native import library, masking, request
 from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
@@ -79,7 +79,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         yield View(range(m), {})
         return
     if problem.interval is not None:
-        yield View(range(m), *seen.of_interval(*problem.interval))
+        yield View(range(m), *masking.of_interval(*problem.interval))
         return
     rows = max(plan.budget("cpu") // (batch * heads * n), 16)
     for some in cut(m, rows):
@@ -90,7 +90,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         if coverage is Coverage.ALL:
             yield View(some, {})
             continue
-        yield View(some, *seen.of_cells(problem.mask.allows(at), len(some), n))
+        yield View(some, *masking.of_cells(problem.mask.allows(at), len(some), n))
 
 
 def fields(
@@ -173,7 +173,7 @@ class Family:
         """Run the forward kernel; False where it does not take the problem."""
         raise NotImplementedError
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         """Run the kernel of what needs the log-sum-exp; False where it does not take the problem."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class Family:
         return Rows(lse, found[1].clamp(min=0.0).to(self.problem.dtype), found[2])  # rounding must not take it below 0
 
     def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
-        """Return what is wanted of the matrix, as `walks.find` names it; None where tokens are not finite."""
+        """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
         if not finite(self.q, self.k):
             return None
         nothing, structure = self.k[..., :0], library.structure("Dot")
@@ -245,11 +245,11 @@ class Family:
             pairs, held = fields(View(range(q.shape[2]), {}), q, self.k, nothing)
             sizes = {name: getattr(pairs, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             # Logits are in powers of 2.
-            done = self.walk(pairs, structure(**sizes, scale=math.log(2.0), **results))
+            done = self.statistics(pairs, structure(**sizes, scale=math.log(2.0), **results))
             del held
             return done
 
-        return walks.find(self.problem, wanted, run, lse=lse.detach())
+        return request.compute(self.problem, wanted, run, lse=lse.detach())
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""

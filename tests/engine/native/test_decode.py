@@ -13,7 +13,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine import reference
-from attlas.engine.native import few, library
+from attlas.engine.native import decode, library
 from attlas.engine.native.backend import FusedKernels
 from attlas.engine.sdpa import Sdpa
 
@@ -103,7 +103,7 @@ def test_any_number_of_threads_gives_the_same(threads: None) -> None:
 @torch.no_grad()
 def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for owner, name in ((few, "at_once"), (Sdpa, "at_once"), (FusedKernels, "forward")):
+    for owner, name in ((decode, "at_once"), (Sdpa, "at_once"), (FusedKernels, "forward")):
         original = getattr(owner, name)
 
         def watched(*args: Any, _name: str = owner.__name__, _original: Any = original) -> Any:
@@ -120,7 +120,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
         calls.clear()
         check(A, v)
         done = [name for name, found in calls if found]
-        assert done == ["Sdpa" if backend == "sdpa" else "few" if m <= 4 else "FusedKernels"]
+        assert done == ["Sdpa" if backend == "sdpa" else "decode" if m <= 4 else "FusedKernels"]
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :, :200])).backend == "sdpa"  # too small
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :2, :200])).backend == "native"  # heads share their keys
     for layout in ("cache", "heads"):  # as caches and projections leave them
@@ -131,7 +131,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
             k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
         calls.clear()
         check(attlas.attend(q, k), v)
-        assert calls == [("few", True)]
+        assert calls == [("decode", True)]
 
 
 @needs_wide
