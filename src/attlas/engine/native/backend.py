@@ -14,10 +14,10 @@ from torch import Tensor
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Statistic
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
-from attlas.engine.native.pairwise import Family, finite
+from attlas.engine.native.pairwise import Family
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.problem import Problem
-from attlas.inputs import tracing
+from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
 
@@ -139,7 +139,7 @@ class PairwiseKernels(_Kernels):
             return None
         kind = additive.AdditiveKernels if type(request.problem.score) is Additive else distance.DistanceKernels
         work = kind(request.problem, q, k, request.plan)
-        return work if finite(work.parameters()) else None
+        return work if all_finite(work.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         work = self.work(request)
