@@ -19,8 +19,8 @@ from attlas.errors import (
     TooLargeError,
 )
 from attlas.masks import (
+    BlockState,
     Causal,
-    Coverage,
     Dilated,
     Documents,
     Mask,
@@ -59,11 +59,11 @@ __all__ = [
     "AttlasError",
     "BackendError",
     "Bilinear",
+    "BlockState",
     "Boxcar",
     "Causal",
     "CheckpointError",
     "Cosine",
-    "Coverage",
     "DeviceError",
     "Dilated",
     "Documents",

@@ -10,7 +10,7 @@ from transformers import masking_utils
 
 from attlas.huggingface import LazyMask, attention_mask, masks
 from attlas.huggingface.masks import mask_of
-from attlas.masks import Causal, Coverage, Mask
+from attlas.masks import BlockState, Causal, Mask
 from attlas.tiles import Tile
 
 BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1, -1], [-1] * 4 + [0] * 4 + [-1] * 4])
@@ -161,13 +161,13 @@ def test_known_rules_compute_less(rule: str) -> None:
         ),
     }
     mask = attention_mask(batch_size=1, q_length=n, kv_length=n, mask_function=rules[rule]).mask
-    tiles = {Coverage.NONE: 0, Coverage.SOME: 0, Coverage.ALL: 0}
+    tiles = {BlockState.EMPTY: 0, BlockState.PARTIAL: 0, BlockState.FULL: 0}
     ids = torch.zeros(1, dtype=torch.int64)
     for i, j in product(range(0, n, 256), repeat=2):
         rows, columns = range(i, i + 256), range(j, j + 256)
         at = Tile(range(1), range(1), rows, columns, n, n, ids, ids, torch.device("cpu"))
         tiles[mask.coverage(at)] += 1
-    assert tiles[Coverage.NONE] >= (120 if rule == "blocks of images" else 225)
+    assert tiles[BlockState.EMPTY] >= (120 if rule == "blocks of images" else 225)
 
 
 def test_parts_that_have_changed_inside_are_functions_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

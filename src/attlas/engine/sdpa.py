@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
 from attlas.engine.online import larger, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
-from attlas.masks.base import Coverage
+from attlas.engine.tiling import ColumnBlock, column_blocks
+from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
@@ -202,7 +202,7 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
     rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), most), 16)
     for span in cut(m, rows):
         at = problem.tile(range(batch), range(heads), span, range(n))
-        for strip in strips(at, problem.mask, plan.columns or n):
+        for strip in column_blocks(at, problem.mask, plan.columns or n):
             for part in _runs(strip):
                 place = at.narrow(part.columns)
                 added, unseen = _bias(problem, dot, place), None
@@ -214,16 +214,16 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
                 yield Piece(span, part.columns, False, added, unseen)
 
 
-def _runs(strip: Strip) -> Iterator[Strip]:
+def _runs(strip: ColumnBlock) -> Iterator[ColumnBlock]:
     """Divide a strip where the mask has something to say from where it has not: a kernel without one is faster."""
-    for _, group in groupby(strip.segments, lambda segment: segment[1] is Coverage.ALL):
+    for _, group in groupby(strip.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
-        while segments and segments[0][1] is Coverage.NONE:
+        while segments and segments[0][1] is BlockState.EMPTY:
             segments = segments[1:]
-        while segments and segments[-1][1] is Coverage.NONE:
+        while segments and segments[-1][1] is BlockState.EMPTY:
             segments = segments[:-1]
         if segments:
-            yield Strip(range(segments[0][0].start, segments[-1][0].stop), segments)
+            yield ColumnBlock(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 
 def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:

@@ -386,7 +386,7 @@ class _OneNumber(stats.Statistic):
 
     name: str
 
-    def wants(self, problem):
+    def outputs(self, problem):
         return {self.name: True}
 
 

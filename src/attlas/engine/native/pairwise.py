@@ -16,7 +16,7 @@ from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
-from attlas.masks.base import Coverage
+from attlas.masks.base import BlockState
 from attlas.tiles import cut
 
 __all__ = ["Family", "Rows", "View", "fields", "refusal", "views", "with_sink"]
@@ -81,9 +81,9 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
     for some in cut(m, rows):
         at = problem.tile(range(batch), range(heads), some, range(n))
         coverage = problem.mask.coverage(at)
-        if coverage is Coverage.NONE:
+        if coverage is BlockState.EMPTY:
             continue
-        if coverage is Coverage.ALL:
+        if coverage is BlockState.FULL:
             yield View(some, {})
             continue
         yield View(some, *masking.of_cells(problem.mask.allows(at), len(some), n))

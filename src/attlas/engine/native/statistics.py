@@ -28,7 +28,7 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
     levels: object = None
     pooled = False
     for statistic in statistics:
-        wants = statistic.wants(problem) if _speaks_for_itself(statistic) else None
+        wants = statistic.outputs(problem) if _speaks_for_itself(statistic) else None
         if wants is not None and "coverage" in wants:
             if levels not in (None, wants["coverage"]):
                 wants = None  # one set of levels in one pass
@@ -66,7 +66,7 @@ def fold(
     if lse is None:
         lse = found["lse"]
     results = [
-        MISSING if wants is None else statistic.made(_own(found, wants, wanted), problem)
+        MISSING if wants is None else statistic.from_outputs(_own(found, wants, wanted), problem)
         for statistic, wants in zip(statistics, asked, strict=True)
     ]
     return results, lse
@@ -81,7 +81,7 @@ def _speaks_for_itself(statistic: Statistic) -> bool:
     A class that says what its subclasses want, and leaves `step` to them, speaks for all of them.
     """
     own = type(statistic)
-    owner = next(kind for kind in own.__mro__ if "wants" in vars(kind))
+    owner = next(kind for kind in own.__mro__ if "outputs" in vars(kind))
     step = getattr(owner, "step", None)
     if step is None or getattr(step, "__isabstractmethod__", False):
         return True
