@@ -544,8 +544,7 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     A = atlas[1][0, 2]
     assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
     assert offline.locator(".offline-note").inner_text() == (
-        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, "
-        "with the first key only."
+        "Offline copy of 2 of 6 heads; every cell; weights exact in float32; blocks as maxima, with the first key."
     )
     assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
     offline.locator('.t[data-position="100"]').click()
@@ -565,7 +564,7 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     assert offline.get_by_role("button", name="mean", exact=True).last.is_disabled()
     assert offline.get_by_role("checkbox", name="without first key").is_disabled()
     offline.keyboard.press("?")
-    assert "computed from queries and keys when the page was saved" in offline.locator("dialog[open]").inner_text()
+    assert "computed from queries and keys when the page was written" in offline.locator("dialog[open]").inner_text()
     offline.keyboard.press("Escape")
     # A page that was saved from the saved page opens too.
     offline.locator(".thumb").nth(5).click()

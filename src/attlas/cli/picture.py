@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attlas import pictures
 from attlas.atlas import Atlas, Entry
-from attlas.cli.files import check_target, open_folder
-from attlas.cli.recorded import entry_of
+from attlas.cli.files import check_target, entry_of, open_folder
 from attlas.cli.terminal import Help, Terminal, UsageError
 from attlas.cli.words import count
 

@@ -151,6 +151,15 @@ class Service:
         }
 
     @property
+    def source(self) -> Source:
+        """What is shown."""
+        return self._source
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return entry and head of all heads, the most telling first as far as that is known."""
+        return self._table.order()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What may be asked."""
         return tuple(self._questions)
