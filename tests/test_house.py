@@ -498,7 +498,7 @@ def source_files() -> set[str]:
     """List the files of the package that users must get."""
     kinds = {".py", ".typed", ".safetensors", ".json", ".md", ".txt", ".html", ".js", ".css", ".svg"}
     return {path.relative_to(ROOT / "src").as_posix() for path in PACKAGE.rglob("*") if path.suffix in kinds
-            and "__pycache__" not in path.parts} | {"attlas/py.typed"}  # fmt: skip
+            and not {"__pycache__", "kernels"} & set(path.parts)} | {"attlas/py.typed"}  # fmt: skip
 
 
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:

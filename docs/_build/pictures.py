@@ -39,6 +39,7 @@ STYLE = {
     "savefig.dpi": 110,
     "svg.fonttype": "none",  # text stays text, in a font of the reader's; Verdana is as wide as DejaVu
     "svg.hashsalt": "attlas",
+    "text.color": "#12212e",  # site.py has a colour of the dark theme for each of these
     "xtick.color": "#52646f",
     "xtick.labelsize": 7.5,
     "ytick.color": "#52646f",

@@ -1,4 +1,4 @@
-"""What MkDocs asks of this project while it builds: formulas as MathML, and each page's twin in the other language.
+"""Hooks of the MkDocs build: formulas as MathML, figures for the dark theme, and the Chinese twin of each page.
 
 Formulas are written ``$a$`` and ``$$a$$``, as GitHub reads them. They become MathML when the site is built, so
 the pages need neither a script nor a font from elsewhere.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
 
@@ -20,6 +21,18 @@ from mkdocs.structure.nav import Navigation
 
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 CHINESE = "zh/"
+# The colours of `pictures.py` and their counterparts on a dark page. Cells of heat maps keep theirs: what a page calls
+# dark is dark in both themes.
+DARK = {
+    'style="fill: #ffffff"/>': 'style="fill: none"/>',  # the paper
+    "#12212e": "#e4eaee",
+    "#52646f": "#a7b4bd",
+    "#174268": "#7fb3e3",
+    "#c8421a": "#ff8f66",
+    "#4f9fb2": "#63c0d4",
+    "#8a8f3c": "#bfc463",
+    "#7a4f86": "#c193cf",
+}
 WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
 
 
@@ -106,11 +119,33 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Write the references of docstrings as readers know them: ``.. [1] Someone`` and ``[1]_`` are for numpydoc."""
+    """Show each figure in the colours of the theme, and write the references of docstrings as readers know them.
+
+    ``.. [1] Someone`` and ``[1]_`` are for numpydoc.
+    """
+    html = re.sub(r'<img ([^>]*)src="([^"]+)\.svg"([^>]*)>', _both_themes, html)
     if not page.file.src_uri.startswith("reference/"):
         return html
     html = re.sub(r"(?<!<p>)\s*\.\. \[(\d+)\]", r"<br>[\1]", html).replace("<p>.. [", "<p>[")
     return re.sub(r"(\[\d+\])_(?!\w)", r"\1", html)
+
+
+def _both_themes(image: re.Match[str]) -> str:
+    before, name, after = image.groups()
+    light = f'<img {before}src="{name}.svg#only-light"{after}>'
+    return light + f'<img {before}src="{name}-dark.svg#only-dark"{after}>'
+
+
+def on_post_build(config: Any) -> None:
+    """Write the dark variant of each figure beside it."""
+    for figure in Path(config.docs_dir).rglob("*.svg"):
+        built = Path(config.site_dir) / figure.relative_to(config.docs_dir)
+        built.with_name(f"{figure.stem}-dark.svg").write_text(dark(figure.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def dark(svg: str) -> str:
+    """Return a figure in the colours of the dark theme."""
+    return re.sub("|".join(DARK), lambda m: DARK[m[0]], svg)
 
 
 def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -> dict[str, Any]:
@@ -118,6 +153,8 @@ def on_page_context(context: dict[str, Any], page: Any, config: Any, nav: Any) -
     here = page.file.src_uri
     chinese = here.startswith(CHINESE)
     config.theme["language"] = "zh" if chinese else "en"
+    for palette, name in zip(config.theme["palette"], ("深色", "浅色") if chinese else ("Dark", "Light"), strict=True):
+        palette["toggle"]["name"] = name
     sources = {other.file.src_uri: other.file.url for other in nav.pages}
     english, twin = here.removeprefix(CHINESE), CHINESE + here.removeprefix(CHINESE)
     urls = {"en": sources.get(english, "index.html"), "zh": sources.get(twin, "zh/index.html")}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import choose
+from attlas.engine import operations
+from attlas.engine.dispatch import Choice
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -226,7 +227,7 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
     raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)
 
 
-def explain_choice(matrix: AttentionMatrix) -> choose.Choice:
+def explain_choice(matrix: AttentionMatrix) -> Choice:
     """Say which backend computes ``A @ v``, and why the others do not; at top level `attlas.explain`.
 
     Parameters
@@ -237,7 +238,7 @@ def explain_choice(matrix: AttentionMatrix) -> choose.Choice:
     Returns
     -------
     Choice
-        With `backend`, `because` and `others`; printed as text.
+        With `backend`, `because`, `others` and the `costs` that were compared; printed as text.
 
     Raises
     ------
@@ -248,9 +249,9 @@ def explain_choice(matrix: AttentionMatrix) -> choose.Choice:
     --------
     >>> import torch, attlas
     >>> attlas.explain(attlas.attend(torch.randn(5, 8), torch.randn(7, 8)))
-    backend: sdpa, since the score is a dot product
+    backend: sdpa, since it is the fastest here: about 1 × the time of torch's fused kernel
       not native: ...
       not reference: it stores the whole matrix; ask for it with Plan(backend='reference')
-      not tiled: torch's fused kernel computes the same, faster
+      not tiled: it takes about 2.5 × the time of torch's fused kernel
     """
-    return choose.choose(matrix.problem, matrix.plan)
+    return operations.explain(matrix.problem, matrix.plan)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attlas.engine import choose, graph, reference, tiled
+from attlas.engine import graph, operations, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.online import exact
@@ -137,7 +137,7 @@ class AttentionMatrix(TensorLike):
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.current("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
-        out, lse = choose.multiply(problem, values, self.plan, dropout)
+        out, lse = operations.multiply(problem, values, self.plan, dropout)
         if self._given_lse is None:
             self._given_lse = lse
         if out.requires_grad and not tracing():
@@ -169,7 +169,7 @@ class AttentionMatrix(TensorLike):
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
             self._gradient.lose("the log-sum-exp was read")
-            lse = choose.recorded_lse(problem, self._known_lse(), self.plan)
+            lse = operations.recorded_lse(problem, self._known_lse(), self.plan)
         else:
             lse = self._known_lse()
         return self._axes.restore(lse.to(self.dtype))
@@ -177,7 +177,7 @@ class AttentionMatrix(TensorLike):
     def _known_lse(self) -> Tensor:
         known = self._lse
         if known is None:
-            known = self._given_lse = choose.log_sum_exp(self.current("A.lse"), self.plan)
+            known = self._given_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
         return known
 
     @property
@@ -327,7 +327,7 @@ class AttentionMatrix(TensorLike):
             self._gradient.lose("statistics were collected")
             results |= zip(recorded, graph.collect(problem, recorded), strict=True)
         if others:
-            found, self._given_lse = choose.fold(problem, others, self.plan, self._lse)
+            found, self._given_lse = operations.collect(problem, others, self.plan, self._lse)
             results |= zip(others, found, strict=True)
         return tuple(self._axes.restore_all(results[s]) for s in statistics)
 

@@ -277,10 +277,11 @@ def _check_words_of_score(where: str, given: Given, problem: Problem) -> None:
         product = dot.scale * torch.matmul(dot.q, dot.k.mT)
         product = product if dot.row is None else product + dot.row.unsqueeze(-1)
         product = product if dot.bias is None else product + dot.bias(problem.q, problem.k, at)
+        product = torch.tanh(product / dot.cap) * dot.cap if dot.cap else product
     error = _difference(product.expand(at.shape), logits)
     if error > _CLOSE:
         rule = "as_dot() must be the score that forward() gives."
-        fix = "check scale, row and bias; or return None."
+        fix = "check scale, row, bias and cap; or return None."
         raise _broken(where, rule, given, found=f"off by {error:.2g}", fix=fix)
 
 

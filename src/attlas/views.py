@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from attlas.engine import choose
+from attlas.engine import operations
 from attlas.engine.graph import DENSE_LIMIT
 from attlas.errors import ShapeError
 from attlas.indexing import parse
@@ -84,7 +84,7 @@ class TransposedMatrix(_View):
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
         given = given.repeat_interleave(heads // given.shape[1], dim=1) if given.shape[1] != heads else given
-        out = choose.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
+        out = operations.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)
         out = matrix._axes.restore(out)

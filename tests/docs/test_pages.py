@@ -197,6 +197,20 @@ def test_site_shows_formulas(site: dict[Path, Page]) -> None:
 
 
 @pytest.mark.slow
+def test_site_has_each_figure_in_the_colours_of_both_themes(site: dict[Path, Page]) -> None:
+    shown = {(path.parent / link).resolve() for path, page in site.items() for link in page.loaded if ".svg#" in link}
+    figures = {path for path in shown if not path.name.endswith("-dark.svg#only-dark")}
+    assert {path.name.removesuffix(".svg#only-light") for path in figures} == {
+        path.stem for path in DOCS.rglob("*.svg")
+    }
+    for figure in figures:
+        light, dark = (figure.with_name(figure.name.partition(".svg")[0] + end) for end in (".svg", "-dark.svg"))
+        assert figure.with_name(f"{dark.name}#only-dark") in shown
+        assert 'style="fill: #ffffff' in light.read_text("utf-8")
+        assert not re.findall(r'<path [^>]*style="fill: #ffffff|#12212e|#52646f', dark.read_text("utf-8"))
+
+
+@pytest.mark.slow
 def test_each_language_has_its_own_tabs(site: dict[Path, Page]) -> None:
     for path in site:
         if path.name != "start.html":

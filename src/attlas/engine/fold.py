@@ -355,7 +355,7 @@ class Statistic(ABC):
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 
-        Names are those of `attlas.engine.native.walks.find`. None, the default, for a statistic that must see
+        Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
         the tiles. Also the door for checks against the sizes.
         """
         return None

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def full_precision(f: Callable[Concatenate[Problem, P], R]) -> Callable[Concatenate[Problem, P], R]:
+class OnDevice(Protocol):
+    """What says where it is computed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tokens."""
+
+
+Q = TypeVar("Q", bound=OnDevice)
+
+
+def full_precision(f: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
     """Keep ``torch.autocast`` out: scores and sums stay in the dtype of the problem."""
 
     @wraps(f)
-    def run(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(problem: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
         kind = problem.device.type
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return f(problem, *args, **kwargs)
@@ -218,7 +229,7 @@ class Problem:
         """The score as a dot product and nothing else, without a graph; None where it is more than that."""
         with torch.no_grad():
             dot = self.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # in the score's own form
-        return dot if dot is not None and dot.row is None and dot.bias is None else None
+        return dot if dot is not None and dot.row is None and dot.bias is None and not dot.cap else None
 
     @cached_property
     def is_modest(self) -> bool:

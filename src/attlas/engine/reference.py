@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.problem import Problem, full_precision, through, without_graph
+from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.problem import Problem, full_precision, spread_heads, through, without_graph
 from attlas.scores.base import Tokens
 
-__all__ = ["Dense", "dense"]
+__all__ = ["Dense", "Reference", "dense", "in_float64"]
 
 
 class Dense(NamedTuple):
@@ -21,6 +22,29 @@ class Dense(NamedTuple):
     logits: Tensor
     lse: Tensor
     weights: Tensor
+
+
+class Reference(Backend):
+    """The definition as a backend: for tests, and for who asks for it."""
+
+    name = "reference"
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        if request.plan.backend != self.name:
+            return "it stores the whole matrix; ask for it with Plan(backend='reference')"
+        return None if operation == "output" else "it computes outputs only"
+
+    def cost(self, request: Request, operation: Operation) -> float:
+        return 10.0
+
+    def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        problem, dropout = request.problem, request.dropout
+        result = dense(problem, tokens=request.tokens)
+        weights = result.weights
+        if dropout is not None:
+            weights = weights * dropout.keep(problem.tile(*map(range, problem.shape)))
+        v = spread_heads(v, problem.shape[1])
+        return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype), result.lse.detach()
 
 
 @full_precision

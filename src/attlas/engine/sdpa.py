@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
+from attlas.engine.online import larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 from attlas.masks.base import Coverage
@@ -26,7 +28,9 @@ from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile, cut
 
-__all__ = ["at_once", "backward", "forward", "fused", "refusal"]
+__all__ = ["Sdpa"]
+
+_ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 
 
 # Queries, keys and values of one size, and how many query heads share a key head.
@@ -43,99 +47,122 @@ class Piece(NamedTuple):
     unseen: Tensor | None
 
 
-def refusal(problem: Problem, dot: Dot | None, *, dropout: bool) -> str | None:
-    """Return why these kernels do not compute this problem, or None where they do."""
-    if dot is None:
-        return "the score is not a dot product, or not accurate as one here"
-    if dropout:
-        return "dropout has to be the same when it is recomputed"
-    if 0 in (*problem.shape, problem.q.shape[-1]):
-        return "there is nothing to compute"
-    if problem.sink is not None and dot.row is not None:
-        return "the sink needs the constant of each row"
-    if problem.device.type != "cpu" and not _plain(problem, dot):
-        return "off the CPU only whole matrices and square causal masks without a sink are handed on"
-    return None
+class Sdpa(Backend):
+    """torch's fused kernels: outputs of dot products, and their gradients."""
+
+    name = "sdpa"
+    takes_fused = True
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        dot, problem = request.dot, request.problem
+        if operation in ("transposed", "statistics"):
+            return "it computes outputs only"
+        if dot is None or dot.cap:
+            return "the score is not a dot product, or not accurate as one here"
+        if request.dropout is not None:
+            return "dropout has to be the same when it is recomputed"
+        if 0 in (*problem.shape, problem.q.shape[-1]):
+            return "there is nothing to compute"
+        if problem.sink is not None and dot.row is not None:
+            return "the sink needs the constant of each row"
+        if problem.device.type != "cpu" and not _plain(problem, dot):
+            return "off the CPU only whole matrices and square causal masks without a sink are handed on"
+        if operation == "backward" and (request.fused is None or request.parameters()):
+            return "its gradients are those of the tokens of a dot product"
+        return None
+
+    def cost(self, request: Request, operation: Operation) -> float:
+        return 1.0
+
+    def prepare(self, request: Request) -> Request:
+        return request.as_fused()
+
+    def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        dot = request.product
+        if request.device.type == "cpu":
+            return None
+        grouped, causal = dot.k.shape[1] != dot.q.shape[1], request.problem.mask is not None
+        out = functional.scaled_dot_product_attention(
+            dot.q, dot.k, v, is_causal=causal, scale=dot.scale, enable_gqa=grouped
+        )
+        return out, None
+
+    def is_quick(self, problem: Problem) -> bool:
+        return True
+
+    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        # A plain scaled dot product is one call of the kernel.
+        q, k, score = problem.q, problem.k, problem.score
+        if (
+            type(score) is not ScaledDot
+            or problem.mask is not None
+            or problem.sink is not None
+            or q.device.type != "cpu"
+        ):
+            return None
+        if k.shape != v.shape or q.shape[1] != k.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel()):
+            return None
+        if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+            return None
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=score.factor(q.shape[3]))
+        # 0 / 0 and infinity / infinity are NaN: one number tells of a row that the kernel could not sum.
+        return (out, lse) if math.isfinite((lse / lse).sum().item()) else None
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
+        problem, dot = request.problem, request.product
+        aligned, e = _aligned(dot, v), v.shape[-1]
+        pieces = (
+            list(_pieces(problem, dot, request.plan))
+            if _in_one_call(problem, dot)
+            else _pieces(problem, dot, request.plan)
+        )
+        if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == problem.shape[2]:
+            out, lse = _call(problem, dot, aligned, pieces[0], e)
+        else:
+            out, lse = _merged(problem, dot, aligned, pieces, e)
+            out = out.to(v.dtype)
+        # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
+        if bool(((lse == 0) | ~(lse < math.inf)).any()):
+            return None
+        if problem.sink is not None:
+            total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+            share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))
+            out, lse = (out * share.unsqueeze(-1)).to(v.dtype), total
+        return out, lse
+
+    def backward(
+        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+    ) -> Gradients | None:
+        if out is None or larger(lse, _ROUNDED):
+            return None
+        problem, dot = request.problem, request.product
+        q, k, values, fold = _aligned(dot, right)
+        width = q.shape[-1]
+        batch, heads, m, n = problem.shape
+        shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
+        out, left = _padded(out, width), _padded(left, width)
+        safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse).to(problem.dtype)
+        d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
+        d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
+        for piece in _pieces(problem, dot, request.plan):
+            rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+            tokens = q[:, :, rows], k[:, :, columns], values[:, :, columns]
+            d_out, own, total = (_folded(t[:, :, rows], fold) for t in (left, out, safe))
+            grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=_added(piece, problem, fold), scale=dot.scale
+            )
+            d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
+            for into, part in ((d_k, grads[1]), (d_v, grads[2])):
+                into[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
+        d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, right.shape[1])
+        d_q, d_k = d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]]
+        return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]])
 
 
 def _plain(problem: Problem, dot: Dot) -> bool:
     square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset
     return (problem.mask is None or square) and dot.bias is None and problem.sink is None
-
-
-def fused(problem: Problem, dot: Dot, v: Tensor) -> Tensor:
-    """Return the output from torch's public function, which differentiates itself; off the CPU."""
-    grouped = dot.k.shape[1] != dot.q.shape[1]
-    return functional.scaled_dot_product_attention(
-        dot.q, dot.k, v, is_causal=problem.mask is not None, scale=dot.scale, enable_gqa=grouped
-    )
-
-
-def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return output and log-sum-exp of a plain scaled dot product from one call of the kernel; None for all else.
-
-    The short way of a step that reads one token, where each microsecond of preparation counts.
-    """
-    q, k, score = problem.q, problem.k, problem.score
-    if type(score) is not ScaledDot or problem.mask is not None or problem.sink is not None or q.device.type != "cpu":
-        return None
-    if k.shape != v.shape or q.shape[1] != k.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel()):
-        return None
-    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
-        return None
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=score.factor(q.shape[3]))
-    # 0 / 0 and infinity / infinity are NaN: one number tells of a row that the kernel could not sum.
-    return (out, lse) if math.isfinite((lse / lse).sum().item()) else None
-
-
-def forward(problem: Problem, dot: Dot, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return the output, shape (batch, heads, m, e), and the log-sum-exp without the constant of each row.
-
-    The sink, if there is one, is counted in both. The log-sum-exp has the dtype of the sums, see `online.exact`.
-    None where tokens may hold NaN or infinity: the kernel then gives 0 for some rows that are NaN, and NaN for rows
-    whose mask hides the key that is NaN.
-    """
-    aligned, e = _aligned(dot, v), v.shape[-1]
-    pieces = list(_pieces(problem, dot, plan)) if _in_one_call(problem, dot) else _pieces(problem, dot, plan)
-    if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == problem.shape[2]:
-        out, lse = _call(problem, dot, aligned, pieces[0], e)
-    else:
-        out, lse = _merged(problem, dot, aligned, pieces, e)
-        out = out.to(v.dtype)
-    # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
-    if bool(((lse == 0) | ~(lse < math.inf)).any()):
-        return None
-    if problem.sink is not None:
-        total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-        share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))
-        out, lse = (out * share.unsqueeze(-1)).to(v.dtype), total
-    return out, lse
-
-
-def backward(
-    problem: Problem, dot: Dot, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, plan: Plan
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the dot product's q and k and of v, from the kernel's own backward."""
-    q, k, values, fold = _aligned(dot, v)
-    width = q.shape[-1]
-    batch, heads, m, n = problem.shape
-    shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
-    out, grad = _padded(out, width), _padded(grad, width)
-    safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse).to(problem.dtype)
-    d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
-    d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
-    for piece in _pieces(problem, dot, plan):
-        rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
-        tokens = q[:, :, rows], k[:, :, columns], values[:, :, columns]
-        d_out, own, total = (_folded(t[:, :, rows], fold) for t in (grad, out, safe))
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=_added(piece, problem, fold), scale=dot.scale
-        )
-        d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
-        for into, part in ((d_k, grads[1]), (d_v, grads[2])):
-            into[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
-    d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, v.shape[1])
-    return d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]], d_v[..., : v.shape[-1]]
 
 
 def _in_one_call(problem: Problem, dot: Dot) -> bool:

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine import online
+from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.cover import Panel, Strip, panels, sizes, strips
-from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
 from attlas.engine.workspace import Workspace
@@ -28,129 +29,98 @@ from attlas.masks.base import Coverage
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Gradients", "backward", "fold", "forward", "log_sum_exp", "read", "transposed"]
+__all__ = ["Tiled", "fold", "log_sum_exp", "read"]
 
 
-@full_precision
-def forward(
-    problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan, dropout: Dropout | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m)."""
-    batch, heads, m, _ = problem.shape
-    out = v.new_empty(batch, heads, m, v.shape[-1])
-    lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
-    space = _workspace(problem, tokens)
-    for panel in panels(problem, plan, wide=False):
-        state = _start(problem, panel.at, v.shape[-1])
-        for strip in panel.strips:
-            at = panel.at.narrow(strip.columns)
-            values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
-            keep = None if dropout is None else dropout.keep(at)
-            state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), values, keep)
-        pooled, total = online.finish(state)
-        out[panel.at.place] = pooled  # cast back to the dtype of v
-        lse[panel.at.place] = total
-    return out, lse
+class Tiled(Backend):
+    """Any device, any score, any mask, any numbers, in linear memory."""
 
+    name = "tiled"
 
-@full_precision
-def transposed(problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan) -> Tensor:
-    """Return ``A.mT @ x``, shape (batch, heads, n, e), for x of shape (batch, heads, m, e)."""
-    batch, heads, _, n = problem.shape
-    out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
-    space = _workspace(problem, tokens)
-    for panel, strip, at in _tiles(problem, plan):
-        weights = _weights(_logits(problem, tokens, at, strip, space=space), lse[at.place])
-        b, h, rows = panel.at.place
-        out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
-    return out
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        return None
 
+    def cost(self, request: Request, operation: Operation) -> float:
+        return 2.5
 
-class Gradients(NamedTuple):
-    """Gradients of one product: tokens of q and of k, parameters of the score, and ``A.mT @ left``."""
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
+        problem, tokens, dropout = request.problem, request.tokens, request.dropout
+        batch, heads, m, _ = problem.shape
+        out = v.new_empty(batch, heads, m, v.shape[-1])
+        lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
+        space = _workspace(problem, tokens)
+        for panel in panels(problem, request.plan, wide=False):
+            state = _start(problem, panel.at, v.shape[-1])
+            for strip in panel.strips:
+                at = panel.at.narrow(strip.columns)
+                values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
+                keep = None if dropout is None else dropout.keep(at)
+                state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), values, keep)
+            pooled, total = online.finish(state)
+            out[panel.at.place] = pooled  # cast back to the dtype of v
+            lse[panel.at.place] = total
+        return out, lse
 
-    q: list[Tensor]
-    k: list[Tensor]
-    parameters: list[Tensor | None]
-    pooled: Tensor
+    def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor:
+        problem, tokens = request.problem, request.tokens
+        batch, heads, _, n = problem.shape
+        out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
+        space = _workspace(problem, tokens)
+        for panel, strip, at in _tiles(problem, request.plan):
+            weights = _weights(_logits(problem, tokens, at, strip, space=space), lse[at.place])
+            b, h, rows = panel.at.place
+            out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
+        return out
 
-
-@full_precision
-def backward(
-    problem: Problem,
-    tokens: tuple[Tokens, Tokens],
-    parameters: Sequence[Tensor],
-    lse: Tensor,
-    left: Tensor,
-    right: Tensor,
-    delta: Tensor,
-    plan: Plan,
-    dropout: Dropout | None = None,
-) -> Gradients:
-    """Return the gradients of ``sum_ij A_ij (left_i · right_j)`` by recomputation, tile by tile.
-
-    Both products of the matrix have this form: for ``A @ v`` left is the gradient of the output and right
-    is v; for ``A.mT @ x`` left is x and right is the gradient of the output.
-
-    Parameters
-    ----------
-    problem : Problem
-        The matrix.
-    tokens : tuple of Tokens
-        Projected queries and keys.
-    parameters : sequence of Tensor
-        Parameters of the score that want a gradient.
-    lse : Tensor, shape (batch, heads, m)
-        Log-sum-exp of each row.
-    left : Tensor, shape (batch, heads, m, e)
-        Vectors of the rows.
-    right : Tensor, shape (batch, value heads, n, e)
-        Vectors of the columns.
-    delta : Tensor, shape (batch, heads, m)
-        ``sum_j A_ij (left_i · right_j)``, known from the output without a pass.
-    plan : Plan
-        Sizes of tiles.
-    dropout : Dropout, optional
-        Factors of the weights, computed again.
-    """
-    dtype, (batch, heads, _, n) = problem.dtype, problem.shape
-    q_flat, k_flat = flatten(tokens[0]), flatten(tokens[1])
-    grads_q = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in q_flat]
-    grads_k = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in k_flat]
-    grads_p: list[Tensor | None] = [None] * len(parameters)
-    pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
-    for panel, strip, at in _tiles(problem, plan):
-        b, h, rows = panel.at.place
-        columns, kv = slice(at.columns.start, at.columns.stop), _key_heads(problem, at, problem.k.shape[1])
-        q_tile = [t[b, h, rows].to(dtype).detach().requires_grad_() for t in q_flat]
-        k_tile = [t[b, kv, columns].to(dtype).detach().requires_grad_() for t in k_flat]
-        with torch.enable_grad():
-            logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
-        weights = _weights(_masked(problem, logits.detach().clone(), at, strip), lse[b, h, rows])
-        u, w = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
-        slope = torch.matmul(u, w.mT)
-        kept = weights
-        if dropout is not None:
-            keep = dropout.keep(at)
-            kept, slope = weights * keep, slope.mul_(keep)
-        pooled[b, h, columns] += torch.matmul(kept.mT, u)
-        slope.sub_(delta[b, h, rows].unsqueeze(-1)).mul_(weights)
-        wanted = [*q_tile, *k_tile, *parameters]
-        if not (wanted and logits.requires_grad):
-            continue
-        found = torch.autograd.grad(logits, wanted, slope, allow_unused=True)
-        for i, g in enumerate(found):
-            if g is None:
+    def backward(
+        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None = None
+    ) -> Gradients:
+        problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
+        if exact(lse) is None or larger(lse, LARGEST):
+            lse = self.forward(request, right[..., :0])[1]
+        dtype, (batch, heads, _, n) = problem.dtype, problem.shape
+        q_flat, k_flat = flatten(tokens[0]), flatten(tokens[1])
+        grads_q = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in q_flat]
+        grads_k = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in k_flat]
+        grads_p: list[Tensor | None] = [None] * len(parameters)
+        pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
+        for panel, strip, at in _tiles(problem, request.plan):
+            b, h, rows = panel.at.place
+            columns, kv = slice(at.columns.start, at.columns.stop), _key_heads(problem, at, problem.k.shape[1])
+            q_tile = [t[b, h, rows].to(dtype).detach().requires_grad_() for t in q_flat]
+            k_tile = [t[b, kv, columns].to(dtype).detach().requires_grad_() for t in k_flat]
+            with torch.enable_grad():
+                logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
+            weights = _weights(_masked(problem, logits.detach().clone(), at, strip), lse[b, h, rows])
+            u, w = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
+            slope = torch.matmul(u, w.mT)
+            kept = weights
+            if dropout is not None:
+                keep = dropout.keep(at)
+                kept, slope = weights * keep, slope.mul_(keep)
+            pooled[b, h, columns] += torch.matmul(kept.mT, u)
+            slope.sub_(delta[b, h, rows].unsqueeze(-1)).mul_(weights)
+            wanted = [*q_tile, *k_tile, *parameters]
+            if not (wanted and logits.requires_grad):
                 continue
-            if i < len(q_tile):
-                grads_q[i][b, h, rows] += g
-            elif i < len(q_tile) + len(k_tile):
-                grads_k[i - len(q_tile)][b, kv, columns] += g
-            else:
-                p = i - len(q_tile) - len(k_tile)
-                before = grads_p[p]
-                grads_p[p] = g if before is None else before + g
-    return Gradients(grads_q, grads_k, grads_p, pooled)
+            parts = iter(torch.autograd.grad(logits, wanted, slope, allow_unused=True))
+            for places, totals in (((b, h, rows), grads_q), ((b, kv, columns), grads_k)):
+                for total, part in zip(totals, islice(parts, len(totals)), strict=True):
+                    if part is not None:
+                        total[places] += part
+            grads_p = [
+                total if part is None else part if total is None else total + part
+                for total, part in zip(grads_p, parts, strict=True)
+            ]
+        return Gradients(grads_q, grads_k, grads_p, pooled)
+
+    def statistics(
+        self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
+    ) -> tuple[list[Any], Tensor | None]:
+        return fold(request.problem, statistics, request.plan, lse)
+
+    def log_sum_exp(self, request: Request) -> Tensor:
+        return log_sum_exp(request.problem, request.plan)
 
 
 @torch.no_grad()
@@ -164,6 +134,8 @@ def fold(
     keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
     that no statistic asks for.
     """
+    if lse is not None and not problem.partial and larger(lse, LARGEST):
+        lse = None  # tiles make a weight and the sum of its row in one go
     carries = [statistic.start(problem) for statistic in statistics]
     space = Workspace(problem.dtype, problem.device)
     found, complete = _no_keys(problem), True
@@ -234,9 +206,7 @@ def read(
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        if not before_softmax and (
-            total is None or (online.larger(total, 16.0) and _cheap(problem, len(some), len(columns)))
-        ):
+        if not before_softmax and (total is None or (larger(total, 16.0) and _cheap(problem, len(some), len(columns)))):
             total = _lse_of(problem, at, plan)
         out[b, h, span.start : span.stop] = _block(problem, at, columns, total)
     return out

@@ -28,7 +28,7 @@ def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Ten
     p = 0.0 if dropout is None else dropout.p
     if problem.sink is None and not transforming():
         dot = problem.score.as_dot(*problem.project())  # type: ignore[arg-type]  # in the score's own form
-        if dot is not None:
+        if dot is not None and not dot.cap:
             return _fused(problem, dot, v, p)
     weights = functional.dropout(reference.dense(problem).weights, p)
     v = spread_heads(v, problem.shape[1])

@@ -15,7 +15,7 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Buffers by name, for one walk over a matrix.
+    """Buffers by name, for one pass over a matrix.
 
     Parameters
     ----------

@@ -190,7 +190,7 @@ def _independent(A: AttentionMatrix, seen: Tensor) -> Tensor | None:
     """Return each query's logit variance over independent keys, scale² qᵀ Cov(k) q, shape (batch, heads, m)."""
     problem = A.problem
     dot = problem.score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # a sum has a tuple of tokens
-    if dot is None or dot.bias is not None:
+    if dot is None or dot.bias is not None or dot.cap:
         return None
     q, k = dot.q.double(), dot.k.double()
     batch, count = q.shape[:2]

@@ -28,6 +28,8 @@ Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
 class Dot:
     """A score written as ``scale * q · k + row + bias``, the form that fused kernels compute.
 
+    With a cap it is ``cap * tanh(scale * q · k / cap)``, and has neither `row` nor `bias`.
+
     Parameters
     ----------
     q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
@@ -38,6 +40,8 @@ class Dot:
         A constant of each query. Softmax does not see it; the log-sum-exp does.
     bias : Score, optional
         A score of positions alone that is added.
+    cap : float
+        Bound of the score, 0 for none.
     """
 
     q: Tensor
@@ -45,12 +49,13 @@ class Dot:
     scale: float
     row: Tensor | None = None
     bias: Score | None = None
+    cap: float = 0.0
 
     def scaled(self, factor: float) -> Dot:
         """Return `factor` times this score."""
         row = None if self.row is None else self.row * factor
         bias = None if self.bias is None else self.bias * factor
-        return Dot(self.q, self.k, self.scale * factor, row, bias)
+        return Dot(self.q, self.k, self.scale * factor, row, bias, abs(factor) * self.cap)
 
 
 class Score(nn.Module):
@@ -222,7 +227,7 @@ class Sum(Score):
             return None
         part, place = (1, self.left) if self.left.positional else (0, self.right)
         dot = (self.right if part else self.left).as_dot(q[part], k[part])
-        if dot is None:
+        if dot is None or dot.cap:
             return None
         return Dot(dot.q, dot.k, dot.scale, dot.row, place if dot.bias is None else dot.bias + place)
 
@@ -319,7 +324,7 @@ class ScaledByTensor(Derived):
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
-        if dot is None or self.factor.numel() > 1 or dot.bias is not None:
+        if dot is None or self.factor.numel() > 1 or dot.bias is not None or dot.cap:
             return None  # the tokens do not say which heads they are
         if tracing() or (torch.is_grad_enabled() and self.factor.requires_grad):
             factor = self.factor.reshape(()).to(dot.q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -130,6 +131,12 @@ class SoftCap(Score):
         if self.finite:
             return capped
         return torch.where(logits == -math.inf, logits, capped)  # a pair that the score forbids stays forbidden
+
+    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        dot = self.score.as_dot(q, k)
+        if dot is None or dot.row is not None or dot.bias is not None or dot.cap:
+            return None
+        return replace(dot, cap=self.cap)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         self.score.check(q, k, heads)

@@ -360,7 +360,7 @@ class LogitMoments(Statistic):
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
-        closed = dot is not None and dot.bias is None and problem.stays_finite
+        closed = dot is not None and dot.bias is None and not dot.cap and problem.stays_finite
         prefix = _Prefix(dot, problem.group) if dot is not None and closed else None
         return _Rows(*(zeros_for_rows(problem) for _ in range(3))), prefix
 

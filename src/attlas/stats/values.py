@@ -1,4 +1,4 @@
-"""Pooled values beside other statistics, so that output and numbers come from one walk over the matrix."""
+"""Pooled values beside other statistics, so that output and numbers come from one pass over the matrix."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -19,8 +18,6 @@ from attlas.view.packing import Packer
 from attlas.view.service import Service
 
 __all__ = ["export"]
-
-_PAUSE = 0.05  # seconds between two looks at the table of heads
 
 
 def export(
@@ -80,8 +77,6 @@ def export(
     >>> attlas.view.export(attlas.load("run.atlas"), "page.html", heads=[(2, 4)])  # doctest: +SKIP
     """
     with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
-        while service.answer("heads", {}).progress < 1:
-            time.sleep(_PAUSE)
         order = service.order()
         chosen = order[:1] if heads is None else [_place(service, layer, head) for layer, head in heads]
         data = Packer(service, chosen, order, tell=progress or (lambda share: None)).pack()

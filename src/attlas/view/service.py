@@ -156,7 +156,11 @@ class Service:
         return self._source
 
     def order(self) -> list[tuple[int, int]]:
-        """Return entry and head of all heads, the most telling first as far as that is known."""
+        """Return entry and head of all heads, the most telling first; what that takes is computed in this thread."""
+        while self._table.step():
+            pass
+        while self.answer("heads", {}).progress < 1:
+            pass
         return self._table.order()
 
     @property

@@ -13,7 +13,11 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import family, library
+from attlas.engine.backend import Request
+from attlas.engine.native import library
+from attlas.engine.native.backend import PairwiseKernels
+
+PAIRWISE = PairwiseKernels()
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +58,16 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
     return torch.randn(shape)
 
 
-def check_both_walks(
-    A: attlas.AttentionMatrix, kernels: family.Kernels, plan: Plan, exact: attlas.AttentionMatrix
-) -> None:
-    """Compare numbers of rows, from the walk that finds the log-sum-exp too and from the one that is given it."""
+def request_of(A: attlas.AttentionMatrix, plan: Plan | None = None) -> Request:
+    """Return a matrix as the kernels of pairs are handed it."""
+    return PAIRWISE.prepare(Request(A.problem, A.problem.tokens, plan or Plan()))
+
+
+def check_both_passes(A: attlas.AttentionMatrix, plan: Plan, exact: attlas.AttentionMatrix) -> None:
+    """Compare numbers of rows, from the pass that finds the log-sum-exp too and from the one that is given it."""
     asked = {"entropy": True, "max_logit": True}
     for more, known in (({}, None), ({"column_max": True, "squares": True}, exact.lse)):
-        found = family.read(A.problem, kernels, plan, asked | more, None, known)
+        found = PAIRWISE.read(request_of(A, plan), asked | more, None, known)
         assert found is not None
         for name, numbers in (
             ("lse", exact.lse),
@@ -72,14 +79,14 @@ def check_both_walks(
                 torch.testing.assert_close(found[name], numbers, rtol=1e-10, atol=1e-10)
 
 
-def walked(k: int) -> dict[str, Any]:
-    """Return what to want of a walk: numbers of rows, columns and diagonals, and the k largest weights."""
+def all_results(k: int) -> dict[str, Any]:
+    """Return what to ask a pass for: numbers of rows, columns and diagonals, and the k largest weights."""
     numbers = ("entropy", "squares", "max_logit", "mean", "variance", "column_mass", "column_max", "offsets")
     return dict.fromkeys(numbers, True) | {"largest": k}
 
 
-def check_walk(found: dict[str, Tensor], exact: attlas.AttentionMatrix, slack: float) -> None:
-    """Compare what a walk found with the matrix written out."""
+def check_results(found: dict[str, Tensor], exact: attlas.AttentionMatrix, slack: float) -> None:
+    """Compare what a pass found with the matrix written out."""
     weights, k = exact.to_dense(), found["top_values"].shape[-1]
     batch, heads, m, n = weights.shape
     flipped = torch.zeros(batch, heads, m, m + n - 1, dtype=weights.dtype)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import check_both_walks, check_walk, walked
+from tests.engine.native.conftest import PAIRWISE, all_results, check_both_passes, check_results, request_of
 from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import additive, family, library
+from attlas.engine.backend import Request
+from attlas.engine.native import additive, library
 
 pytestmark = pytest.mark.skipif(not library.has("additive"), reason="the kernels are not compiled here")
 
@@ -63,7 +64,7 @@ def make(hidden: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
     assert additive.supports(A.problem) is None
-    found = additive.KERNELS.forward(A.problem, A.problem.tokens, v, plan or Plan())
+    found = PAIRWISE.forward(request_of(A, plan), v)
     assert found is not None
     return found
 
@@ -89,8 +90,8 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
         found, lse = run(A, v, plan)
         close(found, B @ v)
         close(lse, B.lse)
-        check_both_walks(A, additive.KERNELS, plan, B)
-        close(additive.KERNELS.transposed(A.problem, A.problem.tokens, lse, x, plan), B.mT @ x)
+        check_both_passes(A, plan, B)
+        close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
 
 
 @each_set
@@ -115,8 +116,7 @@ def test_gradients_equal_the_references(name: str, threads: int, mask: str, use:
         delta = (slope * out.detach()).sum(-1)
         torch.set_num_threads(threads)
         try:
-            given_ = [*score.parameters()], A.lse, slope, v, delta, Plan(cells=3000)
-            found = additive.KERNELS.backward(A.problem, A.problem.tokens, *given_)
+            found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, slope, v, delta, None)
         finally:
             torch.set_num_threads(1)
         d_w = [g for g in found.parameters if g is not None]
@@ -195,7 +195,7 @@ def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
             with torch.no_grad():
                 score.w_v[0] = bad
         A = attlas.attend(q, k, score=score)
-        assert additive.KERNELS.forward(A.problem, A.problem.tokens, v, Plan()) is None
+        assert PAIRWISE.forward(request_of(A), v) is None
 
 
 @given(
@@ -230,14 +230,14 @@ def test_any_shape_and_stride(
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setenv("ATTLAS_NATIVE", name)
         given_, plan = tuple(map(lay, A.problem.tokens)), Plan(cells=500)
-        found = additive.KERNELS.forward(A.problem, given_, v, plan)
-        numbers = additive.KERNELS.work(A.problem, given_, plan).found(walked(min(3, n)), found[1])
+        found = PAIRWISE.forward(Request(A.problem, given_, plan), v)
+        numbers = PAIRWISE.work(Request(A.problem, given_, plan)).found(all_results(min(3, n)), found[1])
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
         slack = 1e-5 if single else 1e-11
         torch.testing.assert_close(found[0].double(), exact @ v.double(), rtol=slack, atol=slack)
         torch.testing.assert_close(found[1].double(), exact.lse, rtol=slack, atol=slack)
-        check_walk(numbers, exact, 10 * slack)
+        check_results(numbers, exact, 10 * slack)
 
 
 def test_threads_change_nothing_forward() -> None:
@@ -246,7 +246,7 @@ def test_threads_change_nothing_forward() -> None:
 
     def everything() -> dict[str, Tensor]:
         with torch.no_grad():
-            return family.read(A.problem, additive.KERNELS, Plan(), walked(5) | {"coverage": (0.9,)}, v, None)
+            return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
 
     wanted = everything()
     torch.set_num_threads(3)

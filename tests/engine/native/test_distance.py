@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import check_both_walks, check_walk, walked
+from tests.engine.native.conftest import PAIRWISE, all_results, check_both_passes, check_results, request_of
 from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import tiled
-from attlas.engine.native import distance, family, library
+from attlas.engine.native import distance, library
+from attlas.engine.tiled import Tiled
 
 pytestmark = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
 
@@ -61,14 +61,9 @@ def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype = torch.float64) -
     )
 
 
-def given_tokens(A: attlas.AttentionMatrix) -> tuple[Tensor, Tensor]:
-    """Return the tokens as differences want them: of 8 coordinates and more a Gaussian may keep others."""
-    return A.problem.q, A.problem.k
-
-
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
-    found = distance.KERNELS.forward(A.problem, given_tokens(A), v, plan or Plan())
+    found = PAIRWISE.forward(request_of(A, plan), v)
     assert found is not None
     return found
 
@@ -96,8 +91,8 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     found, lse = run(A, v, plan)
     close(found, B @ v)
     close(lse, B.lse)
-    check_both_walks(A, distance.KERNELS, plan, B)
-    close(distance.KERNELS.transposed(A.problem, given_tokens(A), lse, x, plan), B.mT @ x)
+    check_both_passes(A, plan, B)
+    close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
 
 
 @each_set
@@ -115,8 +110,7 @@ def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: 
         slope, parameters = torch.randn_like(out), list(score.parameters())
         wanted = torch.autograd.grad(out, (q, k, v, *parameters), slope)
         delta = (slope * out.detach()).sum(-1)
-        given_ = given_tokens(A), parameters, A.lse, slope, v, delta, Plan(cells=3000)
-        found = distance.KERNELS.backward(A.problem, *given_)
+        found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, slope, v, delta, None)
         d_v = found.pooled.sum(dim=1, keepdim=True)
         for a, b in zip((*found.q, *found.k, d_v, *found.parameters), wanted, strict=True):
             close(a, b)
@@ -124,11 +118,9 @@ def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: 
 
 def test_bounded_kernels_have_no_backward() -> None:
     q, k, v = tokens(4, 5, 2, 3)
-    for kernel, make in KERNELS.items():
-        A = attlas.attend(q, k, score=make(1.0))
-        assert distance.differentiates(A.problem) == (kernel in ("Gaussian", "Laplace"))
+    A = attlas.attend(q, k, score=attlas.Epanechnikov(1.0))
     left, delta = torch.randn(2, 4, 4, 3).double(), torch.zeros(2, 4, 4).double()
-    assert distance.KERNELS.backward(A.problem, given_tokens(A), [], A.lse, left, v, delta, Plan()) is None
+    assert PAIRWISE.backward(request_of(A), A.lse, left, v, delta, None) is None
 
 
 @each_set
@@ -174,13 +166,13 @@ def test_numbers_at_the_ends(name: str, use: Any) -> None:
     for scale in (1e-42, 1e-30, 1e15, 1e37):
         for h in (1e-3, 1.0, 1e3):
             A = attlas.attend(q * scale, k * scale, score=attlas.Gaussian(h))
-            found = distance.KERNELS.forward(A.problem, given_tokens(A), v, Plan())
-            wanted, lse = tiled.forward(A.problem, given_tokens(A), v, Plan("tiled"))
+            found = PAIRWISE.forward(request_of(A), v)
+            wanted, lse = Tiled().forward(request_of(A), v)
             torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(found[1], lse, rtol=1e-5, atol=1e-5)
     # Values too large for a sum are left to the other backend; the smallest are no reason to fail.
     A = attlas.attend(q, k, score=attlas.Gaussian(2.0))
-    assert distance.KERNELS.forward(A.problem, given_tokens(A), torch.full_like(v, 3e38), Plan()) is None
+    assert PAIRWISE.forward(request_of(A), torch.full_like(v, 3e38)) is None
     assert float(run(A, v * 1e-42)[0].abs().max()) < 1e-37
 
 
@@ -191,7 +183,7 @@ def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
         given_[place][0, 0, 3, 1] = bad
         q, k, v = given_
         A = attlas.attend(q, k, score=attlas.Gaussian(1.0))
-        assert distance.KERNELS.forward(A.problem, given_tokens(A), v, Plan()) is None
+        assert PAIRWISE.forward(request_of(A), v) is None
 
 
 @each_kernel
@@ -204,7 +196,7 @@ def test_a_lattice_is_cut_as_in_the_tiled_backend(name: str, kernel: str, use: A
     v = torch.ones(1, 1, 169, 1)
     for h in (0.1, 0.3, 0.5, 0.7):
         A = attlas.attend(grid, grid, score=KERNELS[kernel](h))
-        _, lse = tiled.forward(A.problem, given_tokens(A), v, Plan("tiled"))
+        _, lse = Tiled().forward(request_of(A), v)
         close(run(A, v)[1], lse, 2e-6)
 
 
@@ -240,13 +232,13 @@ def test_any_shape_and_stride(
         patch.setenv("ATTLAS_NATIVE", name)
         A, plan = attlas.attend(q, k, **given_), Plan(cells=500)
         found, lse = run(A, v, plan)
-        numbers = family.read(A.problem, distance.KERNELS, plan, walked(min(3, n)), None, lse)
+        numbers = PAIRWISE.read(request_of(A, plan), all_results(min(3, n)), None, lse)
     exact = attlas.attend(q.double(), k.double(), **given_, plan=Plan("reference"))
     # In float32 a key at the edge of a bounded kernel has few right digits, and may be all that a query sees.
     slack = 2e-3 if single else 1e-9
     torch.testing.assert_close(lse.double(), exact.lse, rtol=slack, atol=slack)
     torch.testing.assert_close(found.double(), exact @ v.double(), rtol=slack, atol=slack)
-    check_walk(numbers, exact, 10 * slack)
+    check_results(numbers, exact, 10 * slack)
 
 
 @each_kernel
@@ -255,7 +247,7 @@ def test_threads_change_nothing(kernel: str) -> None:
     A = attlas.attend(q, k, score=KERNELS[kernel](1.5))
 
     def everything() -> dict[str, Tensor]:
-        return family.read(A.problem, distance.KERNELS, Plan(), walked(5) | {"coverage": (0.9,)}, v, None)
+        return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
 
     wanted = everything()
     torch.set_num_threads(3)

@@ -17,8 +17,10 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference, sdpa, tiled
+from attlas.engine import reference
 from attlas.engine.native import library
+from attlas.engine.sdpa import Sdpa
+from attlas.engine.tiled import Tiled
 
 NATIVE = Plan("native")
 # The share of the largest gradient by which one may be off; with 16 bits the output is rounded too.
@@ -63,7 +65,7 @@ def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the kernels were to do this")
 
-    for backend in (sdpa, tiled):
+    for backend in (Sdpa, Tiled):
         monkeypatch.setattr(backend, "backward", refuse)
 
 

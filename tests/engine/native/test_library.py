@@ -165,7 +165,7 @@ def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_no_set_runs_that_the_processor_lacks() -> None:
-    door, kind, _ = library._loaded(library._FILE).door("elementary")
+    door, kind, _ = library._loaded(library._FILE).function("elementary")
     for number in (-1, len(library.runnable()), 99):
         assert door(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
 
@@ -238,7 +238,8 @@ def test_structures_are_those_of_the_header() -> None:
     for name in declared:
         fields = [field for field, *_ in library.structure(name)._fields_]
         body = re.sub(r"//.*", "", re.search(rf"^struct {name} {{(.*?)^}};", text, flags=re.M | re.S)[1])
-        assert fields == re.findall(r"(\w+)(?=[,;])", body)
+        rows = "".join(f"void* {statistic};" for statistic in library.row_statistics())
+        assert fields == re.findall(r"(\w+)(?=[,;])", body.replace("ATTLAS_ROW_STATISTICS(ATTLAS_POINTER)", rows))
     assert library.structure("Tensor4").row.offset == 24
     assert [library.code(name) for name in ("DONE", "NOT_FINITE", "NO_MEMORY", "UNSUPPORTED")] == [0, 1, 2, 3]
 
@@ -254,8 +255,12 @@ def test_declarations_of_every_form() -> None:
       const void* data; int64_t* places;
       uint8_t flag;
     };
+    #define ATTLAS_ROW_STATISTICS(X) X(first) X(second)
+    struct Rows { ATTLAS_ROW_STATISTICS(ATTLAS_POINTER) int64_t size; };
     """
-    structures, codes = library._read_declarations(text)
+    structures, codes, statistics = library._read_declarations(text)
+    assert statistics == ("first", "second")
+    assert [name for name, _ in structures["Rows"]._fields_] == ["first", "second", "size"]
     assert codes == {"RED": 0, "BLUE": 12}
     assert structures["Point"]._fields_ == [("x", ctypes.c_double), ("y", ctypes.c_double), ("z", ctypes.c_float)]
     assert [kind for _, kind in structures["Line"]._fields_][:2] == [structures["Point"]] * 2

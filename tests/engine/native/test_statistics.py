@@ -16,7 +16,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan, stats
 from attlas.engine import reference
-from attlas.engine.native import library, walks
+from attlas.engine.native import library, request
 
 NATIVE = Plan("native")
 ROWS, COLUMNS = (slice(10, 20), slice(15, 33)), (slice(5, 11), slice(40, 80))
@@ -291,7 +291,7 @@ def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
 def test_panels_of_a_mask_change_nothing(name: str, panel: int, use: Callable[[str], None], monkeypatch: Any) -> None:
     use(name)
     case = make(37, 63, batch=2, mask=holes(37, 63, 2, 2))
-    monkeypatch.setattr(walks, "_PANEL", panel)
+    monkeypatch.setattr(request, "_PANEL", panel)
     v = torch.randn(2, 1, 63, 3)
     torch.testing.assert_close((case.A @ v).double(), torch.from_numpy(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
     check_everything(case)

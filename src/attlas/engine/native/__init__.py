@@ -1,1 +1,1 @@
-"""The CPU kernels in C++: the output and its statistics in one walk, with the widest vectors of the processor."""
+"""The CPU kernels in C++: the output and its statistics in one pass, with the widest vectors of the processor."""

@@ -11,23 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
+from attlas.engine.backend import Gradients
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, Gradients, Kernels, fields, refusal, views
+from attlas.engine.native.pairwise import Family, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 
-__all__ = ["KERNELS", "supports"]
+__all__ = ["AdditiveKernels", "supports"]
 
 
 def supports(problem: Problem) -> str | None:
     """Return why these kernels do not compute this problem, or None where they do."""
     if type(problem.score) is not Additive:
         return "the score is not additive"
-    return refusal(problem, "additive") or refusal(problem, "additive_walk")
+    return refusal(problem, "additive") or refusal(problem, "additive_statistics")
 
 
-class _Additive(Family):
+class AdditiveKernels(Family):
     """Calls of the additive kernels."""
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
@@ -41,9 +42,9 @@ class _Additive(Family):
     def sums(self, pairs: Any) -> bool:
         return library.call("additive", pairs=pairs, weight=self.weight.data_ptr()) == library.code("DONE")
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Additive")(pairs=pairs, weight=self.weight.data_ptr())
-        return library.call("additive_walk", of=of, found=found) == library.code("DONE")
+        return library.call("additive_statistics", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
@@ -85,7 +86,3 @@ class _Additive(Family):
     def _through(self, parameters: Sequence[Tensor], d_w: Tensor) -> list[Tensor | None]:
         """Return the gradients of the score's parameters: all but the weights of the units act through the tokens."""
         return [d_w if p is self.own else None for p in parameters]
-
-
-#: What the backends ask of additive scores.
-KERNELS = Kernels(_Additive)

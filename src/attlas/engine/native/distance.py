@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine.backend import Gradients
 from attlas.engine.native import library
-from attlas.engine.native.pairs import Family, Gradients, Kernels, fields, refusal, views
+from attlas.engine.native.pairwise import Family, fields, refusal, views
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["KERNELS", "differentiates", "prefers", "supports"]
+__all__ = ["DistanceKernels", "supports"]
 
 _DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
@@ -41,24 +42,14 @@ def supports(problem: Problem) -> str | None:
         return f"the tokens have more than {_LARGEST} coordinates"
     if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
         return "this Gaussian is computed as a dot product"
-    return refusal(problem, "distance") or refusal(problem, "distance_walk")
-
-
-def prefers(problem: Problem) -> bool:
-    """Tell whether these kernels beat the dot product of a Gaussian that could be computed as one."""
-    return type(problem.score) is Gaussian and _direct(problem) and supports(problem) is None
+    return refusal(problem, "distance") or refusal(problem, "distance_statistics")
 
 
 def _direct(problem: Problem) -> bool:
     return problem.q.shape[-1] <= _DIRECT
 
 
-def differentiates(problem: Problem) -> bool:
-    """Tell whether `backward` has the gradient of this kernel too."""
-    return type(problem.score) in (Gaussian, Laplace)
-
-
-class _Distance(Family):
+class DistanceKernels(Family):
     """Calls of the kernels of a distance."""
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
@@ -81,9 +72,9 @@ class _Distance(Family):
         status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
         return status == library.code("DONE")
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         of = library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
-        return library.call("distance_walk", of=of, found=found) == library.code("DONE")
+        return library.call("distance_statistics", of=of, found=found) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
@@ -139,7 +130,3 @@ class _Distance(Family):
             scale = self._scale()
             found = torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
         return list(found)
-
-
-#: What the backends ask of kernels of a distance.
-KERNELS = Kernels(_Distance)

@@ -8,26 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import dot, few, library, walks
-from attlas.engine.plan import Plan
+from attlas.engine.native import decode, dot, library, request
 from attlas.engine.problem import Problem, sum_heads
+from attlas.scores.base import Dot
 
 __all__ = ["backward", "pays"]
 
 
-def pays(problem: Problem, plan: Plan) -> bool:
-    """Return whether these kernels are a faster way back than torch's own, by measurement, or asked for.
+def pays(problem: Problem) -> bool:
+    """Return whether these kernels are a faster way back than torch's own, by measurement.
 
     Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512.
     """
-    if plan.backend == "native":
-        return True
     return library.wide() and (library.instruction_set() == "amx" or problem.q.dtype in (torch.float32, torch.float64))
 
 
 @torch.no_grad()
 def backward(
-    problem: Problem, form: dot.Form, v: Tensor, lse: Tensor, grad: Tensor, delta: Tensor
+    problem: Problem, product: Dot, v: Tensor, lse: Tensor, grad: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the gradients of the dot product's q and k and of v, in the dtype of the sums.
 
@@ -35,7 +33,7 @@ def backward(
     ----------
     problem : Problem
         The matrix.
-    form : dot.Form
+    product : Dot
         Its logits.
     v : Tensor, shape (batch, value heads, n, e)
         Values.
@@ -49,21 +47,19 @@ def backward(
     Returns
     -------
     tuple of Tensor, or None
-        None where the library has no such kernels, or numbers are not finite or so large that products overflow.
+        None where numbers are not finite or so large that products overflow.
     """
-    if not library.has("dot_backward"):
-        return None
-    dtype, kind = problem.dtype, few.type_of(form.q.dtype)
-    aligned, values = dot.aligned(form, v)
+    dtype, kind = problem.dtype, decode.type_of(product.q.dtype)
+    aligned, values = dot.aligned(product, v)
     if values is None:
         return None
     q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
     grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
-    for panel in walks.panels(problem):
+    for panel in request.panels(problem):
         rows = slice(panel.rows.start, panel.rows.stop)
         part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
-        here = replace(form, q=q[:, :, rows], k=k)
+        here = replace(product, q=q[:, :, rows], k=k)
         known = [t[:, :, rows].contiguous() for t in (lse, delta)]
         fields, held = _of(problem, here, panel, values, known[0], kind)
         status = library.call(
@@ -76,33 +72,33 @@ def backward(
             d_v=d_v.data_ptr(),
         )
         del held
-        if not dot.done(status, form):
+        if not dot.done(status, product):
             return None
         if part is not d_q:
             d_q[:, :, rows] = part
-    return d_q, sum_heads(d_k, form.k.shape[1]), sum_heads(d_v, v.shape[1])
+    return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1])
 
 
-def _of(problem: Problem, form: dot.Form, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
+def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
     """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
-    (batch, heads, m, d), (n, e) = form.q.shape, v.shape[2:]
-    fields, held = walks.mask_of(panel, m, n)
+    (batch, heads, m, d), (n, e) = product.q.shape, v.shape[2:]
+    fields, held = request.mask_of(panel, m, n)
     of = library.structure("Dot")(
         batch=batch,
         heads=heads,
-        key_heads=form.k.shape[1],
+        key_heads=product.k.shape[1],
         value_heads=v.shape[1],
         m=m,
         n=n,
         d=d,
         e=e,
-        q=dot.tensor4(form.q),
-        k=dot.tensor4(form.k),
+        q=dot.tensor4(product.q),
+        k=dot.tensor4(product.k),
         v=dot.tensor4(v),
         type=kind,
         threads=library.threads() if batch * heads * m * n * d > dot.SMALL else 1,
-        scale=form.scale,
-        cap=form.cap,
+        scale=product.scale,
+        cap=product.cap,
         lse=lse.data_ptr(),
         lse_known=1,
         **fields,

@@ -27,6 +27,7 @@ __all__ = [
     "code",
     "has",
     "instruction_set",
+    "row_statistics",
     "runnable",
     "structure",
     "threads",
@@ -49,20 +50,20 @@ _NUMBERS: dict[str, Any] = {
 
 
 class _Library:
-    """The loaded library: its doors, its structures and the codes of its enumerations."""
+    """The loaded library: its functions, its structures and the codes of its enumerations."""
 
     def __init__(self, file: Path) -> None:
         self._c = ctypes.CDLL(str(file))
         self._c.attlas_abi.restype = ctypes.c_char_p
-        self.structures, self.codes = _read_declarations(self._c.attlas_abi().decode())
+        self.structures, self.codes, self.row_statistics = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
         self._c.attlas_pool(_pool())
-        self._doors: dict[str, tuple[Any, type[ctypes.Structure], frozenset[str]]] = {}
+        self._functions: dict[str, tuple[Any, type[ctypes.Structure], frozenset[str]]] = {}
 
-    def door(self, name: str) -> tuple[Any, type[ctypes.Structure], frozenset[str]]:
-        """Return the C function behind a door, the structure that it takes, and the names of its fields."""
-        if name not in self._doors:
+    def function(self, name: str) -> tuple[Any, type[ctypes.Structure], frozenset[str]]:
+        """Return a C function, the structure that it takes, and the names of its fields."""
+        if name not in self._functions:
             function = getattr(self._c, f"attlas_{name}")
             kind = self.structures["".join(part.capitalize() for part in name.split("_"))]
             size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
@@ -75,13 +76,16 @@ class _Library:
                 )
             function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
             function.restype = ctypes.c_int32
-            self._doors[name] = (function, kind, frozenset(field for field, *_ in kind._fields_))
-        return self._doors[name]
+            self._functions[name] = (function, kind, frozenset(field for field, *_ in kind._fields_))
+        return self._functions[name]
 
 
-def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int]]:
-    """Make the structures and list the codes that abi.h declares."""
+def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int], tuple[str, ...]]:
+    """Make the structures, and list the codes and the statistics of rows, that abi.h declares."""
     text = re.sub(r"//.*", "", text)
+    listed = re.search(r"#define ATTLAS_ROW_STATISTICS\(X\) (.*)", text)
+    statistics = tuple(re.findall(r"X\((\w+)\)", listed[1])) if listed else ()
+    text = text.replace("ATTLAS_ROW_STATISTICS(ATTLAS_POINTER)", "".join(f"void* {name};" for name in statistics))
     structures: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, flags=re.DOTALL):
         fields: list[tuple[str, Any]] = []
@@ -92,7 +96,7 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
         # Without a __dict__, so that a misspelled field raises.
         structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
     codes = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)", text)}
-    return structures, codes
+    return structures, codes, statistics
 
 
 def _pool(maps: Path = Path("/proc/self/maps")) -> int | None:
@@ -282,13 +286,13 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
-def has(door: str) -> bool:
+def has(entry: str) -> bool:
     """Tell whether the library is there and has kernels of a family.
 
     Parameters
     ----------
-    door : str
-        Name of the door: ``"dot"`` for ``attlas_dot``.
+    entry : str
+        Name of the C function: ``"dot"`` for ``attlas_dot``.
 
     Returns
     -------
@@ -303,7 +307,7 @@ def has(door: str) -> bool:
     if not available():
         return False
     try:
-        _library()[0].door(door)
+        _library()[0].function(entry)
     except (AttributeError, KeyError):
         return False
     return True
@@ -335,6 +339,27 @@ def structure(name: str) -> type[ctypes.Structure]:
     return _declared().structures[name]
 
 
+def row_statistics() -> tuple[str, ...]:
+    """Return the names of the statistics of each row that the kernels compute.
+
+    Returns
+    -------
+    tuple of str
+        In the order of abi.h.
+
+    Raises
+    ------
+    BackendError
+        If there is no library.
+
+    Examples
+    --------
+    >>> not available() or "entropy" in row_statistics()
+    True
+    """
+    return _declared().row_statistics
+
+
 def code(name: str) -> int:
     """Return the number of an enumerator of abi.h.
 
@@ -361,13 +386,13 @@ def code(name: str) -> int:
     return _declared().codes[name]
 
 
-def call(door: str, **fields: Any) -> int:
+def call(entry: str, /, **fields: Any) -> int:
     """Run a kernel, without Python's lock.
 
     Parameters
     ----------
-    door : str
-        Name of the door: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
+    entry : str
+        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
     **fields
         The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
         ``Tensor.data_ptr()`` gives them.
@@ -396,7 +421,7 @@ def call(door: str, **fields: Any) -> int:
     ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
     """
     library, number = _library()
-    function, kind, known = library.door(door)
+    function, kind, known = library.function(entry)
     if not fields.keys() <= known:
         unknown = fields.keys() - known
         raise BackendError(
@@ -410,7 +435,7 @@ def call(door: str, **fields: Any) -> int:
         raise TooLargeError(
             "attlas.engine.native",
             "the scratch memory of the kernels must fit.",
-            found=f"no memory left for {door}",
+            found=f"no memory left for {entry}",
             fix="use fewer threads: torch.set_num_threads(1).",
         )
     return status

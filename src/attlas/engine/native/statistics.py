@@ -1,4 +1,4 @@
-"""Statistics from what the kernels find, several at once in one walk."""
+"""Statistics from the results of the kernels, several in one pass."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine.backend import MISSING
 from attlas.engine.fold import Blocks, Statistic
-from attlas.engine.native import walks
+from attlas.engine.native import request
 from attlas.engine.problem import Problem
 
 __all__ = ["Read", "fold", "fused"]
 
-#: Finds what is wanted of a matrix (`walks.find`), given values and the log-sum-exp if it is known; None where the
+#: Finds what is wanted of a matrix (`request.compute`), given values and the log-sum-exp if it is known; None where the
 #: tokens do not allow it.
 Read = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], dict[str, Tensor] | None]
 
@@ -30,11 +31,11 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
         wants = statistic.wants(problem) if _speaks_for_itself(statistic) else None
         if wants is not None and "coverage" in wants:
             if levels not in (None, wants["coverage"]):
-                wants = None  # one set of levels in one walk
+                wants = None  # one set of levels in one pass
             else:
                 levels = wants["coverage"]
         if wants is not None and "out" in wants:
-            wants, pooled = (None if pooled else wants), True  # one set of values in one walk
+            wants, pooled = (None if pooled else wants), True  # one set of values in one pass
         asked.append(wants)
     return asked
 
@@ -51,7 +52,7 @@ def fold(
     Returns
     -------
     results : list
-        One for each statistic, None in the place of those that must see the tiles.
+        One for each statistic, `MISSING` for those that must see the tiles.
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
@@ -65,7 +66,7 @@ def fold(
     if lse is None:
         lse = found["lse"]
     results = [
-        None if wants is None else statistic.made(_own(found, wants, wanted), problem)
+        MISSING if wants is None else statistic.made(_own(found, wants, wanted), problem)
         for statistic, wants in zip(statistics, asked, strict=True)
     ]
     return results, lse
@@ -96,7 +97,7 @@ def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[
             torch.cat([*edges, torch.tensor([0, size], device="cpu")]).unique()
             for edges, size in zip(zip(*blocks, strict=True), sizes, strict=True)
         )
-        wanted |= {name: walks.Picture(rows, columns) for name in _PICTURES if name in wanted}
+        wanted |= {name: request.Picture(rows, columns) for name in _PICTURES if name in wanted}
     return wanted
 
 

@@ -1,4 +1,4 @@
-// What the C++ tests share. Each family of kernels has a program test_FAMILY.cpp here: it calls the doors of its family,
+// What the C++ tests share. Each family of kernels has a program test_FAMILY.cpp here: it calls the functions of its family,
 // for every instruction set of this processor, with small and odd sizes, from several threads. `make sanitize` builds
 // these programs with AddressSanitizer and UndefinedBehaviorSanitizer, and again with ThreadSanitizer, and runs them.
 #pragma once
@@ -45,7 +45,7 @@ bool close(T found, double expected, double tolerance) {
   return std::abs(double(found) - expected) <= tolerance * (1.0 + std::abs(expected));
 }
 
-// Calls test(set) for each instruction set, from several threads at once: the doors share nothing.
+// Calls test(set) for each instruction set, from several threads at once: the functions share nothing.
 template <class Test>
 void every_set_from_threads(Test test, int callers = 3) {
   for (int32_t set = 0; set <= attlas_best(); ++set) {

@@ -104,12 +104,12 @@ void compare(const Problem<T>& given, const std::function<double(const T*, const
       }
 }
 
-// Everything that the walk with a known log-sum-exp finds, and its comparison with what `logit` says.
+// Everything that the pass with a known log-sum-exp finds, and its comparison with what `logit` says.
 template <class T>
 struct Found {
   static constexpr int K = 3;
   const Problem<T>& given;
-  std::vector<T> entropy, squares, mass, max_logit, mean, variance, top, column_mass, column_max, offsets, blocks, tall;
+  std::vector<T> entropy, squares, mass, max_logit, mean, variance, top, column_mass, column_max, offsets, blocks, column_max;
   std::vector<int64_t> top_keys, coverage, row_edges, column_edges;
   std::vector<double> levels{0.9};
 
@@ -126,7 +126,7 @@ struct Found {
         column_max(column_mass),
         offsets(blank<T>(8 * (p.m + p.n - 1))),
         blocks(blank<T>(8 * 4)),
-        tall(blocks),
+        column_max(blocks),
         top_keys(size_t(8 * p.m * K)),
         coverage(size_t(8 * p.m)),
         row_edges{0, std::min<int64_t>(5, p.m), p.m},
@@ -142,7 +142,7 @@ struct Found {
     p.mean = mean.data(), p.variance = variance.data();
     p.top_values = top.data(), p.top_keys = top_keys.data(), p.k_largest = K;
     p.column_mass = column_mass.data(), p.column_max = column_max.data(), p.offsets = offsets.data();
-    p.picture_sum = blocks.data(), p.picture_max = tall.data(), p.picture_rows = p.picture_columns = 2;
+    p.picture_sum = blocks.data(), p.picture_max = column_max.data(), p.picture_rows = p.picture_columns = 2;
     p.row_edges = row_edges.data(), p.column_edges = column_edges.data();
     p.coverage = coverage.data(), p.levels = levels.data(), p.level_count = 1;
     return p;
@@ -165,14 +165,14 @@ struct Found {
           largest = std::max(largest, x);
         }
         mean_of /= std::max(count, 1.0);
-        double bent = 0, two = 0, spread = 0, seen = 0;
+        double plogp = 0, two = 0, spread = 0, seen = 0;
         std::vector<double> weights;
         for (int64_t j = 0; j < given.n; ++j) {
           const double x = logits[size_t(j)];
           if (x == -INFINITY) continue;
           const double w = std::exp(x) / total;
           weights.push_back(w);
-          bent -= w * std::log(w);
+          plogp -= w * std::log(w);
           two += w * w;
           spread += (x - mean_of) * (x - mean_of) / count;
           columns[size_t(j)] += w;
@@ -184,7 +184,7 @@ struct Found {
         }
         std::sort(weights.begin(), weights.end(), std::greater<double>());
         const size_t row = size_t(head * given.m + i);
-        CHECK(close(entropy[row], bent, tolerance) && close(squares[row], two, tolerance));
+        CHECK(close(entropy[row], plogp, tolerance) && close(squares[row], two, tolerance));
         CHECK(close(mass[row], count > 0 ? 1 : 0, tolerance));
         CHECK(count == 0 ? max_logit[row] == -INFINITY : close(max_logit[row], largest, tolerance));
         CHECK(close(mean[row], mean_of, tolerance) && close(variance[row], spread, 10 * tolerance));
@@ -211,7 +211,7 @@ struct Found {
         CHECK(close(offsets[size_t(head) * diagonals.size() + x], diagonals[x], 10 * tolerance));
       for (size_t x = 0; x < 4; ++x) {
         CHECK(close(blocks[size_t(head) * 4 + x], sums[x], 10 * tolerance));
-        CHECK(close(tall[size_t(head) * 4 + x], peaks[x], tolerance));
+        CHECK(close(column_max[size_t(head) * 4 + x], peaks[x], tolerance));
       }
     }
   }

@@ -2,7 +2,7 @@
 #include "problem.h"
 
 extern "C" int32_t attlas_distance(const attlas::Distance*, int32_t set);
-extern "C" int32_t attlas_distance_walk(const attlas::DistanceWalk*, int32_t set);
+extern "C" int32_t attlas_distance_statistics(const attlas::DistanceStatistics*, int32_t set);
 extern "C" int32_t attlas_distance_backward(const attlas::DistanceBackward*, int32_t set);
 
 using namespace attlas_test;
@@ -45,8 +45,8 @@ void sums(int32_t set, int32_t kernel, double tolerance) {
       for (T entropy : more) CHECK(entropy > T(-1e-3) && entropy <= T(std::log(double(given.n)) + 1e-3));
       if (e == 3 && d != 5) continue;
       Found<T> found(given);
-      attlas::DistanceWalk walk{work, found.wanted(lse.data(), e == 1 ? 2 : 1)};
-      CHECK(attlas_distance_walk(&walk, set) == attlas::DONE);
+      attlas::DistanceStatistics pass{work, found.wanted(lse.data(), e == 1 ? 2 : 1)};
+      CHECK(attlas_distance_statistics(&pass, set) == attlas::DONE);
       found.check([&](const T* q, const T* k) { return logit(kernel, d, scale.data(), q, k); }, tolerance);
     }
 }
@@ -103,7 +103,7 @@ int main() {
   const std::vector<float> scale(17, 1.0f);
   const attlas::Distance wide{given.pairs(1), attlas::GAUSSIAN, 0, scale.data()};
   CHECK(attlas_distance(&wide, 0) == attlas::UNSUPPORTED);
-  const attlas::DistanceWalk walk{wide, {}};
-  CHECK(attlas_distance_walk(&walk, 0) == attlas::UNSUPPORTED);
+  const attlas::DistanceStatistics pass{wide, {}};
+  CHECK(attlas_distance_statistics(&pass, 0) == attlas::UNSUPPORTED);
   std::puts("distance: ok");
 }

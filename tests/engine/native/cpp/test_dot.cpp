@@ -161,7 +161,7 @@ int main() {
         }
       },
       2);
-  // Longer than what one task of the walk along the columns owns, or one of few queries.
+  // Longer than what one task of the pass along the columns owns, or one of few queries.
   compare<float>(attlas_best(), attlas::FLOAT32, {1, 1, 1, 3, 1100, 2, 1}, Mask::CAUSAL, 0.0, false, 3, 4);
 
   // Numbers that the kernels do not take, and problems that they do not know.

@@ -38,7 +38,7 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
   auto delta = blank<T>(rows);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t i = row % z.m, head = row / z.m, g = head / z.heads * z.key_heads + head % z.heads / group;
-    double top = -INFINITY, total = 0, due = 0;
+    double top = -INFINITY, total = 0, pending = 0;
     for (int64_t j = 0; j < z.n; ++j) {
       double x = 0;
       for (int64_t t = 0; t < z.d; ++t) x += double(q[row * z.d + t]) * double(key[(g * z.n + j) * z.d + t]);
@@ -52,15 +52,15 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
     for (int64_t j = 0; j < z.n; ++j) {
       w[j] = s[j] > -INFINITY ? std::exp(s[j] - top) / total : 0.0;
       for (int64_t t = 0; t < z.e; ++t) slope[j] += double(grad[row * z.e + t]) * double(v[(g * z.n + j) * z.e + t]);
-      due += w[j] * slope[j];
+      pending += w[j] * slope[j];
     }
-    delta[row] = T(due);
+    delta[row] = T(pending);
     for (int64_t j = 0; j < z.n; ++j) {
       if (w[j] == 0) continue;
-      const double bent = w[j] * (slope[j] - due) * scale * (cap > 0 ? 1 - s[j] * s[j] / (cap * cap) : 1.0);
+      const double plogp = w[j] * (slope[j] - pending) * scale * (cap > 0 ? 1 - s[j] * s[j] / (cap * cap) : 1.0);
       for (int64_t t = 0; t < z.e; ++t) d_v[(g * z.n + j) * z.e + t] += w[j] * double(grad[row * z.e + t]);
-      for (int64_t t = 0; t < z.d; ++t) d_q[row * z.d + t] += bent * double(key[(g * z.n + j) * z.d + t]);
-      for (int64_t t = 0; t < z.d; ++t) d_k[(g * z.n + j) * z.d + t] += bent * double(q[row * z.d + t]);
+      for (int64_t t = 0; t < z.d; ++t) d_q[row * z.d + t] += plogp * double(key[(g * z.n + j) * z.d + t]);
+      for (int64_t t = 0; t < z.d; ++t) d_k[(g * z.n + j) * z.d + t] += plogp * double(q[row * z.d + t]);
     }
   }
 

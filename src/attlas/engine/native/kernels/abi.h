@@ -14,6 +14,11 @@ struct Tensor4 {
   int64_t batch, head, row;  // strides; 0 where an axis is expanded
 };
 
+// Statistics of each row, (batch, heads, m), in the dtype of the sums: sums of -p log p, p^2 and p (less than 1 with a
+// sink, or where lse is partial); largest, mean and variance of the allowed logits. RowStatistics computes them by name.
+#define ATTLAS_ROW_STATISTICS(X) X(entropy) X(squares) X(mass) X(max_logit) X(mean) X(variance)
+#define ATTLAS_POINTER(name) void* name;
+
 // softmax(scale * q . k), capped, masked, with a sink; what is not wanted is null.
 struct Dot {
   int64_t batch, heads, key_heads, value_heads, m, n, d, e;
@@ -37,12 +42,7 @@ struct Dot {
   int32_t k_largest;
   int32_t rounded;   // whether the caller rounds the output to the type of the tokens
   int32_t partial;   // whether a known lse counts keys or a sink that are not here
-  void* entropy;     // (batch, heads, m)
-  void* squares;     // sum of p^2
-  void* mass;        // sum of p: less than 1 with a sink, or where lse is partial
-  void* max_logit;
-  void* mean;        // of the allowed logits
-  void* variance;
+  ATTLAS_ROW_STATISTICS(ATTLAS_POINTER)
   void* top_values;  // (batch, heads, m, k_largest), weights
   int64_t* top_keys;
   void* column_mass;  // (batch, heads, n)

@@ -10,8 +10,8 @@ struct Additive {
   const void* weight;  // (d,)
 };
 
-// What the walk with the log-sum-exp of each row known finds: sizes, mask and results are those of `found`.
-struct AdditiveWalk {
+// What the pass with the log-sum-exp of each row known finds: sizes, mask and results are those of `found`.
+struct AdditiveStatistics {
   Additive of;
   Dot found;
 };

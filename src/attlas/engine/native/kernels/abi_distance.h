@@ -14,8 +14,8 @@ struct Distance {
   const void* scale;  // (d,): one over the bandwidth of each coordinate
 };
 
-// As AdditiveWalk.
-struct DistanceWalk {
+// As AdditiveStatistics.
+struct DistanceStatistics {
   Distance of;
   Dot found;
 };

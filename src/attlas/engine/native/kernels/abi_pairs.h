@@ -1,4 +1,4 @@
-// What Python hands over for scores that are no dot product: the same layout as the ctypes structures in pairs.py.
+// What Python hands over for scores that are no dot product: the same layout as the ctypes structures in pairwise.py.
 #pragma once
 
 #include "abi.h"

@@ -56,7 +56,7 @@ struct AdditiveGradients {
     Scratch<T>& s = w.s;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t row0 = (b * p.heads + h) * p.m + i0;
-    const Sight<T> sight(p, b, h);
+    const PairwiseMaskView<T> mask(p, b, h);
     Shift<T> shift[ROWS];
     T delta[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -70,10 +70,10 @@ struct AdditiveGradients {
     std::fill(w.rows.get(), w.rows.get() + ROWS * slots, T(0));
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
-      const auto cover = sight.cover(i0, count, j0, columns);
-      if (cover == Sight<T>::NONE) continue;
+      const auto cover = mask.cover(i0, count, j0, columns);
+      if (cover == PairwiseMaskView<T>::NONE) continue;
       score.tile(b, h, j0, vectors, s.tile.get(), s);
-      if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
+      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
       slopes_of<T>(w.left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift, nullptr,
                    whole, delta, nullptr, vectors);
       values(w, j0, vectors);
@@ -253,11 +253,11 @@ int32_t run_additive(const Additive& x) {
   return DONE;
 }
 
-int32_t run_additive_walk(const AdditiveWalk& x) {
+int32_t run_additive_statistics(const AdditiveStatistics& x) {
   const Pairs& p = x.of.pairs;
   if (!p.m || !p.n) return UNSUPPORTED;
-  if (p.type == FLOAT32) return walk_score<float>(x.found, p, AdditiveScore<float>(x.of));
-  if (p.type == FLOAT64) return walk_score<double>(x.found, p, AdditiveScore<double>(x.of));
+  if (p.type == FLOAT32) return score_statistics<float>(x.found, p, AdditiveScore<float>(x.of));
+  if (p.type == FLOAT64) return score_statistics<double>(x.found, p, AdditiveScore<double>(x.of));
   return UNSUPPORTED;
 }
 

@@ -1,5 +1,5 @@
-// The doors of the library: plain C functions, which Python calls through ctypes without holding its lock. This file is
-// compiled for any processor; each door passes its work on to the kernels of one instruction set.
+// The functions of the library: plain C functions, which Python calls through ctypes without holding its lock. This file is
+// compiled for any processor; each function passes its work on to the kernels of one instruction set.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #endif
 
-#define ATTLAS_DOOR_LINKAGE extern "C" __attribute__((visibility("default")))
+#define ATTLAS_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -97,7 +97,7 @@ Set best() {
 template <class Structure>
 using Kernel = int32_t (*)(const Structure&);
 
-// One call: no exception leaves through a C door, and no instruction runs that the processor does not have.
+// One call: no exception leaves through a C function, and no instruction runs that the processor does not have.
 template <class Structure>
 int32_t enter(const Structure* work, int32_t set, const Kernel<Structure> (&kernels)[4]) {
   if (work == nullptr || set < BASELINE || set > best()) return attlas::UNSUPPORTED;
@@ -112,67 +112,67 @@ int32_t enter(const Structure* work, int32_t set, const Kernel<Structure> (&kern
 
 }  // namespace
 
-// ATTLAS_DOOR(name, Structure): attlas_name(const Structure*, set) runs run_name of the set. Its kernels for AMX are
-// those for AVX-512; ATTLAS_DOOR_WITH_AMX has some of its own. attlas_name_size is what library.py checks.
+// ATTLAS_FUNCTION(name, Structure): attlas_name(const Structure*, set) runs run_name of the set. Its kernels for AMX are
+// those for AVX-512; ATTLAS_FUNCTION_WITH_AMX has some of its own. attlas_name_size is what library.py checks.
 #define ATTLAS_DECLARE(set, name, Structure)    \
   namespace set {                               \
   int32_t run_##name(const attlas::Structure&); \
   }
 
 #if defined(ATTLAS_SET_AVX512)
-#define ATTLAS_DOOR(name, Structure)          \
+#define ATTLAS_FUNCTION(name, Structure)          \
   ATTLAS_DECLARE(baseline, name, Structure)   \
   ATTLAS_DECLARE(avx2, name, Structure)       \
   ATTLAS_DECLARE(avx512, name, Structure)     \
   ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx512::run_##name, avx512::run_##name)
 #elif defined(ATTLAS_SET_AVX2)
-#define ATTLAS_DOOR(name, Structure)          \
+#define ATTLAS_FUNCTION(name, Structure)          \
   ATTLAS_DECLARE(baseline, name, Structure)   \
   ATTLAS_DECLARE(avx2, name, Structure)       \
   ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx2::run_##name, avx2::run_##name)
 #else
-#define ATTLAS_DOOR(name, Structure)          \
+#define ATTLAS_FUNCTION(name, Structure)          \
   ATTLAS_DECLARE(baseline, name, Structure)   \
   ATTLAS_ENTER(name, Structure, baseline::run_##name, baseline::run_##name, baseline::run_##name, baseline::run_##name)
 #endif
 
 #if defined(ATTLAS_SET_AMX)
-#define ATTLAS_DOOR_WITH_AMX(name, Structure) \
+#define ATTLAS_FUNCTION_WITH_AMX(name, Structure) \
   ATTLAS_DECLARE(baseline, name, Structure)   \
   ATTLAS_DECLARE(avx2, name, Structure)       \
   ATTLAS_DECLARE(avx512, name, Structure)     \
   ATTLAS_DECLARE(amx, name, Structure)        \
   ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx512::run_##name, amx::run_##name)
 #else
-#define ATTLAS_DOOR_WITH_AMX(name, Structure) ATTLAS_DOOR(name, Structure)
+#define ATTLAS_FUNCTION_WITH_AMX(name, Structure) ATTLAS_FUNCTION(name, Structure)
 #endif
 
 #define ATTLAS_ENTER(name, Structure, a, b, c, d)                                         \
   extern "C" __attribute__((visibility("default"))) const int32_t attlas_##name##_size;   \
   const int32_t attlas_##name##_size = sizeof(attlas::Structure);                         \
-  ATTLAS_DOOR_LINKAGE int32_t attlas_##name(const attlas::Structure* work, int32_t set) { \
+  ATTLAS_EXPORT int32_t attlas_##name(const attlas::Structure* work, int32_t set) { \
     static constexpr Kernel<attlas::Structure> kernels[4] = {a, b, c, d};                 \
     return enter(work, set, kernels);                                                     \
   }
 
 #if defined(ATTLAS_FAMILY_ELEMENTARY)
-ATTLAS_DOOR(elementary, Elementary)
+ATTLAS_FUNCTION(elementary, Elementary)
 #endif
 #if defined(ATTLAS_FAMILY_DOT)
-ATTLAS_DOOR_WITH_AMX(dot, Dot)
+ATTLAS_FUNCTION_WITH_AMX(dot, Dot)
 #endif
 #if defined(ATTLAS_FAMILY_DOT_BACKWARD)
-ATTLAS_DOOR_WITH_AMX(dot_backward, DotBackward)
+ATTLAS_FUNCTION_WITH_AMX(dot_backward, DotBackward)
 #endif
 #if defined(ATTLAS_FAMILY_ADDITIVE)
-ATTLAS_DOOR(additive, Additive)
-ATTLAS_DOOR(additive_walk, AdditiveWalk)
-ATTLAS_DOOR(additive_backward, AdditiveBackward)
+ATTLAS_FUNCTION(additive, Additive)
+ATTLAS_FUNCTION(additive_statistics, AdditiveStatistics)
+ATTLAS_FUNCTION(additive_backward, AdditiveBackward)
 #endif
 #if defined(ATTLAS_FAMILY_DISTANCE)
-ATTLAS_DOOR(distance, Distance)
-ATTLAS_DOOR(distance_walk, DistanceWalk)
-ATTLAS_DOOR(distance_backward, DistanceBackward)
+ATTLAS_FUNCTION(distance, Distance)
+ATTLAS_FUNCTION(distance_statistics, DistanceStatistics)
+ATTLAS_FUNCTION(distance_backward, DistanceBackward)
 #endif
 
 namespace {
@@ -193,13 +193,13 @@ bool attlas::run_on_pool(void (*body)(void*), void* data, int threads) {
   return true;
 }
 
-ATTLAS_DOOR_LINKAGE void attlas_pool(void* parallel) {
+ATTLAS_EXPORT void attlas_pool(void* parallel) {
   pool_owner.store(getpid(), std::memory_order_relaxed);
   pool.store(reinterpret_cast<Parallel>(parallel), std::memory_order_release);
 }
 
 // The text of abi.h, from which library.py makes its structures.
-ATTLAS_DOOR_LINKAGE const char* attlas_abi() {
+ATTLAS_EXPORT const char* attlas_abi() {
   static const char text[] =
 #include "abi_text.h"
       ;
@@ -207,5 +207,5 @@ ATTLAS_DOOR_LINKAGE const char* attlas_abi() {
 }
 
 // The widest set that was compiled, and the widest that this processor and system can run.
-ATTLAS_DOOR_LINKAGE int32_t attlas_sets() { return compiled(); }
-ATTLAS_DOOR_LINKAGE int32_t attlas_best() { return best(); }
+ATTLAS_EXPORT int32_t attlas_sets() { return compiled(); }
+ATTLAS_EXPORT int32_t attlas_best() { return best(); }

@@ -1,4 +1,4 @@
-// The gradients of the output by recomputation: one walk over the keys, from the log-sum-exp that the forward kept.
+// The gradients of the output by recomputation: one pass over the keys, from the log-sum-exp that the forward kept.
 //
 // A task owns a run of keys of one key head and takes all queries that see them. Logits S = Q K' and slopes D = G V' of
 // a few rows become weights P = exp(S - lse) and gradients Z = P (D - delta) of the logits; from these come three more
@@ -130,16 +130,16 @@ class Backward {
         keys_(keys),
         deep_(round_up(p_.d, M::ROWS)),
         wide_(round_up(p_.d, M::COLUMNS)),
-        tall_(round_up(p_.e, M::ROWS)),
+        column_max_(round_up(p_.e, M::ROWS)),
         columns_(M::right_size(p_.d, keys, parts.tokens)),
         values_(M::right_size(p_.e, keys, parts.tokens)),
         rows_(M::right_size(keys, p_.d, parts.tokens)),
         d_keys_(size_t(deep_ * keys / KEYS * STRIDE)),
-        d_values_(size_t(tall_ * keys / KEYS * STRIDE)),
+        d_values_(size_t(column_max_ * keys / KEYS * STRIDE)),
         products_(size_t(4 * M::ROWS * STRIDE)),
         weights_(M::right_size(ROWS, KEYS, parts.weights)),
-        bent_left_(M::left_size(ROWS, KEYS, parts.weights)),
-        bent_(M::right_size(ROWS, KEYS, parts.weights)),
+        transforms_logits_left_(M::left_size(ROWS, KEYS, parts.weights)),
+        transforms_logits_(M::right_size(ROWS, KEYS, parts.weights)),
         d_queries_(size_t(ROWS * wide_)) {
     std::fill(products_.data, products_.data + 4 * M::ROWS * STRIDE, T(0));
   }
@@ -153,25 +153,25 @@ class Backward {
     pack_columns(values, p_.e, values_.data);
     M::pack_rows(rows_.data, 0, keys_, keys_, p_.d, parts_.tokens, Limited<T, T>{keys, stop - first});
     std::memset(d_keys_.data, 0, sizeof(T) * size_t(deep_ * keys_ / KEYS * STRIDE));
-    std::memset(d_values_.data, 0, sizeof(T) * size_t(tall_ * keys_ / KEYS * STRIDE));
+    std::memset(d_values_.data, 0, sizeof(T) * size_t(column_max_ * keys_ / KEYS * STRIDE));
   }
 
   // Queries [row, row + some) of a head, packed, against the keys of this task; what it finds of them goes to `to`, rows
   // of d numbers. False, and nothing written, where they see none of the keys.
   bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to) {
-    const Seen seen(p_, b, h);
+    const MaskView mask(p_, b, h);
     int64_t left, end;
-    seen.hull(row, row + some, left, end);
+    mask.hull(row, row + some, left, end);
     left = std::max(left, first_key_);
     end = std::min(end, stop_key_);
     if (left >= end) return false;
     bool any = false;
-    seen_ = &seen;
+    mask_ = &mask;
     row_ = row;
     some_ = some;
     packed_ = packed;
     for (int64_t key = first_key_ + (left - first_key_) / KEYS * KEYS; key < end; key += KEYS) {
-      if (seen.hides(row, some, key, std::min(KEYS, end - key))) continue;
+      if (mask.hides(row, some, key, std::min(KEYS, end - key))) continue;
       if (!any) start(b, h);
       any = true;
       block(key, std::max(left, key), std::min(end, key + KEYS));
@@ -184,7 +184,7 @@ class Backward {
   void finish(int64_t b, int64_t g) const {
     const int64_t head = (b * p_.key_heads + g) * p_.n;
     give(d_keys_.data, deep_, p_.d, T(p_.scale), static_cast<T*>(w_.d_k) + head * p_.d);
-    give(d_values_.data, tall_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
+    give(d_values_.data, column_max_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
   }
 
  private:
@@ -212,7 +212,7 @@ class Backward {
     T *logits, *slopes;
   };
 
-  // The rows against the block of keys from `key` on, of which [left, end) may be seen. While one strip is multiplied,
+  // The rows against the block of keys from `key` on, of which [left, end) may be mask. While one strip is multiplied,
   // the one before becomes weights.
   void block(int64_t key, int64_t left, int64_t end) {
     key_ = key;
@@ -227,18 +227,18 @@ class Backward {
       before_ = next;
     }
     const int64_t padded = round_up(some_, M::ROWS), last = ROWS - M::ROWS;
-    due(std::min(padded, last) / M::ROWS * (wide_ / M::COLUMNS) * M::pauses(KEYS, parts_.weights, parts_.tokens));
+    schedule(std::min(padded, last) / M::ROWS * (wide_ / M::COLUMNS) * M::pauses(KEYS, parts_.weights, parts_.tokens));
     for (int64_t r = 0; r < padded; r += M::ROWS) {
       while (r == last && before_.taken < M::ROWS) advance();
       for (int64_t t = 0; t < wide_; t += M::COLUMNS)
-        product<true>(M::left_at(bent_left_.data, r, KEYS, parts_.weights), parts_.weights, KEYS,
+        product<true>(M::left_at(transforms_logits_left_.data, r, KEYS, parts_.weights), parts_.weights, KEYS,
                       M::right_at(rows_.data, t, key - first_key_, keys_, parts_.tokens), parts_.tokens, KEYS,
                       d_queries_.at(size_t(r * wide_ + t)), wide_);
     }
     while (before_.taken < M::ROWS) advance();
     const int64_t place = (key - first_key_) / KEYS;
-    gather(form_.above_across(packed_), weights_.data, tall_, d_values_.at(size_t(place * tall_ * STRIDE)));
-    gather(form_.queries_across(packed_), bent_.data, deep_, d_keys_.at(size_t(place * deep_ * STRIDE)));
+    gather(form_.above_across(packed_), weights_.data, column_max_, d_values_.at(size_t(place * column_max_ * STRIDE)));
+    gather(form_.queries_across(packed_), transforms_logits_.data, deep_, d_keys_.at(size_t(place * deep_ * STRIDE)));
   }
 
   // Tokens, transposed, times weights: what the rows add to the gradients of a block of keys.
@@ -251,7 +251,7 @@ class Backward {
 
   void multiply(const Strip& next) {
     const int64_t from = key_ - first_key_;
-    due((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + M::pauses(p_.e, parts_.tokens, parts_.tokens)));
+    schedule((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + M::pauses(p_.e, parts_.tokens, parts_.tokens)));
     for (int64_t j = first_; j < stop_; j += M::COLUMNS) {
       product<false>(M::left_at(form_.queries(packed_), next.r, p_.d, parts_.tokens), parts_.tokens, p_.d,
                      M::right_at(columns_.data, from + j, 0, p_.d, parts_.tokens), parts_.tokens, M::depth_of(p_.d),
@@ -263,7 +263,7 @@ class Backward {
   }
 
   // The strip before is to become weights within so many pauses of the products to come.
-  void due(int64_t pauses) {
+  void schedule(int64_t pauses) {
     pauses_ = pauses;
     pause_ = 0;
   }
@@ -279,9 +279,9 @@ class Backward {
     before_.taken += 2;
     const T scale = factor_of<T>(p_), cap = T(p_.cap), slant = cap > 0 ? T(1) / cap : T(0);
     for (int64_t x = i; x < std::min(i + 2, strip.some); ++x)
-      finish_row<T>(strip.logits + x * STRIDE + first_, *seen_, row_ + strip.r + x, key_ + first_, key_ + stop_, T(p_.scale), cap);
+      finish_row<T>(strip.logits + x * STRIDE + first_, *mask_, row_ + strip.r + x, key_ + first_, key_ + stop_, T(p_.scale), cap);
     for (int64_t j = 0; j < KEYS; j += 2 * W) {
-      V weight[2][2] = {}, bent[2][2] = {};
+      V weight[2][2] = {}, plogp[2][2] = {};
       if (i < strip.some && j >= first_ && j < stop_) {
         for (int x = 0; x < 2; ++x) {
           const T *logits = strip.logits + (i + x) * STRIDE + j, *slopes = strip.slopes + (i + x) * STRIDE + j;
@@ -290,16 +290,16 @@ class Backward {
             V log;
             const V logit = load(logits + v * W);
             weight[x][v] = weight_of<T>(logit * scale - high - low, log);
-            bent[x][v] = weight[x][v] * (load(slopes + v * W) - delta);
+            plogp[x][v] = weight[x][v] * (load(slopes + v * W) - delta);
             if (cap > 0) {
               const V share = larger<T>(logit, all(-cap)) * slant;  // what is masked has a weight of 0
-              bent[x][v] *= T(1) - share * share;
+              plogp[x][v] *= T(1) - share * share;
             }
           }
         }
       }
       put_weights<false>(weights_.data, weights_.data, row, j, KEYS, ROWS, parts_.weights, weight);
-      put_weights<true>(bent_left_.data, bent_.data, row, j, KEYS, ROWS, parts_.weights, bent);
+      put_weights<true>(transforms_logits_left_.data, transforms_logits_.data, row, j, KEYS, ROWS, parts_.weights, plogp);
     }
   }
 
@@ -343,18 +343,18 @@ class Backward {
   const attlas::Dot& p_;
   const Rows<M>& form_;
   const BackwardParts parts_;
-  const int64_t keys_, deep_, wide_, tall_;
+  const int64_t keys_, deep_, wide_, column_max_;
   int64_t first_key_ = 0, stop_key_ = 0;                 // of the task
   int64_t row_ = 0, some_ = 0;                           // of the queries that are taken
   int64_t key_ = 0, first_ = 0, stop_ = 0;               // of the block, and its columns that may be seen
   int64_t pauses_ = 1, pause_ = 0;
   Strip before_{};
-  const Seen* seen_ = nullptr;
+  const MaskView* mask_ = nullptr;
   const Number* packed_ = nullptr;
   Aligned<Number> columns_, values_, rows_;    // keys and values of the task as columns, and keys as rows
   Aligned<T> d_keys_, d_values_;               // their gradients, transposed, block by block
   Aligned<T> products_;                        // logits and slopes of two strips
-  Aligned<Number> weights_, bent_left_, bent_; // of one block
+  Aligned<Number> weights_, transforms_logits_left_, transforms_logits_; // of one block
   Aligned<T> d_queries_;
   Shift<T> shift_[ROWS] = {};
   T delta_[ROWS] = {};

@@ -33,17 +33,17 @@ class Shares {
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t some, Read read, const Number* right) {
     M::pack_left(queries_.data, some, p_.d, q_parts_, read);
-    walk(b, h, first, some, right);
+    pass(b, h, first, some, right);
   }
 
   // The same where the rows are packed, or logits have a source of their own.
-  void walk(int64_t b, int64_t h, int64_t first, int64_t some, const Number* right) {
+  void pass(int64_t b, int64_t h, int64_t first, int64_t some, const Number* right) {
     const int64_t head = b * p_.heads + h;
     // What is known from other rows must not depend on which thread had them.
     for (Level& level : levels_) level.guess = T(0), level.density = 0;
-    const Seen seen(p_, b, h);
+    const MaskView mask(p_, b, h);
     int64_t left, end;
-    seen.hull(first, first + some, left, end);
+    mask.hull(first, first + some, left, end);
     left = left / M::COLUMNS * M::COLUMNS;
     end = round_up(end, M::COLUMNS);
     if (source_ && left < end) {
@@ -62,7 +62,7 @@ class Shares {
         continue;
       }
       T* row = weights_.at(size_t(i) * stride_);
-      finish_row<T>(row, seen, first + i, left, end, T(p_.scale), T(p_.cap));
+      finish_row<T>(row, mask, first + i, left, end, T(p_.scale), T(p_.cap));
       const T scale = factor_of<T>(p_);
       const Shift<T> shift = Shift<T>::of(lse);
       V total = {}, top = {};

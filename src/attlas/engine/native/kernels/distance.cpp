@@ -216,7 +216,7 @@ struct Distances : Points<T> {
       store(row + x * W, z);
       top = larger<T>(top, z);
     }
-    raise(*this, run, r, most<T>(top), form, s);
+    rescale(*this, run, r, most<T>(top), form, s);
     const Vec<T> shift = all(finite(run.shift[r]));
     total = part = Vec<T>{};
     for (int x = 0; x < COLS<T> / W; ++x) {
@@ -254,7 +254,7 @@ struct GaussianProducts final : Distances<double, GAUSSIAN, true, 0> {
     const double* power = products.powers(rows);
     for (int r = 0; r < ROWS; ++r) {
       if (run.shift[r] == -INF<double>) run.shift[r] = power[r];
-      if (run.shift[r] < power[r] - 400) raise<double>(*this, run, r, power[r], form, s);
+      if (run.shift[r] < power[r] - 400) rescale<double>(*this, run, r, power[r], form, s);
       if (run.shift[r] != power[r]) {
         const Vec<double> by = all(std::exp2(power[r] - run.shift[r]));
         sums[r] *= by;
@@ -300,7 +300,7 @@ struct Backward {
     const int D = kernel.size;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t head = b * p.heads + h, row0 = head * p.m + i0;
-    const Sight<T> sight(p, b, h);
+    const PairwiseMaskView<T> mask(p, b, h);
     Vec<T>*first = lanes.get(), *second = x.second ? first + ROWS * D : nullptr;
     for (int i = 0; i < 2 * ROWS * D; ++i) first[i] = Vec<T>{};
     for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
@@ -318,10 +318,10 @@ struct Backward {
     kernel.take_rows(b, h, i0, count, s);
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
-      const auto cover = sight.cover(i0, count, j0, columns);
-      if (cover == Sight<T>::NONE) continue;
+      const auto cover = mask.cover(i0, count, j0, columns);
+      if (cover == PairwiseMaskView<T>::NONE) continue;
       kernel.tile(b, h, j0, vectors, s.tile.get(), s);
-      if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
+      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
       slopes_of<T>(left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift,
                    p.by_column ? shifts.get() + head * 2 * whole + j0 : nullptr, whole, delta,
                    p.by_column ? deltas.get() + head * whole + j0 : nullptr, vectors);
@@ -401,11 +401,11 @@ struct Sum {
 };
 
 template <class T>
-struct Walk {
-  const DistanceWalk& x;
+struct Pass {
+  const DistanceStatistics& x;
   template <class Kernel>
   int32_t operator()() const {
-    return walk_score<T>(x.found, x.of.pairs, Kernel(x.of));
+    return score_statistics<T>(x.found, x.of.pairs, Kernel(x.of));
   }
 };
 
@@ -460,11 +460,11 @@ int32_t run_distance(const Distance& x) {
   return UNSUPPORTED;
 }
 
-int32_t run_distance_walk(const DistanceWalk& x) {
+int32_t run_distance_statistics(const DistanceStatistics& x) {
   const Pairs& p = x.of.pairs;
   if (!p.m || !p.n || !p.d) return UNSUPPORTED;
-  if (p.type == FLOAT32) return with_kernel<float>(x.of, Walk<float>{x});
-  if (p.type == FLOAT64) return with_kernel<double>(x.of, Walk<double>{x});
+  if (p.type == FLOAT32) return with_kernel<float>(x.of, Pass<float>{x});
+  if (p.type == FLOAT64) return with_kernel<double>(x.of, Pass<double>{x});
   return UNSUPPORTED;
 }
 

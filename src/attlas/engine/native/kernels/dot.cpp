@@ -2,9 +2,9 @@
 #include "abi.h"
 #include "amx.h"
 #include "coverage.h"
-#include "few.h"
+#include "decode.h"
 #include "forward.h"
-#include "given.h"
+#include "statistics.h"
 #include "logits.h"
 #include "parallel.h"
 #include "tokens.h"
@@ -56,33 +56,24 @@ class Packed {
 };
 
 template <class T, class Source>
-bool all_tame(const Dot& p) {
-  const bool tokens = tame<T, Source>(p.q, p.batch, p.heads, p.m, p.d, p.threads) &&
-                      tame<T, Source>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads);
-  return tokens && (!p.out || tame<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
+bool all_in_range(const Dot& p) {
+  const bool tokens = in_range<T, Source>(p.q, p.batch, p.heads, p.m, p.d, p.threads) &&
+                      in_range<T, Source>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads);
+  return tokens && (!p.out || in_range<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
 }
 
-bool wants_columns(const Dot& p) {
-  return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
-}
-bool wants_rows(const Dot& p) {
-  return p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys;
-}
-
-// A problem in two walks: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever walk
+// A problem in two passes: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever pass
 // there is anyway.
-struct Walks {
+struct Passes {
   Dot forward, given;
-  bool goes_forward, goes_given;
+  bool has_forward, has_statistics;
 
-  explicit Walks(const Dot& p) : forward(p), given(p) {
-    goes_forward = p.out || !p.lse_known;
-    goes_given = wants_columns(p) || (!goes_forward && wants_rows(p));
+  explicit Passes(const Dot& p) : forward(p), given(p) {
+    has_forward = p.out || !p.lse_known;
+    has_statistics = wants_column_statistics(p) || (!has_forward && wants_row_statistics(p));
     given.out = nullptr;
     given.lse_known = 1;
-    Dot& without = goes_given ? forward : given;
-    without.entropy = without.squares = without.mass = without.max_logit = without.mean = without.variance = nullptr;
-    without.top_values = nullptr, without.top_keys = nullptr, without.k_largest = 0;
+    forget_row_statistics(has_statistics ? forward : given);
   }
 };
 
@@ -115,46 +106,46 @@ void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& 
   });
 }
 
-// The walk of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
-// and work(worker, which, row, count, found) walks some rows of it.
-template <class Walk, class Make, class Head, class Work>
-void share_given(const Dot& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
-  using T = typename Walk::Real;
+// The pass of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
+// and work(worker, which, row, count, found) passes some rows of it.
+template <class Pass, class Make, class Head, class Work>
+void share_statistics(const Dot& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
+  using T = typename Pass::Real;
   const int64_t tasks = (p.m + block - 1) / block;
   // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
   const int64_t bytes = tasks * ((p.column_mass ? p.n * int64_t(sizeof(T)) : 0) + (p.column_max ? p.n * int64_t(sizeof(T)) : 0) +
                                  (p.offsets ? (block + p.n) * 8 : 0)) + 1;
   const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, heads);
-  std::vector<std::unique_ptr<Walk>> workers(size_t(p.threads));
+  std::vector<std::unique_ptr<Pass>> workers(size_t(p.threads));
   for (int64_t from = 0; from < heads; from += together) {
     const int64_t here = std::min(together, heads - from);
-    std::vector<typename Walk::Found> found(size_t(here * tasks));
+    std::vector<typename Pass::Found> found(size_t(here * tasks));
     attlas::share(found.size(), p.threads, [&](size_t index, int thread) {
       // Last rows first, as above.
       const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
       if (!workers[thread]) workers[thread] = make();
       work(*workers[thread], from + which, row, std::min(block, p.m - row), found[size_t(which * tasks + task)]);
     });
-    if (!wants_columns(p)) continue;
+    if (!wants_column_statistics(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
-      Walk::join(p, head(from + int64_t(which)), block, found.data() + which * tasks, tasks);
+      Pass::join(p, head(from + int64_t(which)), block, found.data() + which * tasks, tasks);
     });
   }
 }
 
 template <class M, class Source>
-void along_given(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void along_statistics(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
-  using Walk = Given<M>;
-  const int64_t block = Walk::block_for(p, parts.q);
-  share_given<Walk>(
-      p, block, wave.heads(), [&] { return std::make_unique<Walk>(p, block, parts.q, parts.k); },
+  using Pass = StatisticsPass<M>;
+  const int64_t block = Pass::block_for(p, parts.q);
+  share_statistics<Pass>(
+      p, block, wave.heads(), [&] { return std::make_unique<Pass>(p, block, parts.q, parts.k); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
-      [&](Walk& walk, int64_t which, int64_t row, int64_t count, typename Walk::Found& found) {
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
         auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
         read.data += row * read.stride;
         M::begin();
-        walk.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), found);
+        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), found);
         M::end();
       });
 }
@@ -179,9 +170,9 @@ void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave
 template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
-  if (Few<T, Source>::suits(p)) return Few<T, Source>(p).run();
-  if (!all_tame<T, Source>(p)) return attlas::NOT_FINITE;
-  const Walks walks(p);
+  if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
+  if (!all_in_range<T, Source>(p)) return attlas::NOT_FINITE;
+  const Passes passes(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
   Packed<M> packed(p, parts, together);
@@ -192,8 +183,8 @@ int32_t run(const Dot& p, Parts parts) {
       const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
       packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
     });
-    if (walks.goes_forward) along_rows<M, Source>(walks.forward, parts, packed, wave);
-    if (walks.goes_given) along_given<M, Source>(walks.given, parts, packed, wave);
+    if (passes.has_forward) along_rows<M, Source>(passes.forward, parts, packed, wave);
+    if (passes.has_statistics) along_statistics<M, Source>(passes.given, parts, packed, wave);
     if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;
@@ -201,15 +192,15 @@ int32_t run(const Dot& p, Parts parts) {
 
 // What wants the log-sum-exp, where logits have a source of their own.
 template <class M>
-int32_t walk_all(const Dot& p, const MakeLogits<typename M::T>& make) {
-  using Walk = Given<M>;
+int32_t all_statistics(const Dot& p, const MakeLogits<typename M::T>& make) {
+  using Pass = StatisticsPass<M>;
   static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
-  const int64_t heads = p.batch * p.heads, block = Walk::block_for(p, 1);
-  if (wants_columns(p) || wants_rows(p))
-    share_given<Walk>(
-        p, block, heads, [&] { return std::make_unique<Walk>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
-        [&](Walk& walk, int64_t which, int64_t row, int64_t count, typename Walk::Found& found) {
-          walk.walk(which / p.heads, which % p.heads, row, count, nullptr, found);
+  const int64_t heads = p.batch * p.heads, block = Pass::block_for(p, 1);
+  if (wants_column_statistics(p) || wants_row_statistics(p))
+    share_statistics<Pass>(
+        p, block, heads, [&] { return std::make_unique<Pass>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
+        [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
+          pass.pass(which / p.heads, which % p.heads, row, count, nullptr, found);
         });
   if (!p.coverage) return attlas::DONE;
   std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
@@ -217,7 +208,7 @@ int32_t walk_all(const Dot& p, const MakeLogits<typename M::T>& make) {
   attlas::share(size_t(heads * strips), p.threads, [&](size_t task, int thread) {
     if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, 1, 1, make());
     const int64_t row = (strips - 1 - int64_t(task) / heads) * M::ROWS, which = int64_t(task) % heads;
-    workers[thread]->walk(which / p.heads, which % p.heads, row, std::min<int64_t>(M::ROWS, p.m - row), nullptr);
+    workers[thread]->pass(which / p.heads, which % p.heads, row, std::min<int64_t>(M::ROWS, p.m - row), nullptr);
   });
   return attlas::DONE;
 }
@@ -226,12 +217,12 @@ int32_t walk_all(const Dot& p, const MakeLogits<typename M::T>& make) {
 
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
-int32_t walk_logits<float>(const Dot& p, const MakeLogits<float>& make) {
-  return walk_all<Whole<float>>(p, make);
+int32_t logit_statistics<float>(const Dot& p, const MakeLogits<float>& make) {
+  return all_statistics<Whole<float>>(p, make);
 }
 template <>
-int32_t walk_logits<double>(const Dot& p, const MakeLogits<double>& make) {
-  return walk_all<Whole<double>>(p, make);
+int32_t logit_statistics<double>(const Dot& p, const MakeLogits<double>& make) {
+  return all_statistics<Whole<double>>(p, make);
 }
 #endif
 

@@ -63,7 +63,7 @@ class Division {
                       [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
         // The first keys first: under a causal mask the most queries see them.
         share_out(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
-          walk(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread);
+          pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread);
         });
         share_out(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks); });
@@ -86,7 +86,7 @@ class Division {
                packed_.at(size_t(which * blocks_ + block) * rows_.size()), turned.data);
   }
 
-  void walk(const Round& round, int64_t pair, int64_t run, int thread) {
+  void pass(const Round& round, int64_t pair, int64_t run, int thread) {
     const int64_t b = (round.first_pair + pair) / p_.key_heads, g = (round.first_pair + pair) % p_.key_heads;
     const int64_t first = run * keys_;
     if (!workers_[thread]) workers_[thread] = std::make_unique<Worker>(w_, rows_, keys_, parts_);
@@ -135,10 +135,10 @@ template <class M>
 int32_t run(const DotBackward& work, BackwardParts parts) {
   using T = typename M::T;
   const attlas::Dot& p = work.of;
-  if (!tame<T, T>(p.q, p.batch, p.heads, p.m, p.d, p.threads) ||
-      !tame<T, T>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads) ||
-      !tame<T, T>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads) ||
-      !tame<T, T>(work.grad, p.batch, p.heads, p.m, p.e, p.threads))
+  if (!in_range<T, T>(p.q, p.batch, p.heads, p.m, p.d, p.threads) ||
+      !in_range<T, T>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads) ||
+      !in_range<T, T>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads) ||
+      !in_range<T, T>(work.grad, p.batch, p.heads, p.m, p.e, p.threads))
     return attlas::NOT_FINITE;
   Division<M>(work, parts).run();
   return attlas::DONE;

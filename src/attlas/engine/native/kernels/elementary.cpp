@@ -1,4 +1,4 @@
-// exp and tanh of simd.h over an array. The kernels call them inline; this door is for the tests, which compare them with
+// exp and tanh of simd.h over an array. The kernels call them inline; this function is for the tests, which compare them with
 // numpy for every instruction set and the whole range of numbers.
 #include "abi.h"
 #include "simd.h"

@@ -1,4 +1,4 @@
-// The walk along the rows: output, log-sum-exp and one number or a few of each row, in one pass over the keys.
+// The pass along the rows: output, log-sum-exp and one number or a few of each row, in one pass over the keys.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "largest.h"
+#include "row_statistics.h"
 #include "tile.h"
 
 namespace ATTLAS_ISA {
@@ -25,9 +26,9 @@ template <class T>
 struct Row {
   T top = -INF<T>;
   T total = 0;    // sum of e
-  T bent = 0;     // sum of e (logit - top)
+  T plogp = 0;     // sum of e (logit - top)
   T squares = 0;  // sum of e^2
-  double count = 0, mean = 0, spread = 0;  // of the allowed logits
+  double count = 0, mean = 0, m2 = 0;  // of the allowed logits; m2: squared deviations, summed
 };
 
 template <class M>
@@ -56,7 +57,7 @@ class Forward {
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
-        bent_(problem.cap > 0 || !usual(T(problem.scale))),
+        transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
         logits_(2 * M::ROWS * STRIDE),
@@ -78,14 +79,14 @@ class Forward {
     std::fill(rows_.begin(), rows_.begin() + padded, Row<T>());
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
-    const Seen seen(p_, b, h);
-    seen_ = &seen;
+    const MaskView mask(p_, b, h);
+    mask_ = &mask;
     first_ = first;
     int64_t left, end;
-    seen.hull(first, first + count, left, end);
+    mask.hull(first, first + count, left, end);
     for (int64_t start = left / M::COLUMNS * M::COLUMNS; start < end; start += CHUNK) {
       for (int64_t r = 0; r < padded; r += M::ROWS)
-        strip(seen, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(start + CHUNK, end), right, values);
+        strip(mask, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(start + CHUNK, end), right, values);
       settle(values);
     }
     finish(b, h, first, count);
@@ -94,23 +95,23 @@ class Forward {
  private:
   // Rows r to r + ROWS against columns [start, stop). While they are multiplied, and the values with the weights of the rows
   // before last, the rows before become weights.
-  void strip(const Seen& seen, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
+  void strip(const MaskView& mask, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
              const Number* values) {
     int64_t left, end;
-    seen.hull(first + r, first + r + some, left, end);
+    mask.hull(first + r, first + r + some, left, end);
     left = std::max(left / M::COLUMNS * M::COLUMNS, start);
     end = std::min(round_up(end, M::COLUMNS), round_up(stop, M::COLUMNS));
-    while (left < end && seen.hides(first + r, some, left, M::COLUMNS)) left += M::COLUMNS;
-    while (left < end && seen.hides(first + r, some, end - M::COLUMNS, M::COLUMNS)) end -= M::COLUMNS;
+    while (left < end && mask.hides(first + r, some, left, M::COLUMNS)) left += M::COLUMNS;
+    while (left < end && mask.hides(first + r, some, end - M::COLUMNS, M::COLUMNS)) end -= M::COLUMNS;
     if (left >= end) return;
     int64_t inner_left, inner_end;
-    seen.core(first + r, first + r + some, inner_left, inner_end);
-    const bool gaps = seen.allowed || left < inner_left || end > inner_end;
+    mask.core(first + r, first + r + some, inner_left, inner_end);
+    const bool gaps = mask.allowed || left < inner_left || end > inner_end;
     const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE),
                      weights_.at(M::Product::STEPS ? size_t(side_) * weights_size_ : 0), r, some, left, end, 0, gaps};
     if (!M::Product::STEPS) {
       for (int64_t j = left; j < end; j += M::COLUMNS)
-        if (!seen.hides(first + r, some, j, M::COLUMNS))
+        if (!mask.hides(first + r, some, j, M::COLUMNS))
           M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
                                       M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
                                       next.logits + (j - left), STRIDE);
@@ -119,7 +120,7 @@ class Forward {
     }
     keys_ = typename M::Product(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d, k_parts_, STRIDE);
     for (int64_t j = left; j < end; j += M::COLUMNS)
-      if (!seen.hides(first + r, some, j, M::COLUMNS))
+      if (!mask.hides(first + r, some, j, M::COLUMNS))
         keys_.add(M::right_at(right, j, 0, p_.d, k_parts_), next.logits + (j - left));
     soften_all(values);
     before_ = next;
@@ -144,7 +145,7 @@ class Forward {
           values_.add(M::right_at(values, j, last_.left, padded_keys(), v_parts_), pooled_.at(size_t(last_.r) * width_ + j));
       }
       now_ = values_.done() ? &keys_ : &values_;
-      due_ = 0;
+      pending_ = 0;
       steps_ = values_.steps() + keys_.steps();
       vectors_ = before_.some * (before_.end - before_.left) / W;
     }
@@ -170,7 +171,7 @@ class Forward {
   // Products that are due after so many vectors of a row.
   ATTLAS_INLINE void step(int vectors) {
     if constexpr (M::Product::STEPS)
-      for (due_ += vectors * steps_; due_ >= vectors_; due_ -= vectors_) {
+      for (pending_ += vectors * steps_; pending_ >= vectors_; pending_ -= vectors_) {
         now_->template step<false>();
         if (now_->done()) now_ = &keys_;
       }
@@ -193,7 +194,7 @@ class Forward {
     T* logits = before_.logits + i * STRIDE;
     const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
     const T scale = factor_of<T>(p_);
-    if (before_.gaps || bent_) finish_row<T>(logits, *seen_, first_ + r, left, end, T(p_.scale), T(p_.cap));
+    if (before_.gaps || transforms_logits_) finish_row<T>(logits, *mask_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
     int64_t j = 0;
     for (; j + 4 * W <= size; j += 4 * W)
@@ -206,7 +207,7 @@ class Forward {
       return;
     }
     if (p_.top_keys) keep_largest(logits, left, size, r, tops);
-    if (peak * scale > row.top) raise(row, r, peak * scale);
+    if (peak * scale > row.top) rescale(row, r, peak * scale);
     if (p_.out) {
       weigh_as_wanted<true>(logits, i, size, scale, row);
     } else {
@@ -234,10 +235,10 @@ class Forward {
   }
 
   // A larger logit was found: what was summed before shrinks.
-  void raise(Row<T>& row, int64_t r, T top) {
+  void rescale(Row<T>& row, int64_t r, T top) {
     const T shrink = row.total > 0 ? std::exp(row.top - top) : T(0);
     if (row.total > 0) {
-      row.bent = shrink * (row.bent + (row.top - top) * row.total);
+      row.plogp = shrink * (row.plogp + (row.top - top) * row.total);
       row.total *= shrink;
       row.squares *= shrink * shrink;
       if (p_.out) {
@@ -249,9 +250,9 @@ class Forward {
   }
 
   // GAPS: some logits are -infinity, and moments must not count them.
-  template <bool OUT, bool BENT, bool SQUARES, bool MOMENTS, bool GAPS>
+  template <bool OUT, bool PLOGP, bool SQUARES, bool MOMENTS, bool GAPS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    V total[2] = {}, bent[2] = {}, squares[2] = {}, count[2] = {}, away[2] = {}, spread[2] = {};
+    V total[2] = {}, plogp[2] = {}, squares[2] = {}, count[2] = {}, sum_dev[2] = {}, squared_dev[2] = {};
     const Shift<T> shift = Weight<T>::shift_of(double(row.top), scale);
     const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
     const V none = all(-INF<T>), one = all(T(1));
@@ -264,7 +265,7 @@ class Forward {
         const Weight<T> w(logit, factor, high, low);
         e[x] = w.e;
         total[x] += w.e;
-        if (BENT) bent[x] = w.bend(bent[x]);
+        if (PLOGP) plogp[x] = w.add_plogp(plogp[x]);
         if (SQUARES) squares[x] += w.e * w.e;
         if (MOMENTS) {
           V from = logit - centre;
@@ -272,23 +273,23 @@ class Forward {
             from = logit > none ? from : V{};
             count[x] += logit > none ? one : V{};
           }
-          away[x] += from;
-          spread[x] += from * from;
+          sum_dev[x] += from;
+          squared_dev[x] += from * from;
         }
       }
       if (OUT) M::put(before_.weights, i, j, CHUNK, p_parts_, e);
       step(2);
     }
     row.total += sum<T>(total[0] + total[1]);
-    if (BENT) row.bent += T(double(sum<T>(bent[0] + bent[1])) * Weight<T>::UNIT);
+    if (PLOGP) row.plogp += T(double(sum<T>(plogp[0] + plogp[1])) * Weight<T>::UNIT);
     if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
     if (MOMENTS) {
       // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
       const double here = GAPS ? double(sum<T>(count[0] + count[1])) : double(size), to = double(scale);
-      const double shifted = double(sum<T>(away[0] + away[1])) / here * to;
+      const double shifted = double(sum<T>(sum_dev[0] + sum_dev[1])) / here * to;
       const double together = row.count + here, apart = double(centre) * to + shifted - row.mean;
-      const double about = std::max(double(sum<T>(spread[0] + spread[1])) * to * to - shifted * shifted * here, 0.0);
-      row.spread += about + apart * apart * row.count * here / together;
+      const double about = std::max(double(sum<T>(squared_dev[0] + squared_dev[1])) * to * to - shifted * shifted * here, 0.0);
+      row.m2 += about + apart * apart * row.count * here / together;
       row.mean += apart * here / together;
       row.count = together;
     }
@@ -326,7 +327,7 @@ class Forward {
       const int64_t at = head * p_.m + first + r;
       T total = row.total;
       if (sinks && sinks[h] > -INF<T>) {
-        if (sinks[h] > row.top) raise(row, r, sinks[h]);
+        if (sinks[h] > row.top) rescale(row, r, sinks[h]);
         total = row.total + std::exp(sinks[h] - row.top);
       }
       const bool empty = !(total > 0);
@@ -339,13 +340,16 @@ class Forward {
         for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
       }
       // Not below 0, as rounding may have it where one key has all the weight.
-      const T spread = empty ? T(0) : (row.total * std::log(total) - row.bent) * share;
-      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = spread > 0 ? spread : T(0);
-      if (p_.mass) static_cast<T*>(p_.mass)[at] = row.total * share;
-      if (p_.squares) static_cast<T*>(p_.squares)[at] = row.squares * share * share;
-      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = largest;
-      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
-      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      const T entropy = empty ? T(0) : (row.total * std::log(total) - row.plogp) * share;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? entropy : T(0),
+          .squares = row.squares * share * share,
+          .mass = row.total * share,
+          .max_logit = largest,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+      }
+          .store(p_, at);
       const T scale = factor_of<T>(p_);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
         const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale);
@@ -357,16 +361,16 @@ class Forward {
 
   const attlas::Dot& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
-  const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
+  const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights
   Strip before_{}, last_{};
   int side_ = 0;
   typename M::Product keys_, values_, *now_ = &keys_;  // that are under way; so many of their steps for so many vectors
-  int64_t steps_ = 0, vectors_ = 1, due_ = 0;
+  int64_t steps_ = 0, vectors_ = 1, pending_ = 0;
   int64_t first_ = 0;
-  const Seen* seen_ = nullptr;
+  const MaskView* mask_ = nullptr;
   const size_t weights_size_;
   Aligned<Number> weights_;  // of two strips: one is multiplied with the values while the other becomes weights
   Aligned<T> pooled_;

@@ -1,4 +1,4 @@
-// Where the logits of a score that is no dot product come from, for the walks that take them rectangle by rectangle.
+// Where the logits of a score that is no dot product come from, for the passes that take them rectangle by rectangle.
 #pragma once
 
 #include <functional>
@@ -27,6 +27,6 @@ using MakeLogits = std::function<std::unique_ptr<Logits<T>>()>;
 
 // All that p wants but the output and the log-sum-exp, which is known. In dot.cpp.
 template <class T>
-int32_t walk_logits(const attlas::Dot& p, const MakeLogits<T>& make);
+int32_t logit_statistics(const attlas::Dot& p, const MakeLogits<T>& make);
 
 }  // namespace ATTLAS_ISA

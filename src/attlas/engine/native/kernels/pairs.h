@@ -193,14 +193,14 @@ struct Scratch {
 
 // The mask of one head, seen from rows and columns.
 template <class T>
-struct Sight {
+struct PairwiseMaskView {
   const int32_t *low, *high;
   const uint8_t* allowed;
   int64_t row_step, column_step;  // of the bytes
   int64_t n;
   bool by_column;
 
-  Sight(const Pairs& p, int64_t b, int64_t h)
+  PairwiseMaskView(const Pairs& p, int64_t b, int64_t h)
       : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
         high(p.low ? p.high + b * p.span_batch + h * p.span_head : nullptr),
         allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
@@ -325,7 +325,7 @@ struct Score {
 
 // A new largest logit of a row: what was summed so far is brought to it.
 template <class T>
-ATTLAS_INLINE void raise(const Score<T>& score, Running<T>& run, int r, T top, const Values<T>& form, Scratch<T>& s) {
+ATTLAS_INLINE void rescale(const Score<T>& score, Running<T>& run, int r, T top, const Values<T>& form, Scratch<T>& s) {
   if (!(top > run.shift[r])) return;
   if (score.never_positive && top > T(-64)) top = 0;  // near enough: no later key can be too large
   if (run.shift[r] != -INF<T>) {
@@ -380,7 +380,7 @@ void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, con
       for (int x = 0; x < vectors; ++x) top = larger<T>(top, load(row + x * W));
       const T largest = most<T>(top);
       run.top[r] = std::max(run.top[r], double(largest));
-      if (!p.known) raise(score, run, r, largest, form, s);
+      if (!p.known) rescale(score, run, r, largest, form, s);
     }
     const Vec<T> shift = all(finite(run.shift[r])), low = all(run.low[r]);
     Vec<T> total{}, moment{};
@@ -406,7 +406,7 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
               int64_t i0, Scratch<T>& s) {
   constexpr int W = WIDTH<T>;
   const int rows = int(std::min<int64_t>(ROWS, p.m - i0));
-  const Sight<T> sight(p, b, h);
+  const PairwiseMaskView<T> mask(p, b, h);
   const T* values = form.head(p, b, h);
   const int64_t whole = padded<T>(p.n), row0 = (b * p.heads + h) * p.m + i0;
   const double* row_lse = p.known && !p.by_column ? p.known + row0 : nullptr;
@@ -423,11 +423,11 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
   score.take_rows(b, h, i0, rows, s);
   for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
     const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
-    const auto cover = sight.cover(i0, rows, j0, columns);
-    if (cover == Sight<T>::NONE) continue;
-    if (simple(p) && cover == Sight<T>::ALL && score.fused(b, h, j0, values, form, run, s)) continue;
+    const auto cover = mask.cover(i0, rows, j0, columns);
+    if (cover == PairwiseMaskView<T>::NONE) continue;
+    if (simple(p) && cover == PairwiseMaskView<T>::ALL && score.fused(b, h, j0, values, form, run, s)) continue;
     score.tile(b, h, j0, vectors, s.tile.get(), s);
-    if (cover == Sight<T>::SOME) sight.apply(s.tile.get(), i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
+    if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
     absorb(p, score, run, s.tile.get(), column_lse ? column_lse + j0 : nullptr, vectors, form, s);
     if (form.e) pool(s.tile.get(), values, whole, j0, vectors, form, s);
   }
@@ -513,7 +513,7 @@ void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, cons
   }
 }
 
-// The tiles of a score as the other walks take them.
+// The tiles of a score as the other passes take them.
 template <class T>
 class FromScore final : public Logits<T> {
   static constexpr int W = WIDTH<T>;
@@ -547,8 +547,8 @@ class FromScore final : public Logits<T> {
 };
 
 template <class T>
-int32_t walk_score(const attlas::Dot& found, const Pairs& p, const Score<T>& score) {
-  return walk_logits<T>(found, [&] { return std::make_unique<FromScore<T>>(p, score); });
+int32_t score_statistics(const attlas::Dot& found, const Pairs& p, const Score<T>& score) {
+  return logit_statistics<T>(found, [&] { return std::make_unique<FromScore<T>>(p, score); });
 }
 
 }  // namespace ATTLAS_ISA

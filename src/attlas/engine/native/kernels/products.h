@@ -60,14 +60,14 @@ class Products {
            Vec<double>* pooled, double* weights) const {
     const double* keys = packed_.get() + (head_of(b, h) * chunks_ * TILE + j0) * (d_ + 1);
     switch (d_) {
-      case 1: return walk<1>(rows, keys, values, sums, pooled, weights);
-      case 2: return walk<2>(rows, keys, values, sums, pooled, weights);
-      case 3: return walk<3>(rows, keys, values, sums, pooled, weights);
-      case 4: return walk<4>(rows, keys, values, sums, pooled, weights);
-      case 5: return walk<5>(rows, keys, values, sums, pooled, weights);
-      case 6: return walk<6>(rows, keys, values, sums, pooled, weights);
-      case 7: return walk<7>(rows, keys, values, sums, pooled, weights);
-      default: return walk<LARGEST>(rows, keys, values, sums, pooled, weights);
+      case 1: return pass<1>(rows, keys, values, sums, pooled, weights);
+      case 2: return pass<2>(rows, keys, values, sums, pooled, weights);
+      case 3: return pass<3>(rows, keys, values, sums, pooled, weights);
+      case 4: return pass<4>(rows, keys, values, sums, pooled, weights);
+      case 5: return pass<5>(rows, keys, values, sums, pooled, weights);
+      case 6: return pass<6>(rows, keys, values, sums, pooled, weights);
+      case 7: return pass<7>(rows, keys, values, sums, pooled, weights);
+      default: return pass<LARGEST>(rows, keys, values, sums, pooled, weights);
     }
   }
 
@@ -118,7 +118,7 @@ class Products {
   }
 
   template <int D>
-  static void walk(const double* rows, const double* keys, const double* values, Vec<double>* sums,
+  static void pass(const double* rows, const double* keys, const double* values, Vec<double>* sums,
                    Vec<double>* pooled, double* weights) {
     for (int r = 0; r < ROWS; r += 4) {
       Vec<double> total[4] = {}, part[4] = {};

@@ -57,7 +57,7 @@ struct Reader {
 #endif
 
   // Whether all of `rows` rows of `size` numbers are finite and small enough that no product overflows.
-  bool tame(int64_t rows, int64_t size, T limit) const {
+  bool in_range(int64_t rows, int64_t size, T limit) const {
     int bad = 0;  // counted without a branch, so that the loop becomes vectors
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t t = 0; t < size; ++t) bad |= !(std::fabs((*this)(i, t)) < limit);

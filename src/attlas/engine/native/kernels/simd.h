@@ -396,7 +396,7 @@ struct Weight {
     log = larger<T>(log, all(T(-1e4)));  // finite, so that it can be multiplied by a weight of 0
   }
   // total + e log
-  ATTLAS_INLINE Vec<T> bend(Vec<T> total) const { return total + e * log; }
+  ATTLAS_INLINE Vec<T> add_plogp(Vec<T> total) const { return total + e * log; }
 };
 
 #if defined(__AVX512F__)
@@ -422,7 +422,7 @@ struct Weight<float> {
     e = (V)two_to_the(normal, rounded, n, _mm512_sub_ps(s, n));
     log = (V)s;
   }
-  ATTLAS_INLINE V bend(V total) const {
+  ATTLAS_INLINE V add_plogp(V total) const {
     return (V)_mm512_mask3_fmadd_ps((__m512)e, (__m512)log, (__m512)total, normal);
   }
 };

@@ -9,14 +9,14 @@
 namespace ATTLAS_ISA {
 
 // Which keys the rows of one head may see.
-struct Seen {
+struct MaskView {
   const int32_t* low;
   const int32_t* high;
   const uint8_t* allowed;
   int64_t allowed_row;
   int64_t n;
 
-  Seen(const attlas::Dot& p, int64_t b, int64_t h)
+  MaskView(const attlas::Dot& p, int64_t b, int64_t h)
       : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
         high(p.high ? p.high + b * p.span_batch + h * p.span_head : nullptr),
         allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
@@ -75,7 +75,7 @@ ATTLAS_INLINE T factor_of(const attlas::Dot& p) {
 
 // Turn products into logits: `row` holds columns [from, to) of query i, a whole number of vectors.
 template <class T>
-ATTLAS_INLINE void finish_row(T* row, const Seen& seen, int64_t i, int64_t from, int64_t to, T scale, T cap) {
+ATTLAS_INLINE void finish_row(T* row, const MaskView& mask, int64_t i, int64_t from, int64_t to, T scale, T cap) {
   if (cap > 0) {
     if constexpr (std::is_same_v<T, float>) {
       const T inner = scale / cap;
@@ -84,13 +84,13 @@ ATTLAS_INLINE void finish_row(T* row, const Seen& seen, int64_t i, int64_t from,
   } else if (!usual(scale)) {
     for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, load(row + j) * scale);
   }
-  int64_t first = seen.first(i), last = seen.last(i);
+  int64_t first = mask.first(i), last = mask.last(i);
   first = first < from ? from : first > to ? to : first;
   last = last < first ? first : last > to ? to : last;
   for (int64_t j = from; j < first; ++j) row[j - from] = -INF<T>;
   for (int64_t j = last; j < to; ++j) row[j - from] = -INF<T>;
-  if (seen.allowed) {
-    const uint8_t* cells = seen.allowed + i * seen.allowed_row;
+  if (mask.allowed) {
+    const uint8_t* cells = mask.allowed + i * mask.allowed_row;
     for (int64_t j = first; j < last; ++j) row[j - from] = cells[j] ? row[j - from] : -INF<T>;
   }
 }

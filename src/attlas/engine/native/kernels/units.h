@@ -69,11 +69,11 @@ struct Units {
       const int64_t layer = place / groups, g = layer % 2 ? groups - 1 - place % groups : place % groups;
       const size_t slot = size_t(g * SHARED + layer);
       const double x = largest > 0 ? double(w[order[size_t(place)]]) / largest : 1;
-      const double seen = std::fabs(x) > FAINT ? x : FAINT;
+      const double at_least_faint = std::fabs(x) > FAINT ? x : FAINT;
       unit[slot] = order[size_t(place)];
       weight[slot] = T(x);
-      inverse[slot] = T(1 / seen);
-      size[size_t(layer * groups + g)] = T(-std::log(std::fabs(seen)));
+      inverse[slot] = T(1 / at_least_faint);
+      size[size_t(layer * groups + g)] = T(-std::log(std::fabs(at_least_faint)));
     }
     fillers = double(slots - count);
     for (int64_t g = 0; g < groups; ++g) {

@@ -8,7 +8,9 @@ import torch
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine.native import additive, distance, family, library
+from attlas.engine.backend import Request
+from attlas.engine.native import library
+from attlas.engine.native.backend import PairwiseKernels
 
 needs_kernels = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
 SCORES: dict[str, tuple[Callable[[], attlas.Score], int]] = {
@@ -25,7 +27,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-ROWS = stats.Entropy(), stats.MaxLogit()  # one walk finds them together with the log-sum-exp
+ROWS = stats.Entropy(), stats.MaxLogit()  # one pass finds them together with the log-sum-exp
 EVERYTHING: tuple[stats.Statistic, ...] = (
     *ROWS,
     stats.EffectiveKeys(),
@@ -84,11 +86,12 @@ def test_statistics_are_taken_by_the_kernels(score: str, monkeypatch: pytest.Mon
 
 
 @needs_kernels
-def test_the_kernels_of_a_score() -> None:
-    def found(score: attlas.Score, d: int = 4) -> tuple[object, str]:
-        return family.find(attlas.attend(torch.zeros(2, d), torch.zeros(3, d), score=score).problem)
+def test_the_scores_that_they_compute() -> None:
+    def reason(score: attlas.Score, d: int = 4) -> str | None:
+        problem = attlas.attend(torch.zeros(2, d), torch.zeros(3, d), score=score).problem
+        return PairwiseKernels().unsupported(Request(problem, problem.tokens, Plan()), "output")
 
-    assert found(attlas.Additive(4, 4, 2)) == (additive.KERNELS, "the score is additive")
-    assert found(attlas.Boxcar()) == (distance.KERNELS, "the score is a kernel of few coordinates")
-    assert found(attlas.Laplace(), 17) == (None, "the tokens have more than 16 coordinates")
-    assert found(attlas.ScaledDot()) == (None, "the score is no kernel of a distance")
+    assert reason(attlas.Additive(4, 4, 2)) is None
+    assert reason(attlas.Boxcar()) is None
+    assert reason(attlas.Laplace(), 17) == "the tokens have more than 16 coordinates"
+    assert reason(attlas.ScaledDot()) == "the score is no kernel of a distance"

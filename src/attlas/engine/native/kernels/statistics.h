@@ -1,4 +1,4 @@
-// The walk with the log-sum-exp of each row known: numbers of rows and of columns, diagonals and pictures, all from one
+// The pass with the log-sum-exp of each row known: numbers of rows and of columns, diagonals and pictures, all from one
 // product and one exponential.
 //
 // A task owns some rows of one head: what it finds of rows is whole, what it finds of columns is added up over the tasks
@@ -19,13 +19,13 @@ ATTLAS_INLINE void each(F f) {
   if constexpr (R > 3) f(3);
 }
 
-// What a walk is compiled with.
+// What a pass is compiled with.
 enum Wanted : int {
   SUMS = 1,         // of p log p and p^2 over each row
   PEAKS = 2,        // the largest logits of each row
   MOMENTS = 4,      // of the allowed logits of each row
   COLUMNS = 8,      // sums of columns
-  TALLEST = 16,     // maxima of columns
+  COLUMN_MAXIMA = 16,     // maxima of columns
   DIAGONALS = 32,
   GAPS = 64,        // some logits are -infinity, and moments must not count them
   EVERYTHING = 63,
@@ -33,7 +33,7 @@ enum Wanted : int {
 };
 
 template <class M>
-class Given {
+class StatisticsPass {
   using T = typename M::T;
   using Number = typename M::Number;
   using V = Vec<T>;
@@ -46,7 +46,7 @@ class Given {
   static constexpr int64_t DIAGONAL = SPAN + M::ROWS + 2 * W;
   static constexpr int64_t HEIGHT = round_up(M::ROWS, 4);  // rows that a rectangle has room for: Logits come in fours
   // Vectors of sums for each row of a strip.
-  enum Sum { BENT, SQUARES, AWAY, SPREAD, TOTAL, SUM_COUNT };
+  enum Sum { PLOGP, SQUARES, DEVIATIONS, SQUARED_DEVIATIONS, TOTAL, SUM_COUNT };
 
  public:
   using Real = T;
@@ -59,14 +59,14 @@ class Given {
   }
 
   // Without `source` logits are products of packed tokens.
-  Given(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  StatisticsPass(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
         k_parts_(k_parts),
         scale_(factor_of<T>(problem)),
         factor_(T(double(scale_) / Weight<T>::UNIT)),
-        bent_(problem.cap > 0 || !usual(T(problem.scale))),
+        transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
         picture_(problem.picture_sum || problem.picture_max),
         span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
                                   CHUNK, SPAN)),
@@ -78,7 +78,7 @@ class Given {
         diagonal_(2 * DIAGONAL),
         slots_(picture_ ? M::ROWS + 1 : 1),
         mass_(size_t(slots_) * span_ + 2 * W),
-        tall_(size_t(slots_) * span_ + 2 * W),
+        column_max_(size_t(slots_) * span_ + 2 * W),
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
         top_keys_(size_t(block) * problem.k_largest) {
@@ -89,7 +89,7 @@ class Given {
   // What one task leaves behind of columns, to be joined with the other tasks of its head. Of the picture that is its
   // first row where the task before has some of it, and its last one where the next task has: all others are its own.
   struct Found {
-    std::vector<T> mass, tall;       // of each column
+    std::vector<T> mass, column_max;       // of each column
     std::vector<double> diagonals;   // the last of its rows begins at 0
     int64_t shared[2] = {-1, -1};    // rows of the picture, -1 for none
     std::vector<T> sums[2], tops[2];
@@ -99,11 +99,11 @@ class Given {
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, Found& found) {
     M::pack_left(queries_.data, count, p_.d, q_parts_, read);
-    walk(b, h, first, count, right, found);
+    pass(b, h, first, count, right, found);
   }
 
   // The same where the rows are packed, or logits have a source of their own.
-  void walk(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, Found& found) {
+  void pass(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, Found& found) {
     const Flush flush;
     batch_ = b;
     head_ = b * p_.heads + h;
@@ -115,14 +115,14 @@ class Given {
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
     prepare(found);
-    const Seen seen(p_, b, h);
+    const MaskView mask(p_, b, h);
     int64_t left, end;
-    seen.hull(first, first + count, left, end);
+    mask.hull(first, first + count, left, end);
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
       stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
       open_ = 0;
       open_row_ = -1;
-      for (int64_t r = 0; r < count; r += M::ROWS) strip(seen, r, std::min<int64_t>(count - r, M::ROWS), right);
+      for (int64_t r = 0; r < count; r += M::ROWS) strip(mask, r, std::min<int64_t>(count - r, M::ROWS), right);
       if (open_row_ >= 0) close(open_, open_row_);
     }
     finish();
@@ -144,7 +144,7 @@ class Given {
     if (p.column_max) {
       tops.assign(size_t(p.n), T(0));
       for (int64_t task = 0; task < tasks; ++task)
-        for (int64_t j = 0; j < p.n; ++j) tops[j] = std::max(tops[j], found[task].tall[j]);
+        for (int64_t j = 0; j < p.n; ++j) tops[j] = std::max(tops[j], found[task].column_max[j]);
       give(p.column_max, head * p.n, tops);
     }
     if (p.offsets) {
@@ -188,8 +188,8 @@ class Given {
  private:
   // What is known of a row.
   struct Numbers {
-    double total = 0, bent = 0, squares = 0;  // sums of p, p log p and p^2
-    double count = 0, mean = 0, spread = 0;  // of the allowed logits
+    double total = 0, plogp = 0, squares = 0;  // sums of p, p log p and p^2
+    double count = 0, mean = 0, m2 = 0;  // of the allowed logits; m2: squared deviations, summed
     T peak = -INF<T>;                        // the largest logit, without the scale
   };
 
@@ -205,17 +205,17 @@ class Given {
     bool gaps = false;
   };
 
-  using Core = void (Given::*)(const Rectangle&, int64_t, T*, T*);
+  using Core = void (StatisticsPass::*)(const Rectangle&, int64_t, T*, T*);
 
   void choose() {
     const bool sums = p_.entropy || p_.squares, moments = p_.mean || p_.variance;
     const bool columns = p_.column_mass || p_.column_max || picture_;
     const int wanted = (sums ? SUMS : 0) | (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) |
-                       (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? TALLEST : 0) |
+                       (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) |
                        (p_.offsets ? DIAGONALS : 0) | (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
     // Loops for what is often asked for; what is asked for seldom takes the first that has it.
     if (take<SUMS>(wanted) || take<SUMS | PEAKS>(wanted) || take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) ||
-        take<COLUMNS | TALLEST>(wanted) || take<COLUMNS | TALLEST | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
+        take<COLUMNS | COLUMN_MAXIMA>(wanted) || take<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
       return;
     take<EVERYTHING | TOTALS>(wanted);
   }
@@ -226,11 +226,11 @@ class Given {
     wanted_ = WANTED;
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
     constexpr int TOGETHER = LIGHT && !(WANTED & DIAGONALS) ? 4 : 2;  // rows whose sums fit into registers
-    core_[0][0] = &Given::core<WANTED, 1>;
-    core_[0][1] = &Given::core<WANTED, TOGETHER>;
+    core_[0][0] = &StatisticsPass::core<WANTED, 1>;
+    core_[0][1] = &StatisticsPass::core<WANTED, TOGETHER>;
     constexpr int GAPPED = WANTED & MOMENTS ? WANTED | GAPS : WANTED;
-    core_[1][0] = &Given::core<GAPPED, 1>;
-    core_[1][1] = &Given::core<GAPPED, TOGETHER>;
+    core_[1][0] = &StatisticsPass::core<GAPPED, 1>;
+    core_[1][1] = &StatisticsPass::core<GAPPED, TOGETHER>;
     // The fewer numbers a row needs, the sooner a small rectangle pays, which leaves the cache to the tokens.
     together_ = TOGETHER;
     chunk_ = LIGHT ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
@@ -240,7 +240,7 @@ class Given {
   void prepare(Found& found) const {
     // Whole vectors of them.
     if (p_.column_mass) found.mass.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
-    if (p_.column_max) found.tall.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
+    if (p_.column_max) found.column_max.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
     if (p_.offsets) found.diagonals.assign(size_t(count_ + p_.n - 1), 0.0);
     if (!picture_) return;
     const int64_t *edges = p_.row_edges, stop = first_ + count_;
@@ -265,10 +265,10 @@ class Given {
 
   // Rows r to r + some of the task against the columns of this span. The rows of one rectangle are taken while the
   // next one is multiplied.
-  void strip(const Seen& seen, int64_t r, int64_t some, const Number* right) {
+  void strip(const MaskView& mask, int64_t r, int64_t some, const Number* right) {
     int64_t left, end, inner_left, inner_end;
-    seen.hull(first_ + r, first_ + r + some, left, end);
-    seen.core(first_ + r, first_ + r + some, inner_left, inner_end);
+    mask.hull(first_ + r, first_ + r + some, left, end);
+    mask.core(first_ + r, first_ + r + some, inner_left, inner_end);
     left = std::max(left / M::COLUMNS * M::COLUMNS, start_);
     end = std::min(round_up(end, M::COLUMNS), stop_);
     if (left >= end) return;
@@ -284,7 +284,7 @@ class Given {
     }
     strip_ = r;
     some_ = some;
-    seen_ = &seen;
+    mask_ = &mask;
     Rectangle before;
     left_ = left;
     end_ = end;
@@ -295,7 +295,7 @@ class Given {
       next.left = left;
       next.end = std::min(left + chunk_, end);
       // A source may have logits of -infinity anywhere.
-      next.gaps = source_ || seen.allowed || left < inner_left || next.end > inner_end;
+      next.gaps = source_ || mask.allowed || left < inner_left || next.end > inner_end;
       if (!plan(next, right)) {
         for (int64_t i = 0; (wanted_ & PEAKS) && i < some; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
         continue;
@@ -315,14 +315,14 @@ class Given {
   bool plan(const Rectangle& next, const Number* right) {
     if (source_) {
       const int64_t size = next.end - next.left;
-      if (seen_->hides(first_ + strip_, some_, next.left, size)) return false;
+      if (mask_->hides(first_ + strip_, some_, next.left, size)) return false;
       source_->fill(next.left, size, next.logits, STRIDE);
       return true;
     }
     product_ = typename M::Product(M::left_at(queries_.data, strip_, p_.d, q_parts_), q_parts_, p_.d, k_parts_, STRIDE);
     bool any = false;
     for (int64_t j = next.left; j < next.end; j += M::COLUMNS) {
-      if (seen_->hides(first_ + strip_, some_, j, M::COLUMNS)) continue;
+      if (mask_->hides(first_ + strip_, some_, j, M::COLUMNS)) continue;
       any = true;
       product_.add(M::right_at(right, j, 0, p_.d, k_parts_), next.logits + (j - next.left));
     }
@@ -331,7 +331,7 @@ class Given {
 
   // All rows of a rectangle, and the product that there is to do, side by side.
   void take(Rectangle& rectangle) {
-    due_ = 0;
+    pending_ = 0;
     steps_ = product_.steps();
     vectors_ = some_ * (rectangle.end - rectangle.left) / W;
     while (rectangle.taken < some_) advance(rectangle);
@@ -348,9 +348,9 @@ class Given {
       slot = (open_ + int64_t(part)) % slots_;
     }
     const int64_t rows = to - i >= together_ ? together_ : 1;
-    if (rectangle.gaps || bent_)
+    if (rectangle.gaps || transforms_logits_)
       for (int64_t x = i; x < i + rows; ++x)
-        finish_row<T>(rectangle.logits + x * STRIDE, *seen_, first_ + strip_ + x, rectangle.left, rectangle.end, T(p_.scale),
+        finish_row<T>(rectangle.logits + x * STRIDE, *mask_, first_ + strip_ + x, rectangle.left, rectangle.end, T(p_.scale),
                       T(p_.cap));
     if (wanted_ & MOMENTS)
       for (int64_t x = i; x < i + rows; ++x)
@@ -358,24 +358,24 @@ class Given {
     const size_t at = size_t(slot * span_ + rectangle.left - start_);
     // Looked up first: the sanitizer misreads an index inside a call through a pointer to a member.
     const Core core = core_[rectangle.gaps][rows > 1];
-    (this->*core)(rectangle, i, mass_.at(at), tall_.at(at));
+    (this->*core)(rectangle, i, mass_.at(at), column_max_.at(at));
     rectangle.taken += rows;
   }
 
   // Rows i to i + R of a rectangle: weights, and what they add up to.
   template <int WANTED, int R>
-  void core(const Rectangle& rectangle, int64_t i, T* mass, T* tall) {
+  void core(const Rectangle& rectangle, int64_t i, T* mass, T* column_max) {
     const int64_t size = rectangle.end - rectangle.left;
     const V none = all(-INF<T>), one = all(T(1)), factor = all(factor_);
-    V bent[R], squares[R], peak[R], away[R], spread[R], count[R], mine[R];
+    V plogp[R], squares[R], peak[R], sum_dev[R], squared_dev[R], count[R], mine[R];
     const T* logits[R];
     T* diagonal[R];
     V high[R], low[R], centre[R];
     typename M::Product& product = product_;
     const int64_t steps = steps_, vectors = vectors_;
-    int64_t due = due_;
+    int64_t pending = pending_;
     each<R>([&](int r) __attribute__((always_inline)) {
-      bent[r] = squares[r] = away[r] = spread[r] = count[r] = mine[r] = V{};
+      plogp[r] = squares[r] = sum_dev[r] = squared_dev[r] = count[r] = mine[r] = V{};
       peak[r] = none;
       logits[r] = rectangle.logits + (i + r) * STRIDE;
       // Two sums in turn: what the row before has just stored is not read at once.
@@ -389,7 +389,7 @@ class Given {
       each<R>([&](int r) __attribute__((always_inline)) {
         const V x = load(logits[r] + j);
         const Weight<T> w(x, factor, high[r], low[r]);
-        if (WANTED & SUMS) bent[r] = w.bend(bent[r]);
+        if (WANTED & SUMS) plogp[r] = w.add_plogp(plogp[r]);
         if (WANTED & SUMS) squares[r] += w.e * w.e;
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
         if (WANTED & MOMENTS) {
@@ -398,27 +398,27 @@ class Given {
             from = x > none ? from : V{};
             count[r] += x > none ? one : V{};
           }
-          away[r] += from;
-          spread[r] += from * from;
+          sum_dev[r] += from;
+          squared_dev[r] += from * from;
         }
         if (WANTED & TOTALS) mine[r] += w.e;
         if (WANTED & COLUMNS) total = r ? total + w.e : w.e;
-        if (WANTED & TALLEST) top = r ? larger<T>(top, w.e) : w.e;
+        if (WANTED & COLUMN_MAXIMA) top = r ? larger<T>(top, w.e) : w.e;
         if (WANTED & DIAGONALS) store(diagonal[r] + j, load(diagonal[r] + j) + w.e);
       });
       if (WANTED & COLUMNS) store(mass + j, load(mass + j) + total);
-      if (WANTED & TALLEST) store(tall + j, larger<T>(load(tall + j), top));
+      if (WANTED & COLUMN_MAXIMA) store(column_max + j, larger<T>(load(column_max + j), top));
       if (M::Product::STEPS)
-        for (due += R * steps; due >= vectors; due -= vectors) product.template step<(WANTED & (PEAKS | MOMENTS)) != 0>();
+        for (pending += R * steps; pending >= vectors; pending -= vectors) product.template step<(WANTED & (PEAKS | MOMENTS)) != 0>();
     }
-    due_ = due;
+    pending_ = pending;
     each<R>([&](int r) __attribute__((always_inline)) {
       if (WANTED & TOTALS) add(i + r, TOTAL, mine[r]);
-      if (WANTED & SUMS) add(i + r, BENT, bent[r]);
+      if (WANTED & SUMS) add(i + r, PLOGP, plogp[r]);
       if (WANTED & SUMS) add(i + r, SQUARES, squares[r]);
       if (WANTED & MOMENTS) {
-        add(i + r, AWAY, away[r]);
-        add(i + r, SPREAD, spread[r]);
+        add(i + r, DEVIATIONS, sum_dev[r]);
+        add(i + r, SQUARED_DEVIATIONS, squared_dev[r]);
         cells_[i + r] += WANTED & GAPS ? int64_t(sum<T>(count[r])) : size;
       }
       if (WANTED & PEAKS) store(peaks_of(i + r) + rectangle.place * W, peak[r]);
@@ -469,7 +469,7 @@ class Given {
       Numbers& row = rows_[r + i];
       if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
       if (wanted_ & SUMS) {
-        row.bent += double(sum<T>(load(sum_of(i, BENT)))) * Weight<T>::UNIT;
+        row.plogp += double(sum<T>(load(sum_of(i, PLOGP)))) * Weight<T>::UNIT;
         row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
       }
       if (wanted_ & PEAKS) {
@@ -480,10 +480,10 @@ class Given {
       if ((wanted_ & MOMENTS) && cells_[i] > 0) {
         // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
         const double here = double(cells_[i]), scale = double(scale_);
-        const double shift = double(sum<T>(load(sum_of(i, AWAY)))) / here * scale;
+        const double shift = double(sum<T>(load(sum_of(i, DEVIATIONS)))) / here * scale;
         const double together = row.count + here, apart = double(centre_[i]) * scale + shift - row.mean;
-        const double about = std::max(double(sum<T>(load(sum_of(i, SPREAD)))) * scale * scale - shift * shift * here, 0.0);
-        row.spread += about + apart * apart * row.count * here / together;
+        const double about = std::max(double(sum<T>(load(sum_of(i, SQUARED_DEVIATIONS)))) * scale * scale - shift * shift * here, 0.0);
+        row.m2 += about + apart * apart * row.count * here / together;
         row.mean += apart * here / together;
         row.count = together;
       }
@@ -521,14 +521,14 @@ class Given {
   void clear(int64_t slot) const {
     const int64_t size = stop_ - start_;
     std::fill_n(mass_.at(size_t(slot) * span_), size, T(0));
-    if (wanted_ & TALLEST) std::fill_n(tall_.at(size_t(slot) * span_), size, T(0));
+    if (wanted_ & COLUMN_MAXIMA) std::fill_n(column_max_.at(size_t(slot) * span_), size, T(0));
   }
 
   // The rows of one slot are all taken: its sums of columns go to the columns and to their row of the picture, and need
   // not be kept.
   void close(int64_t slot, int64_t block_row) const {
     Found& found = *found_;
-    T *mass = mass_.at(size_t(slot) * span_), *tall = tall_.at(size_t(slot) * span_);
+    T *mass = mass_.at(size_t(slot) * span_), *column_max = column_max_.at(size_t(slot) * span_);
     const int64_t size = stop_ - start_;
     if (p_.column_mass)
       for (int64_t j = 0; j < size; j += W) {
@@ -537,8 +537,8 @@ class Given {
       }
     if (p_.column_max)
       for (int64_t j = 0; j < size; j += W) {
-        T* at = found.tall.data() + start_ + j;
-        store(at, larger<T>(load(at), load(tall + j)));
+        T* at = found.column_max.data() + start_ + j;
+        store(at, larger<T>(load(at), load(column_max + j)));
       }
     if (!picture_) return;
     const int part = block_row == found.shared[0] ? 0 : 1;
@@ -553,13 +553,13 @@ class Given {
       while (narrow && x + some < p_.picture_columns && edges[x + some + 1] == end + some * width && edges[x + some + 1] <= stop)
         ++some;
       if (narrow && some * width >= 2 * W) {
-        T *low = mass + (from - start_), *high = tall + (from - start_);
+        T *low = mass + (from - start_), *high = column_max + (from - start_);
         if (sums) pool(low, width, some, sums + x, sum_of_pairs<T>, [](T a, T b) { return a + b; });
         if (tops) pool(high, width, some, tops + x, most_of_pairs<T>, [](T a, T b) { return std::max(a, b); });
       } else {
         some = 1;
         if (sums) sums[x] += T(total_of(mass + (from - start_), width));
-        if (tops) tops[x] = std::max(tops[x], top_of(tall + (from - start_), width));
+        if (tops) tops[x] = std::max(tops[x], top_of(column_max + (from - start_), width));
       }
       x += some;
     }
@@ -612,12 +612,16 @@ class Given {
       const int64_t at = head_ * p_.m + first_ + r;
       const double lse = lse_[r];
       // Not below 0, as rounding may have it where one key has all the weight.
-      if (p_.entropy) static_cast<T*>(p_.entropy)[at] = row.bent < 0 ? T(-row.bent) : T(0);
-      if (p_.squares) static_cast<T*>(p_.squares)[at] = T(row.squares);
-      if (p_.mass) static_cast<T*>(p_.mass)[at] = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0);
-      if (p_.max_logit) static_cast<T*>(p_.max_logit)[at] = row.peak * scale_;
-      if (p_.mean) static_cast<T*>(p_.mean)[at] = T(row.mean);
-      if (p_.variance) static_cast<T*>(p_.variance)[at] = row.count > 0 ? T(row.spread / row.count) : T(0);
+      const double entropy = -row.plogp;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? T(entropy) : T(0),
+          .squares = T(row.squares),
+          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
+          .max_logit = row.peak * scale_,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+      }
+          .store(p_, at);
       for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
         const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
         static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
@@ -630,7 +634,7 @@ class Given {
   const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // of a product, to a logit and to the unit of Weight
-  const bool bent_;  // a cap or an unusual scale: logits are not just multiples of products
+  const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
   const bool picture_;
   const int64_t span_;
   int wanted_ = 0;
@@ -638,17 +642,17 @@ class Given {
   int64_t together_ = 1, chunk_ = CHUNK;  // rows and columns that are taken together
   int64_t batch_ = 0, head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_ = 0, some_ = 0, left_ = 0, end_ = 0;
   const double* lse_ = nullptr;
-  const Seen* seen_ = nullptr;
+  const MaskView* mask_ = nullptr;
   Found* found_ = nullptr;
   typename M::Product product_;  // of the next rectangle; so many of its steps for so many vectors of this one
-  int64_t steps_ = 0, vectors_ = 1, due_ = 0;
+  int64_t steps_ = 0, vectors_ = 1, pending_ = 0;
   Aligned<Number> queries_;
   const int64_t rectangles_;  // logits that are kept: of two rectangles, or of a whole strip where the largest are sought
   Aligned<T> logits_, peaks_, sums_, diagonal_;
   // Sums of columns, for each row of the picture that a strip touches.
   const int64_t slots_;
   int64_t open_ = 0, open_row_ = -1;  // the slot and the row of the picture that the next strip may go on with
-  Aligned<T> mass_, tall_;
+  Aligned<T> mass_, column_max_;
   std::vector<Part> parts_;
   Shift<T> shift_[M::ROWS] = {};
   T centre_[M::ROWS] = {};

@@ -10,23 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library, seen, walks
+from attlas.engine.backend import Gradients
+from attlas.engine.native import library, masking, request
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.base import Coverage
-from attlas.scores.base import Tokens
 from attlas.tiles import cut
 
-__all__ = ["Family", "Gradients", "Kernels", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
-
-
-class Gradients(NamedTuple):
-    """Gradients of one product, as the tiled backend gives them: tokens, parameters of the score, ``A.mT @ left``."""
-
-    q: list[Tensor]
-    k: list[Tensor]
-    parameters: list[Tensor | None]
-    pooled: Tensor
+__all__ = ["Family", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
 
 
 class Rows(NamedTuple):
@@ -61,12 +52,12 @@ class View:
         return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
 
 
-def refusal(problem: Problem, door: str) -> str | None:
-    """Return why the kernels behind a door cannot be used for this problem, whatever its score; None where they can."""
+def refusal(problem: Problem, entry: str) -> str | None:
+    """Return why a C function cannot compute this problem, whatever its score; None where it can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
-    if not library.has(door):
-        return library.why_not() or f"the library has no kernels for {door}"
+    if not library.has(entry):
+        return library.why_not() or f"the library has no kernels for {entry}"
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
     return None
@@ -87,7 +78,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         yield View(range(m), {})
         return
     if problem.interval is not None:
-        yield View(range(m), *seen.of_interval(*problem.interval))
+        yield View(range(m), *masking.of_interval(*problem.interval))
         return
     rows = max(plan.budget("cpu") // (batch * heads * n), 16)
     for some in cut(m, rows):
@@ -98,7 +89,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
         if coverage is Coverage.ALL:
             yield View(some, {})
             continue
-        yield View(some, *seen.of_cells(problem.mask.allows(at), len(some), n))
+        yield View(some, *masking.of_cells(problem.mask.allows(at), len(some), n))
 
 
 def fields(
@@ -181,7 +172,7 @@ class Family:
         """Run the forward kernel; False where it does not take the problem."""
         raise NotImplementedError
 
-    def walk(self, pairs: Any, found: Any) -> bool:
+    def statistics(self, pairs: Any, found: Any) -> bool:
         """Run the kernel of what needs the log-sum-exp; False where it does not take the problem."""
         raise NotImplementedError
 
@@ -243,7 +234,7 @@ class Family:
         return Rows(lse, found[1].clamp(min=0.0).to(self.problem.dtype), found[2])  # rounding must not take it below 0
 
     def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
-        """Return what is wanted of the matrix, as `walks.find` names it; None where tokens are not finite."""
+        """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
         if not finite(self.q, self.k):
             return None
         nothing, structure = self.k[..., :0], library.structure("Dot")
@@ -253,11 +244,11 @@ class Family:
             pairs, held = fields(View(range(q.shape[2]), {}), q, self.k, nothing)
             sizes = {name: getattr(pairs, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             # Logits are in powers of 2.
-            done = self.walk(pairs, structure(**sizes, scale=math.log(2.0), **results))
+            done = self.statistics(pairs, structure(**sizes, scale=math.log(2.0), **results))
             del held
             return done
 
-        return walks.find(self.problem, wanted, run, lse=lse.detach())
+        return request.compute(self.problem, wanted, run, lse=lse.detach())
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
@@ -278,52 +269,3 @@ class Family:
             del held
             total += part
         return total
-
-
-class Kernels:
-    """What a family gives to the backends, from a problem and its tokens; None where a number is NaN or infinite.
-
-    Parameters
-    ----------
-    family : type of Family
-        Computes a problem whose tokens are tensors.
-    """
-
-    def __init__(self, family: type[Family]) -> None:
-        self._family = family
-
-    def work(self, problem: Problem, tokens: tuple[Tokens, Tokens], plan: Plan) -> Family | None:
-        """Return the calls of the kernels for one problem."""
-        if not isinstance(tokens[0], Tensor) or not isinstance(tokens[1], Tensor):
-            return None
-        work = self._family(problem, tokens[0], tokens[1], plan)
-        return work if finite(work.parameters()) else None
-
-    def forward(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], v: Tensor, plan: Plan
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.forward(v)
-
-    def transposed(
-        self, problem: Problem, tokens: tuple[Tokens, Tokens], lse: Tensor, x: Tensor, plan: Plan
-    ) -> Tensor | None:
-        """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.transposed(lse, x)
-
-    def backward(
-        self,
-        problem: Problem,
-        tokens: tuple[Tokens, Tokens],
-        parameters: Sequence[Tensor],
-        lse: Tensor,
-        left: Tensor,
-        right: Tensor,
-        delta: Tensor,
-        plan: Plan,
-    ) -> Gradients | None:
-        """Return what the tiled backend's `backward` does, by the same recomputation."""
-        work = self.work(problem, tokens, plan)
-        return None if work is None else work.backward(parameters, lse, left, right, delta)

@@ -50,7 +50,7 @@ ATTLAS_INLINE Vec<T> take(const Source* from, int64_t count) {
 }
 
 template <class T, class Source>
-class Few {
+class Decode {
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
   static constexpr int64_t CHUNK = 128;    // keys whose weights are held; they and their values stay in the nearest cache
@@ -62,12 +62,11 @@ class Few {
 
  public:
   static bool suits(const attlas::Dot& p) {
-    const bool more = p.entropy || p.squares || p.mass || p.max_logit || p.mean || p.variance || p.top_keys ||
-                      p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max || p.coverage;
+    const bool more = wants_row_statistics(p) || wants_column_statistics(p) || p.coverage;
     return p.m < 16 && !more && !(p.lse_known && p.lse);
   }
 
-  explicit Few(const attlas::Dot& p)
+  explicit Decode(const attlas::Dot& p)
       : p_(p),
         group_(p.heads / p.key_heads),
         rows_(group_ * p.m),
@@ -80,16 +79,16 @@ class Few {
         states_(size_t(heads_ * splits_ * rows_)) {}
 
   int32_t run() {
-    std::vector<std::unique_ptr<Desk>> desks(size_t(p_.threads));
+    std::vector<std::unique_ptr<Workspace>> workspaces(size_t(p_.threads));
     attlas::share(size_t(heads_ * splits_), p_.threads, [&](size_t task, int thread) {
-      if (!desks[thread]) desks[thread] = std::make_unique<Desk>(rows_ * depth_);
-      Task(*this, *desks[thread], int64_t(task)).run();
+      if (!workspaces[thread]) workspaces[thread] = std::make_unique<Workspace>(rows_ * depth_);
+      Task(*this, *workspaces[thread], int64_t(task)).run();
     });
-    if (wild_) return attlas::NOT_FINITE;
+    if (non_finite_) return attlas::NOT_FINITE;
     // Threads are not worth their start where there is little to join.
     const bool small = heads_ * splits_ * rows_ * (width_ + W) < (1 << 16);
     attlas::share(size_t(heads_), small ? 1 : p_.threads, [&](size_t head, int) { join(int64_t(head)); });
-    return wild_ ? attlas::NOT_FINITE : attlas::DONE;
+    return non_finite_ ? attlas::NOT_FINITE : attlas::DONE;
   }
 
  private:
@@ -98,61 +97,61 @@ class Few {
   };
 
   // What one thread computes with.
-  struct Desk {
+  struct Workspace {
     Aligned<T> queries, weights;
-    explicit Desk(int64_t size) : queries(size_t(size)), weights(size_t(TOGETHER * CHUNK)) {}
+    explicit Workspace(int64_t size) : queries(size_t(size)), weights(size_t(TOGETHER * CHUNK)) {}
   };
 
   // One split of one head of keys.
   struct Task {
-    Few& few;
+    Decode& decode;
     const attlas::Dot& p;
-    Desk& desk;
+    Workspace& workspace;
     const int64_t b, g, first, stop;
     const Source *keys, *values;
     T* const pooled;
     State* const states;
-    bool wild = false;
+    bool non_finite = false;
 
-    Task(Few& few, Desk& desk, int64_t task)
-        : few(few),
-          p(few.p_),
-          desk(desk),
-          b(task / few.splits_ / p.key_heads),
-          g(task / few.splits_ % p.key_heads),
-          first(task % few.splits_ * few.split_),
-          stop(std::min(first + few.split_, p.n)),
+    Task(Decode& decode, Workspace& workspace, int64_t task)
+        : decode(decode),
+          p(decode.p_),
+          workspace(workspace),
+          b(task / decode.splits_ / p.key_heads),
+          g(task / decode.splits_ % p.key_heads),
+          first(task % decode.splits_ * decode.split_),
+          stop(std::min(first + decode.split_, p.n)),
           keys(static_cast<const Source*>(p.k.data) + b * p.k.batch + g * p.k.head),
           values(p.out ? static_cast<const Source*>(p.v.data) + b * p.v.batch + g * p.v.head : nullptr),
-          pooled(few.pooled_.at(size_t(task * few.rows_ * few.width_))),
-          states(few.states_.data() + task * few.rows_) {}
+          pooled(decode.pooled_.at(size_t(task * decode.rows_ * decode.width_))),
+          states(decode.states_.data() + task * decode.rows_) {}
 
     void run() {
-      std::fill(pooled, pooled + few.rows_ * few.width_, T(0));
-      for (int64_t x = 0; x < few.rows_; ++x) {
+      std::fill(pooled, pooled + decode.rows_ * decode.width_, T(0));
+      for (int64_t x = 0; x < decode.rows_; ++x) {
         const Source* query = static_cast<const Source*>(p.q.data) + b * p.q.batch + head(x) * p.q.head + x % p.m * p.q.row;
-        for (int64_t t = 0; t < few.depth_; t += W) store(desk.queries.at(size_t(x * few.depth_ + t)), take<T>(query + t, p.d - t));
+        for (int64_t t = 0; t < decode.depth_; t += W) store(workspace.queries.at(size_t(x * decode.depth_ + t)), take<T>(query + t, p.d - t));
       }
       for (int64_t from = first; from < stop; from += CHUNK) {
         const int64_t to = std::min(from + CHUNK, stop);
         int64_t x = 0;
-        for (; x + TOGETHER <= few.rows_; x += TOGETHER) rectangle<TOGETHER>(x, from, to);
-        for (; x + 2 <= few.rows_; x += 2) rectangle<2>(x, from, to);
-        if (x < few.rows_) rectangle<1>(x, from, to);
+        for (; x + TOGETHER <= decode.rows_; x += TOGETHER) rectangle<TOGETHER>(x, from, to);
+        for (; x + 2 <= decode.rows_; x += 2) rectangle<2>(x, from, to);
+        if (x < decode.rows_) rectangle<1>(x, from, to);
       }
-      if (wild) few.wild_ = true;
+      if (non_finite) decode.non_finite_ = true;
     }
 
-    int64_t head(int64_t x) const { return g * few.group_ + x / p.m; }
+    int64_t head(int64_t x) const { return g * decode.group_ + x / p.m; }
 
     // Rows x to x + R against keys [from, to).
     template <int R>
     void rectangle(int64_t x, int64_t from, int64_t to) {
       int64_t left = to, right = from;
       for (int r = 0; r < R; ++r) {
-        const Seen seen(p, b, head(x + r));
+        const MaskView mask(p, b, head(x + r));
         int64_t a, z;
-        seen.hull((x + r) % p.m, (x + r) % p.m + 1, a, z);
+        mask.hull((x + r) % p.m, (x + r) % p.m + 1, a, z);
         left = std::min(left, std::max(a, from));
         right = std::max(right, std::min(z, to));
       }
@@ -165,14 +164,14 @@ class Few {
         products<R, 0>(x, left, right);
       }
       bool any = false;
-      for (int r = 0; r < R; ++r) any |= weigh(x + r, left, right, desk.weights.at(size_t(r * CHUNK)));
+      for (int r = 0; r < R; ++r) any |= weigh(x + r, left, right, workspace.weights.at(size_t(r * CHUNK)));
       if (any && p.out) pool<R>(x, left, right);
     }
 
     template <int R, int STEPS>
     void products(int64_t x, int64_t left, int64_t right) {
-      const T* queries = desk.queries.at(size_t(x * few.depth_));
-      const int64_t steps = STEPS ? STEPS : few.depth_ / W;
+      const T* queries = workspace.queries.at(size_t(x * decode.depth_));
+      const int64_t steps = STEPS ? STEPS : decode.depth_ / W;
       for (int64_t j = left; j < right; j += W) {
         V sums[R][W] = {};
 #pragma GCC unroll 4
@@ -184,11 +183,11 @@ class Few {
 #pragma GCC unroll 8
           for (int64_t t = 0; t < steps; ++t) {
             const V k = take<T>(from + t * W, STEPS ? W : p.d - t * W);
-            for (int r = 0; r < R; ++r) sum[r] += load(queries + r * few.depth_ + t * W) * k;
+            for (int r = 0; r < R; ++r) sum[r] += load(queries + r * decode.depth_ + t * W) * k;
           }
           for (int r = 0; r < R; ++r) sums[r][key] = sum[r];
         }
-        for (int r = 0; r < R; ++r) store(desk.weights.at(size_t(r * CHUNK + j - left)), sums_of<T>(sums[r]));
+        for (int r = 0; r < R; ++r) store(workspace.weights.at(size_t(r * CHUNK + j - left)), sums_of<T>(sums[r]));
       }
     }
 
@@ -202,22 +201,22 @@ class Few {
       const int64_t size = round_up(right - left, W);
       V inside = all(T(1));
       for (int64_t j = 0; j < size; j += W) inside *= load(logits + j) - load(logits + j) + T(1);  // NaN if one is not finite
-      wild |= !(sum<T>(inside) == T(W));
-      finish_row<T>(logits, Seen(p, b, head(x)), x % p.m, left, left + size, T(p.scale), T(p.cap));
+      non_finite |= !(sum<T>(inside) == T(W));
+      finish_row<T>(logits, MaskView(p, b, head(x)), x % p.m, left, left + size, T(p.scale), T(p.cap));
       for (int64_t j = right - left; j < size; ++j) logits[j] = -INF<T>;
       V tops = all(-INF<T>);
       for (int64_t j = 0; j < size; j += W) tops = larger<T>(tops, load(logits + j));
       const T scale = factor_of<T>(p), peak = most<T>(tops) * scale;
       State& state = states[x];
-      wild |= peak > -INF<T> && std::fabs(peak) > FAR;
-      if (wild || !(peak > -INF<T>)) {
+      non_finite |= peak > -INF<T> && std::fabs(peak) > FAR;
+      if (non_finite || !(peak > -INF<T>)) {
         std::fill(logits, logits + size, T(0));
         return false;
       }
       if (peak > state.top) {
         const T shrink = state.total > 0 ? std::exp(state.top - peak) : T(0);
         state.total *= shrink;
-        for (int64_t t = 0; t < few.width_; t += W) store(pooled + x * few.width_ + t, load(pooled + x * few.width_ + t) * shrink);
+        for (int64_t t = 0; t < decode.width_; t += W) store(pooled + x * decode.width_ + t, load(pooled + x * decode.width_ + t) * shrink);
         state.top = peak;
       }
       V total{};
@@ -241,9 +240,9 @@ class Few {
     template <int R, int VECTORS, bool WHOLE>
     void columns(int64_t x, int64_t left, int64_t right, int64_t t) {
       V sums[R][VECTORS];
-      T* to = pooled + x * few.width_ + t;
+      T* to = pooled + x * decode.width_ + t;
       for (int r = 0; r < R; ++r)
-        for (int c = 0; c < VECTORS; ++c) sums[r][c] = load(to + r * few.width_ + c * W);
+        for (int c = 0; c < VECTORS; ++c) sums[r][c] = load(to + r * decode.width_ + c * W);
       for (int64_t j = left; j < right; ++j) {
         const Source* value = values + j * p.v.row + t;
         ask_for(value, VECTORS * W);
@@ -252,13 +251,13 @@ class Few {
         for (int c = 0; c < VECTORS; ++c) v[c] = take<T>(value + c * W, WHOLE ? W : p.e - t);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const V weight = all(desk.weights.at(size_t(r * CHUNK))[j - left]);
+          const V weight = all(workspace.weights.at(size_t(r * CHUNK))[j - left]);
 #pragma GCC unroll 4
           for (int c = 0; c < VECTORS; ++c) sums[r][c] += weight * v[c];
         }
       }
       for (int r = 0; r < R; ++r)
-        for (int c = 0; c < VECTORS; ++c) store(to + r * few.width_ + c * W, sums[r][c]);
+        for (int c = 0; c < VECTORS; ++c) store(to + r * decode.width_ + c * W, sums[r][c]);
     }
   };
 
@@ -286,7 +285,7 @@ class Few {
       if (p_.lse) p_.lse[at] = total > 0 ? double(top) + std::log(double(total)) : -INF<double>;
       for (int64_t t = 0; p_.out && t < p_.e; ++t) {
         const T mean = sums[size_t(t)] * inverse;
-        if (!(std::fabs(mean) < INF<T>)) wild_ = true;
+        if (!(std::fabs(mean) < INF<T>)) non_finite_ = true;
         static_cast<T*>(p_.out)[at * p_.e + t] = mean;
       }
     }
@@ -296,7 +295,7 @@ class Few {
   const int64_t group_, rows_, depth_, width_, split_, splits_, heads_;
   const Aligned<T> pooled_;
   std::vector<State> states_;
-  std::atomic<bool> wild_{false};
+  std::atomic<bool> non_finite_{false};
 };
 
 }  // namespace ATTLAS_ISA

@@ -1,4 +1,4 @@
-"""What the kernels find of a matrix in one call: room for the results, the mask, and the rows of each call."""
+"""One call of the kernels: memory for the results, the mask, and the rows of each call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from attlas.engine.cover import strips
-from attlas.engine.native import seen
+from attlas.engine.native import library, masking
 from attlas.engine.problem import Problem
 from attlas.masks.base import Coverage, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["GIVEN", "Picture", "find", "mask_of", "panels"]
+__all__ = ["GIVEN", "Picture", "compute", "mask_of", "panels"]
 
 _PANEL = 1 << 25  # bytes of a mask that are written out at a time
 _ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
 # Results that are not in the dtype of the sums.
 _DTYPES = {"top_keys": torch.int64, "coverage": torch.int64, "lse": torch.float64}
-_PER_ROW = ("lse", "entropy", "squares", "mass", "max_logit", "mean", "variance")
 
 #: What can be found only where the log-sum-exp of each row is known.
 GIVEN = frozenset({"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"})
@@ -34,7 +33,7 @@ class Picture(NamedTuple):
     columns: Tensor
 
 
-def find(
+def compute(
     problem: Problem,
     wanted: Mapping[str, Any],
     run: Callable[[slice, dict[str, Any]], bool],
@@ -119,9 +118,9 @@ def _cells(mask: Mask, at: Tile) -> Tensor:
 
 
 def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int) -> dict[str, Tensor]:
-    """Return room for the results of `m` rows."""
+    """Return memory for the results of `m` rows."""
     batch, heads, _, n = problem.shape
-    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in _PER_ROW if name in wanted}
+    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in ("lse", *library.row_statistics()) if name in wanted}
     shapes.update({name: (n,) for name in ("column_mass", "column_max") if name in wanted})
     if "largest" in wanted:
         shapes["top_values"] = shapes["top_keys"] = (m, wanted["largest"])
@@ -193,9 +192,9 @@ def mask_of(panel: _Panel, m: int, n: int) -> tuple[dict[str, Any], list[Tensor]
     fields: dict[str, Any] = {}
     held: list[Tensor] = []
     if panel.interval is not None:
-        mask, tensors = seen.of_interval(*panel.interval)
+        mask, tensors = masking.of_interval(*panel.interval)
         fields, held = fields | mask, [*held, *tensors]
     if panel.cells is not None:
-        mask, tensors = seen.of_cells(panel.cells, m, n)
+        mask, tensors = masking.of_cells(panel.cells, m, n)
         fields, held = fields | mask, [*held, *tensors]
     return fields, held

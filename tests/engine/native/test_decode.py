@@ -12,8 +12,10 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference, sdpa
-from attlas.engine.native import dot, few, library
+from attlas.engine import reference
+from attlas.engine.native import decode, library
+from attlas.engine.native.backend import FusedKernels
+from attlas.engine.sdpa import Sdpa
 
 NATIVE = Plan("native")
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -101,15 +103,15 @@ def test_any_number_of_threads_gives_the_same(threads: None) -> None:
 @torch.no_grad()
 def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for module, short in ((few, "at_once"), (sdpa, "at_once"), (dot, "forward")):
-        original = getattr(module, short)
+    for owner, name in ((decode, "at_once"), (Sdpa, "at_once"), (FusedKernels, "forward")):
+        original = getattr(owner, name)
 
-        def watched(*args: Any, _name: str = module.__name__, _original: Any = original) -> Any:
+        def watched(*args: Any, _name: str = owner.__name__, _original: Any = original) -> Any:
             found = _original(*args)
             calls.append((_name.rsplit(".", 1)[-1], found is not None))
             return found
 
-        monkeypatch.setattr(module, short, watched)
+        monkeypatch.setattr(owner, name, watched)
     sizes = {1: "native", 4: "native", 5: "sdpa", 40: "sdpa", 600: "native"}
     for m, backend in sizes.items():
         q, k, v = tokens(m, 1100, 64, 64, torch.float32, (4, 4))
@@ -118,7 +120,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
         calls.clear()
         check(A, v)
         done = [name for name, found in calls if found]
-        assert done == [{"sdpa": "sdpa"}.get(backend, "few" if m <= 4 else "dot")]
+        assert done == ["Sdpa" if backend == "sdpa" else "decode" if m <= 4 else "FusedKernels"]
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :, :200])).backend == "sdpa"  # too small
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :2, :200])).backend == "native"  # heads share their keys
     for layout in ("cache", "heads"):  # as caches and projections leave them
@@ -129,7 +131,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
             k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
         calls.clear()
         check(attlas.attend(q, k), v)
-        assert calls == [("few", True)]
+        assert calls == [("decode", True)]
 
 
 @needs_wide

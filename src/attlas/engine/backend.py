@@ -1,0 +1,203 @@
+"""What a backend is: one way to compute a matrix, with what it cannot compute and what it costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.engine.dropout import Dropout
+from attlas.engine.fold import Statistic
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, flatten, rebuild, tensors_of
+from attlas.scores.base import Dot, Score, Tokens
+from attlas.scores.dot import ScaledDot, SoftCap
+
+__all__ = ["MISSING", "Backend", "Gradients", "Operation", "Request"]
+
+Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics"]
+
+#: Stands in a list of results for a statistic that the backend does not compute.
+MISSING = object()
+
+
+class Gradients(NamedTuple):
+    """Gradients of one product: tokens of q and of k, parameters of the score, and ``A.mT @ left``."""
+
+    q: list[Tensor]
+    k: list[Tensor]
+    parameters: list[Tensor | None]
+    pooled: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a backend computes: the matrix, with projected tokens, and how.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    tokens : tuple of Tokens
+        Projected queries and keys, with their graph where autograd records one.
+    plan : Plan
+        How to compute.
+    dropout : Dropout, optional
+        Factors of the weights.
+    fused : Dot, optional
+        The dot product that the score is, where the tokens are its own: see `as_fused`.
+    """
+
+    problem: Problem
+    tokens: tuple[Tokens, Tokens]
+    plan: Plan
+    dropout: Dropout | None = None
+    fused: Dot | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tokens."""
+        return self.problem.device
+
+    @cached_property
+    def dot(self) -> Dot | None:
+        """The score as a dot product; None where it is none."""
+        score = self.problem.score
+        return self.fused or score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+
+    @property
+    def product(self) -> Dot:
+        """The dot product of a request that `as_fused` has made."""
+        if self.fused is None:
+            raise TypeError("as_fused() comes first")
+        return self.fused
+
+    def as_fused(self) -> Request:
+        """Return the request whose score and tokens are those of the dot product.
+
+        A fused kernel gives gradients in the tokens of the dot product, autograd the rest. The constant of each row is
+        left out: softmax does not see it.
+        """
+        dot = self.dot
+        if dot is None or self.fused is not None:
+            return self
+        score: Score = ScaledDot(dot.scale)
+        tokens: tuple[Tokens, Tokens] = dot.q, dot.k
+        if dot.cap:
+            score = SoftCap(score, dot.cap)
+        if dot.bias is not None:
+            score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
+        return replace(self, problem=replace(self.problem, score=score), tokens=tokens, fused=replace(dot, row=None))
+
+    def inputs(self) -> list[Tensor]:
+        """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
+        return [*flatten(self.tokens[0]), *flatten(self.tokens[1]), *self.parameters()]
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of the score that its forward may use."""
+        return [t for t in tensors_of(self.problem.score) if t.requires_grad]
+
+    def with_inputs(self, tensors: Sequence[Tensor]) -> Request:
+        """Return the same request for other tensors in the place of `inputs`."""
+        rest = list(tensors)
+        tokens = rebuild(self.tokens[0], rest), rebuild(self.tokens[1], rest)
+        fused = self.fused
+        if fused is not None:
+            fused = replace(fused, q=flatten(tokens[0])[0], k=flatten(tokens[1])[0])
+        return replace(self, tokens=tokens, fused=fused)
+
+
+class Backend(ABC):
+    """One way to compute a matrix.
+
+    A computation returns None where the numbers do not allow it, such as NaN in a kernel that cannot sum it: the next
+    backend takes it then. The tiled backend takes everything.
+
+    Attributes
+    ----------
+    name : str
+        Its name in `Plan`.
+    takes_fused : bool
+        Whether it computes requests that `Request.as_fused` has made.
+    """
+
+    name: ClassVar[str]
+    takes_fused: ClassVar[bool] = False
+
+    @abstractmethod
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        """Return in one sentence why an operation of this request is not computed; None where it is."""
+
+    @abstractmethod
+    def cost(self, request: Request, operation: Operation) -> float:
+        """Return the time that an operation takes, by measurement; 1 is the output by torch's fused kernel."""
+
+    def prepare(self, request: Request) -> Request:
+        """Return the request with the tokens that this backend takes, and that its gradients speak of."""
+        return request
+
+    def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Return what `forward` does from torch's own operations, which autograd records; None where it does not.
+
+        Then there is no need of `backward`, and the log-sum-exp may be missing.
+        """
+        return None
+
+    def is_quick(self, problem: Problem) -> bool:
+        """Tell whether `at_once` is to be tried, and no other backend's."""
+        return False
+
+    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the output and log-sum-exp of a plain scaled dot product; None for all else.
+
+        No request is made for it: at a step that reads one token each microsecond of preparation counts.
+        """
+        return None
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m)."""
+        raise NotImplementedError
+
+    def backward(
+        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+    ) -> Gradients | None:
+        """Return the gradients of ``sum_ij A_ij (left_i · right_j)`` by recomputation.
+
+        Both products of the matrix have this form: for ``A @ v`` left is the gradient of the output and right is v;
+        for ``A.mT @ x`` left is x and right is the gradient of the output.
+
+        Parameters
+        ----------
+        request : Request
+            The matrix.
+        lse : Tensor, shape (batch, heads, m)
+            Log-sum-exp of each row.
+        left : Tensor, shape (batch, heads, m, e)
+            Vectors of the rows.
+        right : Tensor, shape (batch, value heads, n, e)
+            Vectors of the columns.
+        delta : Tensor, shape (batch, heads, m)
+            ``sum_j A_ij (left_i · right_j)``, known from the output without a pass.
+        out : Tensor, optional, shape (batch, heads, m, e)
+            The output, where the product is ``A @ v``.
+        """
+        raise NotImplementedError
+
+    def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor | None:
+        """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums."""
+        raise NotImplementedError
+
+    def statistics(
+        self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
+    ) -> tuple[list[Any], Tensor | None] | None:
+        """Return a result for each statistic, `MISSING` for one that is not computed, and the log-sum-exp if known."""
+        raise NotImplementedError
+
+    def log_sum_exp(self, request: Request) -> Tensor | None:
+        """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+        raise NotImplementedError

@@ -1,0 +1,117 @@
+"""Which backend computes: the cheapest of those that can, or the one that the plan names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.native.backend import FusedKernels, PairwiseKernels
+from attlas.engine.reference import Reference
+from attlas.engine.sdpa import Sdpa
+from attlas.engine.tiled import Tiled
+from attlas.errors import BackendError
+
+__all__ = ["BACKENDS", "Choice", "candidates", "choose", "named"]
+
+#: Computes everything that the others do not.
+TILED = Tiled()
+
+BACKENDS: Sequence[Backend] = (FusedKernels(), PairwiseKernels(), Sdpa(), Reference(), TILED)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that computes ``A @ v``, and why each other one does not.
+
+    Parameters
+    ----------
+    backend : str
+        Its name.
+    because : str
+        Why it is this one.
+    others : dict of str to str
+        Each other backend and the reason.
+    costs : dict of str to float
+        What was compared: the time of each backend that can compute it, by measurement; 1 is that of torch's fused
+        kernel.
+    """
+
+    backend: str
+    because: str
+    others: dict[str, str]
+    costs: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        lines = [f"backend: {self.backend}, since {self.because}"]
+        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
+
+
+def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
+    """Yield the backends to try, each where the one before it gave None; the tiled backend is the last.
+
+    Raises
+    ------
+    BackendError
+        If the plan names a backend that cannot compute the output of this problem.
+    """
+    name = request.plan.backend
+    backends = sorted(named(name), key=lambda backend: backend.cost(request, operation))
+    first: Backend | None = None
+    for backend in backends:
+        # All of them read the same tokens.
+        alike = first is None or backend.takes_fused == first.takes_fused
+        if alike and backend.unsupported(request, operation) is None:
+            first = first or backend
+            yield backend
+    if first is None and operation == "output":
+        rule = "the plan asks for a backend that cannot run this problem."
+        fix = "leave the plan out, or Plan(backend='tiled')."
+        given = {"plan": repr(request.plan), "score": type(request.problem.score).__name__}
+        found = f"{name} does not run: {_compare(request, backends)[1][name]}"
+        raise BackendError("A @ v", rule, given, found=found, fix=fix)
+    if TILED not in backends or (first is not None and first.takes_fused):
+        yield TILED
+
+
+def choose(request: Request) -> Choice:
+    """Say which backend computes ``A @ v``.
+
+    Raises
+    ------
+    BackendError
+        If the plan names a backend that cannot run this problem.
+    """
+    chosen = next(candidates(request, "output"))
+    compared, reasons = _compare(request, BACKENDS)
+    costs: dict[str, float] = {}
+    for backend in sorted(compared, key=lambda backend: -compared[backend]):
+        costs[backend.name] = compared[backend]
+    if request.plan.backend == "auto":
+        because = f"it is the fastest here: about {costs[chosen.name]:g} × the time of torch's fused kernel"
+        others = {name: f"it takes about {cost:g} × the time of torch's fused kernel" for name, cost in costs.items()}
+    else:
+        because = "the plan asks for it"
+        others = dict.fromkeys(costs, f"the plan asks for {chosen.name}")
+    others = {name: reason for name, reason in (reasons | others).items() if name != chosen.name}
+    return Choice(chosen.name, because, others, costs)
+
+
+@cache
+def named(name: str) -> tuple[Backend, ...]:
+    """Return the backends that a plan allows."""
+    return tuple(backend for backend in BACKENDS if name in ("auto", backend.name))
+
+
+def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backend, float], dict[str, str]]:
+    """Return the cost of each backend that computes the output, and the reason of each name that does not."""
+    costs: dict[Backend, float] = {}
+    reasons: dict[str, str] = {}
+    for backend in backends:
+        reason = backend.unsupported(request, "output")
+        if reason is None:
+            costs[backend] = backend.cost(request, "output")
+        elif backend.name not in reasons or request.dot is None:  # of two with one name: that of the score's kind
+            reasons[backend.name] = reason
+    return costs, reasons

@@ -1,0 +1,211 @@
+"""The compiled kernels of attlas as backends: dot products, and scores of pairs that are none."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.fold import Statistic
+from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
+from attlas.engine.native.pairwise import Family, finite
+from attlas.engine.online import LARGEST, exact, larger
+from attlas.engine.problem import Problem
+from attlas.inputs import tracing
+from attlas.scores.additive import Additive
+from attlas.scores.kernel import Gaussian
+
+__all__ = ["FusedKernels", "PairwiseKernels"]
+
+# Cells from which the kernels are faster than a few tiles, by measurement. Of a dot product they always are from so
+# many queries on; with fewer, packing the keys takes longer than a tile.
+_WORTH = 1 << 14
+_QUERIES = 4
+
+
+class _Kernels(Backend):
+    """What both have in common: statistics of numbers that a kernel reads."""
+
+    name = "native"
+
+    @abstractmethod
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        """Return what is wanted of the matrix, by the names of `request.compute`; None where a number is not finite."""
+
+    def statistics(
+        self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
+    ) -> tuple[list[Any], Tensor | None] | None:
+        problem = request.problem
+        wants = statistics.fused(problem, asked)
+        if all(wanted is None for wanted in wants):
+            return None
+        found = statistics.fold(problem, partial(self.read, request), asked, wants, lse)
+        return None if found is None or (larger(found[1], LARGEST) and not problem.partial) else found
+
+    def log_sum_exp(self, request: Request) -> Tensor | None:
+        found = self.read(request, {"lse": True}, None, None)
+        return None if found is None else found["lse"]
+
+
+class FusedKernels(_Kernels):
+    """Kernels of dot products: outputs, gradients and statistics, with any mask, a soft cap and a sink."""
+
+    takes_fused = True
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        problem, product = request.problem, request.dot
+        reason = library.why_not()
+        if reason is None and not library.has("dot"):
+            reason = "the library of kernels has none for dot products"
+        if reason is not None:
+            return reason
+        if problem.device.type != "cpu":
+            return "it runs on the processor only"
+        if product is None or product.bias is not None:
+            return "the score is not a dot product"
+        if 0 in (*problem.shape, product.q.shape[-1]):
+            return "there is nothing to compute"
+        if product.q.dtype not in decode.TYPES or (product.cap and product.q.dtype is torch.float64):
+            return f"there is no kernel for {str(product.q.dtype).removeprefix('torch.')} with this score"
+        if problem.sink is not None and product.row is not None:
+            return "the sink needs the constant of each row"
+        return _unsupported(request, operation, fused=True)
+
+    def cost(self, request: Request, operation: Operation) -> float:
+        problem = request.problem
+        if operation == "statistics":
+            return 5.0 if problem.shape[2] < _QUERIES and _is_small(problem) else 1.0
+        pays = dot.pays(problem) and (operation == "output" or dot_backward.pays(problem))
+        return 0.6 if pays else 1.2
+
+    def prepare(self, request: Request) -> Request:
+        return request.as_fused()
+
+    def is_quick(self, problem: Problem) -> bool:
+        return dot.pays(problem)
+
+    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        return decode.at_once(problem, v)
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        product = request.product
+        found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
+        return None if found is None else (found["out"].to(v.dtype), found["lse"])
+
+    def backward(
+        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+    ) -> Gradients | None:
+        known = exact(lse)
+        if known is None or larger(known, LARGEST):
+            return None
+        found = dot_backward.backward(request.problem, request.product, right, known, left, delta)
+        return None if found is None else Gradients([found[0]], [found[1]], [], found[2])
+
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        product = request.dot
+        return None if product is None else dot.read(request.problem, product, wanted, v, lse)
+
+
+class PairwiseKernels(_Kernels):
+    """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        problem = request.problem
+        supports = additive.supports if type(problem.score) is Additive else distance.supports
+        return supports(problem) or _unsupported(request, operation, fused=False)
+
+    def cost(self, request: Request, operation: Operation) -> float:
+        return 5.0 if _is_small(request.problem) else 0.3
+
+    def prepare(self, request: Request) -> Request:
+        # Differences are taken of the tokens themselves.
+        problem = request.problem
+        return replace(request, tokens=(problem.q, problem.k)) if type(problem.score) is Gaussian else request
+
+    def work(self, request: Request) -> Family | None:
+        """Return the calls of the kernels; None where a parameter is NaN or infinite."""
+        q, k = request.tokens
+        if not isinstance(q, Tensor) or not isinstance(k, Tensor):
+            return None
+        kind = additive.AdditiveKernels if type(request.problem.score) is Additive else distance.DistanceKernels
+        work = kind(request.problem, q, k, request.plan)
+        return work if finite(work.parameters()) else None
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        work = self.work(request)
+        return None if work is None else work.forward(v)
+
+    def backward(
+        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+    ) -> Gradients | None:
+        work = self.work(request)
+        if work is None or exact(lse) is None or larger(lse, LARGEST):
+            return None
+        return work.backward(request.parameters(), lse, left, right, delta)
+
+    def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor | None:
+        work = self.work(request)
+        return None if work is None else work.transposed(lse, x)
+
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        # One pass for the output and the log-sum-exp where that is not known, one for all else.
+        problem, work = request.problem, self.work(self.prepare(request))
+        if work is None:
+            return None
+        found: dict[str, Tensor] = {}
+        rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
+        # Then weights sum to 1, and no pass is needed to know it.
+        whole = "mass" in wanted and problem.sink is None and not problem.partial
+        if whole:
+            del rest["mass"]
+        if lse is None and v is None and rest and rest.keys() <= {"entropy", "max_logit"}:
+            rows = work.rows()
+            if rows is None:
+                return None
+            found, lse, rest = rows._asdict(), rows.lse, {}
+        if v is not None or lse is None:
+            product = work.forward(problem.k[..., :0] if v is None else v.to(problem.dtype))
+            if product is None:
+                return None
+            found["out"], lse = product[0], product[1] if lse is None else lse
+        if rest:
+            others = work.found(rest, lse)
+            if others is None:
+                return None
+            found |= others
+        if whole:
+            found["mass"] = (lse != -torch.inf).to(problem.dtype)
+        return found | {"lse": lse}
+
+
+def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str | None:
+    """Return why an operation is not computed, whatever the score."""
+    if request.dropout is not None:
+        return "dropout has to be the same when it is recomputed"
+    if operation == "statistics" and tracing():
+        return "a program of torch is being traced"
+    if fused and operation == "transposed":
+        return "it computes no transposed product"
+    if fused and operation == "backward":
+        if not library.has("dot_backward"):
+            return "the library of kernels has no gradients"
+        if request.fused is None or request.parameters():
+            return "its gradients are those of the tokens of a dot product"
+    return None
+
+
+def _is_small(problem: Problem) -> bool:
+    """Tell whether each matrix is so small that one tile is as fast as the kernels."""
+    return problem.shape[2] * problem.shape[3] < _WORTH

@@ -1,0 +1,92 @@
+"""What is computed of a matrix: outputs, statistics and log-sum-exps, by whichever backend is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine import traced
+from attlas.engine.autograd import pool, pool_transposed, record_lse
+from attlas.engine.backend import MISSING, Request
+from attlas.engine.dispatch import Choice, candidates, choose, named
+from attlas.engine.dropout import Dropout
+from attlas.engine.fold import Statistic
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, full_precision
+
+__all__ = ["collect", "explain", "log_sum_exp", "multiply", "multiply_transposed", "recorded_lse"]
+
+
+def explain(problem: Problem, plan: Plan) -> Choice:
+    """Say which backend computes ``A @ v``."""
+    with torch.no_grad():
+        return choose(Request(problem, problem.tokens, plan))
+
+
+@full_precision
+def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
+    if problem.is_symbolic:
+        return traced.multiply(problem, v, dropout), None
+    graph = torch.is_grad_enabled()
+    if not graph and dropout is None:
+        quick = next((backend for backend in named(plan.backend) if backend.is_quick(problem)), None)
+        if quick is not None and (result := quick.at_once(problem, v)) is not None:
+            return result
+    request = Request(problem, problem.project() if graph else problem.tokens, plan, dropout)
+    backends = candidates(request, "output")
+    backend = next(backends)
+    row = None if request.dot is None or not backend.takes_fused else request.dot.row
+    request = backend.prepare(request)
+    values = v if request.fused is None else v.to(request.fused.q.dtype)
+    if (recorded := backend.recorded(request, values)) is not None:
+        return recorded
+    out, lse = pool(request, values, chain((backend,), backends))
+    return out.to(v.dtype), lse if row is None else lse + row.detach()
+
+
+@full_precision
+def multiply_transposed(problem: Problem, x: Tensor, lse: Callable[[], Tensor], plan: Plan) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e); `lse` gives the log-sum-exp where it is needed."""
+    if problem.is_symbolic:
+        return traced.multiply_transposed(problem, x)
+    tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
+    request = Request(problem, tokens, plan)
+    return pool_transposed(next(candidates(request, "transposed")).prepare(request), x, lse())
+
+
+@torch.no_grad()
+@full_precision
+def collect(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
+) -> tuple[list[Any], Tensor | None]:
+    """Compute statistics, and the log-sum-exp where it comes out: each by the first backend that gives it."""
+    request = Request(problem, problem.tokens, plan)
+    results: list[Any] = [MISSING] * len(statistics)
+    for backend in candidates(request, "statistics"):
+        missing = [i for i, result in enumerate(results) if result is MISSING]
+        if missing and (found := backend.statistics(request, [statistics[i] for i in missing], lse)) is not None:
+            for i, result in zip(missing, found[0], strict=True):
+                results[i] = result
+            lse = found[1]
+    return results, lse
+
+
+@torch.no_grad()
+@full_precision
+def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+    request = Request(problem, problem.tokens, plan)
+    backends = candidates(request, "statistics")
+    return next(lse for backend in backends if (lse := backend.log_sum_exp(request)) is not None)
+
+
+@full_precision
+def recorded_lse(problem: Problem, lse: Tensor, plan: Plan) -> Tensor:
+    """Return a known log-sum-exp with its graph."""
+    request = Request(problem, problem.project(), plan)
+    return record_lse(next(candidates(request, "backward")).prepare(request), lse)
