@@ -6,47 +6,19 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attlas.atlas import Atlas
 from attlas.cli import numbers
 from attlas.cli.files import check_target, title_of
 from attlas.cli.reading import telling, window_of
 from attlas.cli.stats import open_atlas
-from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import in_bytes
 from attlas.errors import AttlasError
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add", "run", "write"]
+__all__ = ["run", "write"]
 
 _HEAD = re.compile(r"(\d+)[.·](\d+)")
-_EXAMPLES = """\
-examples:
-  attlas report run.atlas -o report.html
-  attlas report run.atlas --heads 2.4,3.2 -o report.html
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "report",
-        help="write a recording as one HTML file",
-        description="Write the page of the viewer as one HTML file that needs no server: every head, the text and what "
-        "each token looks at. It opens at the most telling head, and loads nothing from anywhere.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
-    command.add_argument(
-        "--heads", metavar="L.H,...", help="layer and head of those in detail (default: the most telling head)"
-    )
-    command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="report.html")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
