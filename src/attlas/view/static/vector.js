@@ -60,12 +60,12 @@ function scaleOf(state, style, y, words) {
   const bar = barOf(state);
   const { low, high } = rangeOf(state);
   const bytes = colours(state);
-  const stops = Array.from({ length: 65 }, (_, at) => {
-    const value = bar.min + (at / 64) * (bar.max - bar.min);
+  const steps = Array.from({ length: 120 }, (_, at) => {
+    const value = bar.min + ((at + 0.5) / 120) * (bar.max - bar.min);
     const place = 3 * Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
-    return `<stop offset="${rounded(at / 64)}" stop-color="rgb(${[...bytes.slice(place, place + 3)].join()})"/>`;
+    return `<rect x="${left + 3 * at}" y="${y}" width="3.5" height="12" fill="rgb(${[...bytes.slice(place, place + 3)].join()})"/>`;
   });
   const labels = marksOf(state.colour, bar, 360).map(({ at, text }) => words(left + (360 * (at - bar.min)) / (bar.max - bar.min), y + 27, text, 'text-anchor="middle" font-size="11"'));
-  const gradient = `<linearGradient id="scale">${stops.join("")}</linearGradient>`;
-  return [gradient, `<rect x="${left}" y="${y}" width="360" height="12" fill="url(#scale)" stroke="${style.line}"/>`, ...labels, words(left, y + 44, "attention weight", 'font-size="11"')];
+  const frame = `<rect x="${left}" y="${y}" width="360" height="12" fill="none" stroke="${style.line}"/>`;
+  return [steps.join(""), frame, ...labels, words(left, y + 44, "attention weight", 'font-size="11"')];
 }
