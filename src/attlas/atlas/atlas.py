@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
@@ -404,6 +405,19 @@ class Atlas:
         from attlas.view import show  # a door to an upper room, opened only when called
 
         return show(self, **options)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the viewer's page as one HTML file that needs no server.
+
+        See `attlas.view.export` for the options.
+
+        Returns
+        -------
+        Path
+        """
+        from attlas.view import export
+
+        return export(self, path, **options)
 
     def _repr_html_(self) -> str:
         from attlas.view import preview

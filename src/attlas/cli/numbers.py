@@ -11,7 +11,6 @@ from torch import Tensor
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
-from attlas.cli.report.payload import pack
 from attlas.cli.terminal import UsageError
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import NEEDED, heads_of
@@ -98,22 +97,18 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
     return [*found_all, *text_statistics(ids)[2:]] if KINDS_OF_HEADS in wanted else found_all
 
 
-def block_details(found: Sequence[Mapping[str, Tensor]], maps: Sequence[Tensor], period: int) -> dict[str, Any]:
+def block_details(found: Sequence[Mapping[str, Tensor]], period: int) -> dict[str, Any]:
     """Return what an atlas keeps of the layers' behaviour on a random block that occurs twice, as plain data.
 
     Parameters
     ----------
     found : sequence of mapping
         What `on_block` gave for each layer.
-    maps : sequence of Tensor, each (heads, side, side)
-        A picture of each head on the block.
     period : int
         Length of the block.
     """
     return {
         "period": period,
-        "side": maps[0].shape[-1],
-        "maps": [pack(t) for t in maps],
         "induction": [x["induction"].tolist() for x in found],
         "duplicate": [x["duplicate"].tolist() for x in found],
     }

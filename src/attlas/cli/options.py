@@ -232,8 +232,9 @@ def _picture(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 _OF_REPORTING = """\
-example:
+examples:
   attlas report run.atlas -o report.html
+  attlas report run.atlas --heads 2.4,3.2 -o report.html
 """
 
 
@@ -242,13 +243,16 @@ def _reporting(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "report",
         help="write a recording as one HTML file",
-        description="Write one HTML file with every head of a recording, the text and what each token looks at. It "
-        "loads nothing from anywhere.",
+        description="Write the page of the viewer as one HTML file that needs no server: every head, the text and what "
+        "each token looks at. It opens at the most telling head, and loads nothing from anywhere.",
         epilog=_OF_REPORTING,
         formatter_class=Help,
         allow_abbrev=False,
     )
     command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument(
+        "--heads", metavar="L.H,...", help="layer and head of those in detail (default: the most telling head)"
+    )
     command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="report.html")
     command.set_defaults(module="reporting")
 

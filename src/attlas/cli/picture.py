@@ -10,9 +10,8 @@ from torch import Tensor
 
 from attlas import pictures
 from attlas.atlas import Atlas, Entry
-from attlas.cli.files import check_target, open_folder
+from attlas.cli.files import check_target, entry_of, open_folder
 from attlas.cli.options import SIDE
-from attlas.cli.recorded import entry_of
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas import models, pictures
+from attlas import models
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli import numbers
@@ -107,7 +107,7 @@ def _recorded(
         details: dict[str, Any] = {"source": source, "command": _command(arguments)}
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), count_of_heads)
+                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2))
 
         def said(atlas: Atlas) -> None:
             """Put into the atlas what is not known from its matrices."""
@@ -274,20 +274,17 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
     return ids
 
 
-def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
-    """Measure every head on random tokens that occur twice: plain numbers, and a small packed picture of each."""
+def _block(loaded: Loaded, period: int) -> dict[str, Any] | None:
+    """Measure every head on random tokens that occur twice: plain numbers."""
     vocabulary = loaded.model.config.get_text_config().vocab_size
     with attlas.record(loaded.model) as atlas:
         forward(loaded.model, repeated_block(vocabulary, period))
     found: list[dict[str, Tensor]] = []
-    maps: list[Tensor] = []
-    side = numbers.side_of(heads)
     for A in atlas:
         if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
             return None
         found.append(on_block(A, period))
-        maps.append(pictures.blocks(A[0], side))
-    return numbers.block_details(found, maps, period)
+    return numbers.block_details(found, period)
 
 
 def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:

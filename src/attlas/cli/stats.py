@@ -14,8 +14,7 @@ from typing import Any
 
 from attlas.atlas import Atlas
 from attlas.cli import numbers
-from attlas.cli.files import open_folder
-from attlas.cli.recorded import entry_of
+from attlas.cli.files import entry_of, open_folder
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, others
 from attlas.heads import KINDS, Head

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attlas.cli import record
-from attlas.cli.files import open_folder
+from attlas.cli.files import open_folder, title_of
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
@@ -77,8 +77,6 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         atlas = open_folder(folder, "view")
     if not atlas.entries:
         raise _error("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
-    source = atlas.details.get("source")
-    named = [str(part) for part in (source, atlas.model) if part]
     tokens = f", {count(len(atlas.tokens))} tokens" if atlas.tokens else ""
 
     def announce(url: str) -> None:
@@ -87,8 +85,7 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         of = f" of {atlas.model}" if atlas.model else ""
         terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
 
-    title = " · ".join(named) or folder.resolve().name
-    service = Service(atlas, title=title, store=store_beside(folder))
+    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder))
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         stay(service, port=port, browser=browser, announce=announce)
