@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import attlas
-from attlas.cli import demo, picture, record, regress, reporting, scaling, stats, view
+from attlas.cli import bench, demo, picture, record, regress, reporting, scaling, stats, view
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     reporting.add(commands)
     scaling.add(commands)
     regress.add(commands)
+    bench.add(commands)
     return top
 
 

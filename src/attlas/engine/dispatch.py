@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING
 
 from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.native.backend import FusedKernels, PairwiseKernels
@@ -12,6 +13,9 @@ from attlas.engine.reference import Reference
 from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled
 from attlas.errors import BackendError
+
+if TYPE_CHECKING:
+    from attlas.work import Work
 
 __all__ = ["BACKENDS", "Choice", "candidates", "choose", "named"]
 
@@ -36,16 +40,20 @@ class Choice:
     costs : dict of str to float
         What was compared: the time of each backend that can compute it, by measurement; 1 is that of torch's fused
         kernel.
+    work : Work, optional
+        Products, exponentials and bytes, and the least time that they take on this processor.
     """
 
     backend: str
     because: str
     others: dict[str, str]
     costs: dict[str, float] = field(default_factory=dict)
+    work: Work | None = None
 
     def __repr__(self) -> str:
         lines = [f"backend: {self.backend}, since {self.because}"]
-        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
+        lines += [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())]
+        return "\n".join(lines if self.work is None else [*lines, repr(self.work)])
 
 
 def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
