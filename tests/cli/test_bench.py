@@ -105,7 +105,6 @@ def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixtur
         (["--tokens", "0"], "--tokens 0"),
         (["--heads", "-1"], "--heads -1"),
         (["--seconds", "nan"], "--seconds nan"),
-        (["--dtype", "int8"], "--dtype int8"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], found: str, capsys: pytest.CaptureFixture[str]) -> None:

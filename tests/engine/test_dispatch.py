@@ -114,10 +114,12 @@ def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.Monk
     )
     few, more = attlas.attend(q[..., :3, :], k), attlas.attend(q, k)
     long = attlas.attend(torch.randn(1, 8), torch.randn(20_000, 8))
+    wide = attlas.attend(torch.randn(31, 64), torch.randn(33_000, 64))
     for A, plan, wanted in (
         (few, Plan(), 0),
         (more, Plan(), 1),
-        (long, Plan(), 1),
+        (long, Plan(), 0),
+        (wide, Plan(), 0),
         (few, Plan("native"), 1),
         (more, Plan("tiled"), 0),
     ):

@@ -171,7 +171,7 @@ def test_known_rules_compute_less(rule: str) -> None:
 
 
 def test_parts_that_have_changed_inside_are_functions_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(masks._HELD, "sliding_window_overlay", {"another_name"})
+    monkeypatch.setitem(masks.MASK_PARTS, "sliding_window_overlay", {"another_name"})
     rule = masking_utils.sliding_window_causal_mask_function(3)
     given = {"batch_size": 1, "q_length": 9, "kv_length": 9, "mask_function": rule}
     ours = attention_mask(**given)

@@ -6,39 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from attlas.cli.lock import Held, hold
+from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.timing import Ratio, ratios
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from attlas.processor import Limits
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
 _ROUNDS = 20
-_DTYPES = ("float32", "float16", "bfloat16")
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "bench",
-        help="measure attlas on this machine, beside other ways to compute attention",
-        description="Print the time of attlas, FlexAttention and eager attention divided by that of PyTorch's fused "
-        "kernel (SDPA), and the limits of this processor. The limits are measured once and kept in the user's cache "
-        "folder; attlas.explain(A) compares with them. Takes about a minute, on a machine that does nothing else.",
-        allow_abbrev=False,
-    )
-    command.add_argument("--tokens", type=int, default=4096, metavar="N", help="queries and keys (default: 4096)")
-    command.add_argument("--heads", type=int, default=8, metavar="N", help="heads (default: 8)")
-    command.add_argument("--size", type=int, default=64, metavar="D", help="size of each head (default: 64)")
-    command.add_argument("--dtype", default="float32", metavar="NAME", help=f"{', '.join(_DTYPES)} (default: float32)")
-    command.add_argument(
-        "--seconds", type=float, default=40.0, metavar="S", help="time for the three tables together (default: 40)"
-    )
-    command.add_argument("--again", action="store_true", help="measure the limits of the processor again")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -47,9 +24,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         if not getattr(arguments, name) > 0:
             found = f"--{name} {getattr(arguments, name):g}"
             raise UsageError("bench", f"--{name} must be more than 0.", found=found, fix=f"leave --{name} out")
-    if arguments.dtype not in _DTYPES:
-        found = f"--dtype {arguments.dtype}"
-        raise UsageError("bench", f"--dtype must be one of {', '.join(_DTYPES)}.", found=found, fix="--dtype float32")
     from attlas.processor import cache_folder  # torch is loaded from here on
 
     file = cache_folder() / "bench.lock"
@@ -118,7 +92,7 @@ def _say_table(title: str, found: dict[str, Ratio], terminal: Terminal) -> None:
 
 def _say_limits(limits: Limits, terminal: Terminal) -> None:
     """Print what the processor does per second."""
-    shown = [(f"products in {name}", limits.products[name]) for name in ("float64", *_DTYPES)]
+    shown = [(f"products in {name}", limits.products[name]) for name in DTYPES]
     shown += [("exponentials", limits.exponentials), ("bytes of memory", limits.bandwidth)]
     terminal.say("  limits per second")
     for name, rate in shown:

@@ -23,11 +23,9 @@ from attlas.cli.words import COLUMNS, count, memory, others, percent
 from attlas.heads import KINDS, MIXED
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from matplotlib.figure import Figure
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
 _RUN = "run.atlas"
 _COLOURS = {
@@ -41,33 +39,6 @@ _COLOURS = {
     "favourite": ("magenta",),
     "breadth": ("magenta",),
 }
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "demo",
-        help="show what every head of a small trained model does on real text",
-        description="Run a trained model on a text, say what each of its heads does, and write a report and pictures.",
-        allow_abbrev=False,
-    )
-    command.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
-    )
-    command.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("demo-output"),
-        help="folder for the report (default: %(default)s)",
-    )
-    command.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
-    command.add_argument(
-        "--model", type=Path, metavar="DIR", help="folder of a Hugging Face causal model (default: the shipped GPT-2)"
-    )
-    command.add_argument("--no-browser", action="store_true", help="do not open the run in the browser at the end")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -112,15 +112,14 @@ class Sdpa(Backend):
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
         problem, dot = request.problem, request.product
         aligned, e = _aligned(dot, v), v.shape[-1]
-        pieces = (
-            list(_pieces(problem, dot, request.plan))
-            if _in_one_call(problem, dot)
-            else _pieces(problem, dot, request.plan)
-        )
-        if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == problem.shape[2]:
-            out, lse = _call(problem, dot, aligned, pieces[0], e)
+        pieces = _pieces(problem, dot, request.plan)
+        first = list(islice(pieces, 1))
+        if first and len(first[0].rows) == problem.shape[2]:
+            first += islice(pieces, 1)
+        if len(first) == 1 and len(first[0].rows) == problem.shape[2]:
+            out, lse = _call(problem, dot, aligned, first[0], e)
         else:
-            out, lse = _merged(problem, dot, aligned, pieces, e)
+            out, lse = _merged(problem, dot, aligned, chain(first, pieces), e)
             out = out.to(v.dtype)
         # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
@@ -163,10 +162,6 @@ class Sdpa(Backend):
 def _plain(problem: Problem, dot: Dot) -> bool:
     square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset
     return (problem.mask is None or square) and dot.bias is None and problem.sink is None
-
-
-def _in_one_call(problem: Problem, dot: Dot) -> bool:
-    return dot.bias is None and (problem.mask is None or isinstance(problem.mask, Causal))
 
 
 def _aligned(dot: Dot, v: Tensor) -> _Aligned:
@@ -276,7 +271,10 @@ def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -
         q[:, :, rows], k[:, :, columns], v[:, :, columns], 0.0, piece.causal, attn_mask=added, scale=dot.scale
     )
     shape = (*problem.shape[:2], len(piece.rows))
-    return out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
+    out, lse = out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
+    if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
+        out, lse = out.masked_fill(piece.unseen.unsqueeze(-1), 0.0), lse.masked_fill(piece.unseen, -math.inf)
+    return out, lse
 
 
 def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
@@ -285,8 +283,6 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
         part, part_lse = _call(problem, dot, aligned, piece, e)
-        if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
-            part_lse = part_lse.masked_fill(piece.unseen, -math.inf)
         rows = slice(piece.rows.start, piece.rows.stop)
         before = lse[:, :, rows]
         total = torch.logaddexp(before, part_lse)

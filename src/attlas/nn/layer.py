@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attlas._compat import changes
 from attlas.attend import attend, attention
 from attlas.errors import RecordingError, ShapeError
 from attlas.inputs import tracing
@@ -130,4 +131,4 @@ def _versions(layer: nn.Module) -> tuple[int, ...]:
     """Return numbers that change with every change of a parameter in place."""
     if torch.compiler.is_compiling():
         return ()
-    return tuple(p._version for p in layer.parameters())
+    return tuple(changes(p) for p in layer.parameters())

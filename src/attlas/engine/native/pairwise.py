@@ -14,10 +14,11 @@ from attlas.engine.backend import Gradients
 from attlas.engine.native import library, masking, request
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
+from attlas.inputs import all_finite
 from attlas.masks.base import Coverage
 from attlas.tiles import cut
 
-__all__ = ["Family", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
+__all__ = ["Family", "Rows", "View", "fields", "refusal", "views", "with_sink"]
 
 
 class Rows(NamedTuple):
@@ -61,11 +62,6 @@ def refusal(problem: Problem, entry: str) -> str | None:
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
     return None
-
-
-def finite(*tensors: Tensor) -> bool:
-    """Tell whether no number is NaN or infinite: a kernel leaves out what a mask hides, and would miss some of them."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 def views(problem: Problem, plan: Plan) -> Iterator[View]:
@@ -194,7 +190,7 @@ class Family:
         """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where tokens are not finite."""
         batch, heads, m, _ = self.problem.shape
         values = v.detach().to(self.problem.dtype)
-        if not finite(self.q, self.k, values):
+        if not all_finite(self.q, self.k, values):
             return None
         out, lse = self.new(batch, heads, m, v.shape[-1]), no_keys(batch, heads, m)
         for view in views(self.problem, self.plan):
@@ -208,7 +204,7 @@ class Family:
             del held
             if not whole:
                 out[view.place], lse[view.place] = part, part_lse
-        if not finite(out):  # values so large that their sum is not: the tiled backend has its own way with them
+        if not all_finite(out):  # values so large that their sum is not: the tiled backend has its own way with them
             return None
         lse, share = with_sink(self.problem, lse)
         return (out if share is None else out * share.unsqueeze(-1)).to(v.dtype), lse
@@ -216,7 +212,7 @@ class Family:
     def rows(self) -> Rows | None:
         """Return log-sum-exp, entropy and largest logit of each row; None where tokens are not finite."""
         batch, heads, m, _ = self.problem.shape
-        if not finite(self.q, self.k):
+        if not all_finite(self.q, self.k):
             return None
         found = [no_keys(batch, heads, m), *(self.new(batch, heads, m, fill=fill) for fill in (0.0, -torch.inf))]
         for view in views(self.problem, self.plan):
@@ -235,7 +231,7 @@ class Family:
 
     def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
         """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
-        if not finite(self.q, self.k):
+        if not all_finite(self.q, self.k):
             return None
         nothing, structure = self.k[..., :0], library.structure("Dot")
 
@@ -254,7 +250,7 @@ class Family:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
         batch, heads, _, n = self.problem.shape
         values = x.detach().to(self.problem.dtype)
-        if not finite(self.q, self.k, values, lse.clamp(min=-1.0)):
+        if not all_finite(self.q, self.k, values, lse.clamp(min=-1.0)):
             return None
         total = self.new(batch, heads, n, x.shape[-1])
         keys = spread_heads(self.k, heads)

@@ -72,14 +72,20 @@ def fold(
     return results, lse
 
 
+_STEPS = ("start", "step", "finish", "of", "join")
+
+
 def _speaks_for_itself(statistic: Statistic) -> bool:
-    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes."""
-    for kind in type(statistic).__mro__:
-        if "wants" in vars(kind):
-            return True
-        if vars(kind).keys() & {"start", "step", "finish", "of", "join"}:
-            return False
-    return False
+    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes.
+
+    A class that says what its subclasses want, and leaves `step` to them, speaks for all of them.
+    """
+    own = type(statistic)
+    owner = next(kind for kind in own.__mro__ if "wants" in vars(kind))
+    step = getattr(owner, "step", None)
+    if step is None or getattr(step, "__isabstractmethod__", False):
+        return True
+    return all(getattr(own, name, None) is getattr(owner, name, None) for name in _STEPS)
 
 
 def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
