@@ -29,6 +29,7 @@ from attlas.stats.largest import TopK
 from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
 from attlas.views import LogitMatrix, TransposedMatrix
+from attlas.windows import spans_of, window_of
 
 __all__ = ["AttentionMatrix"]
 
@@ -272,6 +273,45 @@ class AttentionMatrix(TensorLike):
         if self.requires_grad:
             derived._whole = self._gradient
         return derived
+
+    def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
+        """Return some queries and keys as a lazy matrix of their own, in which every weight is what it is here.
+
+        Parameters
+        ----------
+        rows, columns : slice, range or (start, stop), optional
+            Which queries and which keys, without a step; the default is all.
+
+        Returns
+        -------
+        AttentionMatrix, shape (..., rows, columns)
+            Without all keys, its rows sum to the mass of the keys that it has, and it carries no gradient.
+
+        Raises
+        ------
+        ShapeError
+            If `rows` or `columns` has a step or does not lie within the matrix.
+
+        See Also
+        --------
+        attlas.stats.Picture : the window in blocks.
+
+        Notes
+        -----
+        A smaller matrix whose log-sum-exp counts the keys that it does not have.
+        Cost: one pass over the rows if columns are left out and the log-sum-exp is not known yet, else none; reads cost
+        what they do of a matrix of this size.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> A = attlas.attend(torch.randn(500, 8), torch.randn(900, 8), mask=attlas.Causal())
+        >>> part = A.window(slice(100, 200), slice(0, 300))
+        >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
+        (torch.Size([100, 300]), True)
+        """
+        window: AttentionMatrix = window_of(self, *spans_of(self, rows, columns))
+        return window
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells as a Tensor; an int for rows or columns drops that axis."""

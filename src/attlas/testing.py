@@ -16,9 +16,11 @@ from torch import Tensor
 
 from attlas.attend import attend
 from attlas.engine import tiled
+from attlas.engine.cover import Panel, strips
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through
+from attlas.engine.workspace import Workspace
 from attlas.errors import ContractError, ShapeError
 from attlas.masks import Causal, Coverage, Mask, from_function
 from attlas.matrix import AttentionMatrix
@@ -182,7 +184,8 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     ContractError
         If the result depends on the plan, on an earlier run or on what else is collected; if it lacks the
         axes (batch, heads), or that of one head is not what it is in the whole; if a step writes into what
-        other statistics read; if it differs from `dense`.
+        other statistics read; if it differs from `dense`; if `merge`, where it is defined, does not make the
+        whole of two halves of the rows, or of the columns unless the statistic needs whole rows.
 
     See Also
     --------
@@ -392,6 +395,7 @@ def _check_results(
     if max((_difference(a, b[1, 2]) for a, b in zip(one, wanted, strict=True)), default=0.0) > _CLOSE:
         rule, found = "a head must give alone what it gives in the whole matrix.", "A[1, 2] differs from [1, 2] of A"
         raise _broken(where, rule, given, found=found, fix="do not mix batches or heads.")
+    _check_merge(where, given, statistic, first, wanted, parts)
     if dense is not None:
         expected = parts(dense(first.to_dense()))
         for plan, A in matrices.items():
@@ -401,6 +405,44 @@ def _check_results(
                 rule, fix = "the result must be that of the dense formula.", "compare statistic and dense on one row; "
                 found = f"off by {error:.2g} with plan {plan}"
                 raise _broken(where, rule, given, found=found, fix=fix + "a row that sees no key has weights 0.")
+
+
+@torch.no_grad()
+def _check_merge(
+    where: str,
+    given: Given,
+    statistic: Statistic,
+    A: AttentionMatrix,
+    wanted: list[Tensor],
+    parts: Callable[[Any], list[Tensor]],
+) -> None:
+    """Check that the carries of two halves of a matrix are merged to that of the whole."""
+    if type(statistic).merge is Statistic.merge:
+        return
+    problem, lse = A.problem, A._known_lse()
+    _, _, m, n = problem.shape
+    halves = {"rows": [(range(m // 2), range(n)), (range(m // 2, m), range(n))]}
+    if not statistic.whole_rows:
+        halves["columns"] = [(range(m), range(n // 2)), (range(m), range(n // 2, n))]
+    for what, spans in halves.items():
+        carries = [_carry(statistic, problem, lse, *span) for span in spans]
+        found = parts(statistic.finish(statistic.merge(*carries)))
+        error = max((_difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+        if error > _CLOSE:
+            rule = f"merge() of two halves of the {what} must give the whole."
+            fix = "join what start() and step() carry: sums add up, of maxima the larger stays."
+            raise _broken(where, rule, given, found=f"off by {error:.2g}", fix=fix)
+
+
+def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, columns: range) -> Any:
+    """Return what a statistic carries after some rows and columns of a matrix."""
+    batch, heads, _, n = problem.shape
+    at = problem.tile(range(batch), range(heads), rows, columns)
+    panel = Panel(at, strips(at, problem.mask, n, whole_rows=statistic.whole_rows))
+    carry = statistic.start(problem)
+    for part in tiled.parts(problem, panel, lse, Workspace(problem.dtype, problem.device)):
+        carry = statistic.step(carry, part, part.at)
+    return carry
 
 
 def _rectangles(problem: Problem) -> Iterator[Tile]:

@@ -356,6 +356,7 @@ def of(path: str, **parts: Any) -> Callable[[dict[str, Any]], object]:
 
 DOT = {"class": "ScaledDot", "scale": 1}
 STEP = {"class": "Dilated", "left": 1, "right": 1, "step": 0, "offset": 0}
+UNKNOWN = "{}() got an unexpected keyword argument '{}'"
 TOP, Q = "entries 0 statistics top_k", "entries 0 matrix q"
 KEYS = "k (2, 2, 9, 8) float32 of a matrix of shape"
 ON_PURPOSE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
@@ -378,8 +379,12 @@ ON_PURPOSE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (put(head_ids=[0, 1, 2]), "2 batch_ids and 3 head_ids of a matrix of shape (2, 4, 6, 9)"),
     (put(score={"class": "ScaledDot", "scale": 1e999}), "Infinity, which is no number of JSON"),
-    (put(score={"class": "ScaledDot", "scale": "1"}), "scale = 1, not a finite number"),
-    (put(score={"class": "SoftCap", "cap": -1, "score": DOT}), "cap = -1.0"),
+    (put(score={"class": "ScaledDot", "scale": "1"}), "scale = '1'"),
+    (put(score={"class": "SoftCap", "cap": -1, "score": DOT}), "cap = -1"),
+    (put(score={"class": "ScaledDot", "scale": [1]}), "scale = [1], not a finite number or a text"),
+    (put(score={"class": "ScaledDot", "scale": None, "eval": "1"}), UNKNOWN.format("ScaledDot.__init__", "eval")),
+    (put(score={"class": "Dot", "scale": 1}), "an unknown score, 'Dot'"),
+    (put(mask={"class": "FunctionMask", "mask_mod": "print"}), "a str, which cannot be called"),
     (put(score={"class": "builtins.eval"}), "an unknown score, 'builtins.eval'"),
     (put(mask={"class": "attlas.masks.Causal"}), "an unknown mask, 'attlas.masks.Causal'"),
     (put(mask=STEP), "step = 0"),

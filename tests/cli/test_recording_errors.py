@@ -208,7 +208,7 @@ def test_folders_that_are_there(
         (
             ("--statistics", "entropy,beauty"),
             "record: --statistics must be some of entropy, effective_keys, max_weight, max_logit, logit_moments, "
-            "column_mass, column_max, coverage, offsets, top_k, picture, kinds.\n"
+            "column_mass, offsets, top_k, picture, kinds, arg_max, column_arg_max, column_max, coverage, row_mass.\n"
             "  found: --statistics entropy,beauty\n"
             "  fix: --statistics entropy,max_logit\n",
         ),

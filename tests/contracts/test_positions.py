@@ -6,7 +6,6 @@ from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 
 import attlas
 from attlas import ShapeError
-from attlas.recording.places import rows_of
 
 SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
 
@@ -33,13 +32,19 @@ def test_position_free_scores_do_not_look_at_positions(score: str) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_follow_their_rows(mask: str) -> None:
+def test_masks_follow_their_rows_and_columns(mask: str) -> None:
     case = build("ScaledDot", mask, SIZES)
     q, k = case.q.detach(), case.k.detach()
     A = attlas.attend(q, k, mask=case.mask)
-    for rows in (range(4), range(3, 8)):
-        part = rows_of(attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._lse), rows)
-        torch.testing.assert_close(part.to_dense(), A.to_dense()[:, :, rows.start : rows.stop])
+    whole = A.to_dense()
+    for rows, columns in ((range(4), range(11)), (range(3, 8), range(11)), (range(2, 9), range(3, 10))):
+        part = A.window(rows, columns)
+        torch.testing.assert_close(part.to_dense(), whole[:, :, rows.start : rows.stop, columns.start : columns.stop])
+        masks = A.problem.mask, part.problem.mask
+        if masks[0] is not None:
+            everywhere = [one.problem.tile(*map(range, one.problem.shape)) for one in (A, part)]
+            rule, moved = (m.allows(at).expand(at.shape) for m, at in zip(masks, everywhere, strict=True))
+            assert torch.equal(moved, rule[:, :, rows.start : rows.stop, columns.start : columns.stop])
 
 
 def test_a_class_of_your_own_says_so_itself() -> None:
@@ -86,6 +91,57 @@ def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
     torch.testing.assert_close(again.to_dense().detach(), A.to_dense().detach(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_a_score_is_made_again_of_its_settings(score: str) -> None:
+    case = build(score, next(iter(MASKS)), SIZES)
+    settings = case.score.to_dict()
+    assert (settings is None) is (type(case.score).__name__ in ("Cauchy", "ScoreMod"))
+    if settings is not None:
+        again = type(case.score).from_dict(settings)
+        assert again is not case.score
+        weights = [attlas.attend(case.q, case.k, score=one).to_dense().detach() for one in (case.score, again)]
+        assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_is_made_again_of_its_settings(mask: str) -> None:
+    case = build("ScaledDot", mask, SIZES)
+    A = attlas.attend(case.q, case.k, mask=case.mask)
+    given = A.problem.mask
+    settings = None if given is None else given.to_dict()
+    assert (settings is None) is (mask in ("none", "function", "own"))
+    if given is not None and settings is not None:
+        again = type(given).from_dict(settings)
+        assert again is not given
+        assert again.name() == given.name()
+        assert torch.equal(attlas.attend(case.q, case.k, mask=again).to_dense(), A.to_dense())
+
+
+def test_a_class_made_of_one_of_attlas_is_stored_by_its_name(tmp_path) -> None:
+    """What `to_dict` of the class below says is not all that the class above is made of."""
+
+    class Steeper(attlas.Gaussian):
+        def __init__(self, bandwidth, slope):
+            super().__init__(bandwidth)
+            self.slope = slope
+
+        def log_weight(self, distance):
+            return self.slope * super().log_weight(distance)
+
+    class Every(attlas.Window):
+        def allows(self, at):
+            return super().allows(at) | (at.j % 2 == 0)
+
+    q, score = torch.randn(1, 1, 6, 2), Steeper(1.0, 3.0)
+    A = attlas.attend(q, q, score=score, mask=Every(1, 0))
+    attlas.atlas.Atlas([attlas.atlas.Entry("x", 0, "self", 0, (0,), (0, 6), 0, (1, 1, 6, 6), A)]).save(tmp_path / "x")
+    with pytest.raises(attlas.RecordingError, match="a score of your own is not stored"):
+        attlas.load(tmp_path / "x", score=Steeper)
+    again = attlas.load(tmp_path / "x", score=score)[0]
+    assert isinstance(again.problem.mask, attlas.masks.Runs)
+    torch.testing.assert_close(again.to_dense(), A.to_dense())
+
+
 class Tempered(attlas.Score):
     """A score of a user's own with a number, a parameter and a score inside."""
 
@@ -103,7 +159,7 @@ class Tempered(attlas.Score):
 def saved(score, folder, rows=None):
     A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
     A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
-    A = A if rows is None else rows_of(A, rows)
+    A = A if rows is None else A.window(rows)
     entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, A.shape[2]), 0, tuple(A.shape), A)
     attlas.atlas.Atlas([entry]).save(folder)
     return A.to_dense().detach()

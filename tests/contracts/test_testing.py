@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import Coverage, stats
-from attlas.engine.fold import Statistic
+from attlas.engine.fold import Statistic, keep_larger
 from attlas.errors import ContractError
 from attlas.testing import check_mask, check_score, check_statistic
 
@@ -55,6 +55,14 @@ DENSE: dict[str, tuple[Callable[[], Statistic], Callable[[Tensor], Any] | None]]
     "Coverage": (stats.Coverage, None),
     "Picture": (lambda: stats.Picture(4, 5), None),
     "Spans": (lambda: stats.Spans([(0, 5), (5, 13)], [(0, 2), (2, 17)]), None),
+    "ArgMax": (stats.ArgMax, lambda w: w.argmax(-1)),
+    "TailMass": (lambda: stats.TailMass(2), lambda w: w.sum(-1) - w.topk(2, -1).values.sum(-1)),
+    "ColumnArgMax": (stats.ColumnArgMax, lambda w: w.argmax(-2)),
+    "ColumnMass(mean)": (lambda: stats.ColumnMass(mean=True), None),
+    "ColumnMass(rows)": (lambda: stats.ColumnMass(rows=slice(-8, None)), lambda w: w[:, :, -8:].sum(-2)),
+    "ColumnMax(rows)": (lambda: stats.ColumnMax(rows=(2, 9)), lambda w: w[:, :, 2:9].amax(-2)),
+    "Offsets(mean)": (lambda: stats.Offsets(mean=True), None),
+    "Picture(max)": (lambda: stats.Picture(4, 5, "max", rows=slice(2, 12)), None),
 }
 
 
@@ -62,6 +70,20 @@ DENSE: dict[str, tuple[Callable[[], Statistic], Callable[[Tensor], Any] | None]]
 def test_our_statistics_keep_the_contract(name: str) -> None:
     make, dense = DENSE[name]
     check_statistic(make(), dense)
+
+
+def test_every_statistic_has_a_line_and_merges() -> None:
+    exported = [getattr(stats, name) for name in stats.__all__]
+    classes = {one for one in exported if isinstance(one, type) and issubclass(one, Statistic)} - {Statistic}
+    assert {type(make()) for make, _ in DENSE.values()} == classes - {stats.Pooled}  # tests/stats/test_values.py
+    assert all(one.merge is not Statistic.merge for one in classes)
+
+
+def test_two_parts_of_a_row_do_not_tell_how_many_keys_cover_it() -> None:
+    counts, others = torch.tensor([[[3, 0, 2]]]), torch.tensor([[[0, 4, 0]]])
+    assert stats.Coverage((0.5,)).merge(counts, others).tolist() == [[[3, 4, 2]]]
+    with pytest.raises(attlas.ShapeError, match="parts must hold whole rows to be merged"):
+        stats.Coverage((0.5,)).merge(counts, counts)
 
 
 class Pairs(attlas.Score):
@@ -286,7 +308,12 @@ class MixesHeads(Mass):
         return carry - carry.mean(1, keepdim=True)
 
 
+class MergesWrongly(Mass):
+    merge = keep_larger
+
+
 WRONG_STATISTICS = {
+    MergesWrongly: "merge() of two halves of the columns must give the whole",
     OfTheLastPart: "Plan(",
     Remembers: "a second run gives the same result",
     WritesIntoWeights: "",
@@ -297,6 +324,8 @@ WRONG_STATISTICS = {
 
 def test_the_right_statistic_passes() -> None:
     check_statistic(Mass(), lambda weights: weights.sum(-1))
+    with pytest.raises(TypeError, match=r"Mass must define merge\(self, a, b\)"):
+        Mass().merge(None, None)
 
 
 @pytest.mark.parametrize("wrong", list(WRONG_STATISTICS))

@@ -49,25 +49,35 @@ def test_any_split_gives_the_same(seed: int, cuts: list[int], with_sink: bool) -
     close(state, expected(logits, values, sink))
 
 
+def joined(*parts: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join outputs and log-sum-exps from left to right."""
+    (out, lse), *rest = parts
+    for part, part_lse in rest:
+        lse, old, new = online.merge(lse, part_lse)
+        out = out * old.unsqueeze(-1) + part * new.unsqueeze(-1)
+    return out, lse
+
+
 @given(st.integers(0, 50), st.permutations(range(4)))
 def test_merge_is_commutative_and_associative(seed: int, order: list[int]) -> None:
     logits, values = numbers(seed, holes=0.6)
-    parts = [state_of(logits[..., 3 * i : 3 * i + 3], values[..., 3 * i : 3 * i + 3, :]) for i in order]
-    a, b, c, d = parts
-    for merged in (
-        online.merge(online.merge(online.merge(a, b), c), d),
-        online.merge(a, online.merge(b, online.merge(c, d))),
-        online.merge(online.merge(d, c), online.merge(b, a)),
-    ):
-        close(merged, expected(logits, values))
+    a, b, c, d = (
+        online.finish(state_of(logits[..., 3 * i : 3 * i + 3], values[..., 3 * i : 3 * i + 3, :])) for i in order
+    )
+    wanted = expected(logits, values)
+    for merged in (joined(a, b, c, d), joined(a, joined(b, joined(c, d))), joined(joined(d, c), joined(b, a))):
+        for found, right in zip(merged, wanted, strict=True):
+            torch.testing.assert_close(found, right)
 
 
 def test_merge_with_nothing_changes_nothing() -> None:
     logits, values = numbers(1)
-    state, nothing = state_of(logits, values), online.empty((2, 3, 4), 2, like=logits)
-    for merged in (online.merge(state, nothing), online.merge(nothing, state)):
-        close(merged, expected(logits, values))
-    out, lse = online.finish(online.merge(nothing, nothing))
+    state = online.finish(state_of(logits, values))
+    nothing = online.finish(online.empty((2, 3, 4), 2, like=logits))
+    for merged in (joined(state, nothing), joined(nothing, state)):
+        for found, right in zip(merged, expected(logits, values), strict=True):
+            torch.testing.assert_close(found, right)
+    out, lse = joined(nothing, nothing)
     assert bool((out == 0).all())
     assert bool((lse == -math.inf).all())
 

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas import attend, stats
-from attlas.indexing import Axes
+from attlas import GradientError, ShapeError, attend, stats
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
-from attlas.matrix import AttentionMatrix
-from attlas.recording.places import (
-    Block,
-    Moved,
-    Stacked,
-    alike,
-    rows_of,
-    stacked,
-    window_of,
-)
+from attlas.recording.places import Block, Stacked, alike, stacked
+from attlas.windows import Moved
 
 M, N = 9, 12
 
@@ -61,19 +52,19 @@ def test_rows_keep_their_masks(mask: str, rows: range) -> None:
     q, k = torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4)
     A = attend(q, k, mask=MASKS[mask]())
     whole = A.to_dense()
-    part = rows_of(A, rows)
+    part = A.window(rows)
     assert part.shape == (2, 3, len(rows), N)
     torch.testing.assert_close(part.to_dense(), whole[:, :, rows.start : rows.stop])
     torch.testing.assert_close(part[:, :, [len(rows) - 1], :], part.to_dense()[:, :, -1:])
     torch.testing.assert_close(part @ torch.eye(N), whole[:, :, rows.start : rows.stop])
-    assert rows_of(A, range(M)) is A
+    assert A.window(range(M)) is A
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_rows_keep_their_scores(score: str) -> None:
     q, k = torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4)
     A = attend(q, k, score=SCORES[score](), mask=Causal())
-    part = rows_of(A, range(4, 8))
+    part = A.window(range(4, 8))
     torch.testing.assert_close(part.to_dense(), A.to_dense()[:, :, 4:8])
     torch.testing.assert_close(part @ torch.eye(N), A.to_dense()[:, :, 4:8])
     torch.testing.assert_close(part.lse, A.lse[:, :, 4:8])
@@ -81,20 +72,19 @@ def test_rows_keep_their_scores(score: str) -> None:
 
 def test_known_masks_stay_what_they_are() -> None:
     q = torch.zeros(1, 1, 8, 2)
-    part = rows_of(attend(q, q, mask=Causal() & Padding([5], side="left")), range(6, 8))
+    part = attend(q, q, mask=Causal() & Padding([5], side="left")).window(range(6, 8))
     assert part.problem.mask is not None
     assert part.problem.mask.name() == "Causal(offset=6) & Padding(5, side='left')"
-    assert isinstance(
-        rows_of(attend(q, q, mask=from_function(lambda b, h, i, j: i != j)), range(2)).problem.mask, Moved
-    )
+    other = attend(q, q, mask=from_function(lambda b, h, i, j: i != j)).window(slice(0, 2))
+    assert isinstance(other.problem.mask, Moved)
 
 
 def test_the_lse_of_rows_is_not_computed_again() -> None:
     q = torch.randn(1, 1, 8, 2)
     A = attend(q, q)
-    assert rows_of(A, range(2))._lse is None
+    assert A.window((0, 2))._lse is None
     known = A._known_lse()
-    assert rows_of(A, range(2))._lse.data_ptr() == known.data_ptr()
+    assert A.window((0, 2))._lse.data_ptr() == known.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +198,7 @@ def test_scores_of_places_are_known() -> None:
 
 
 def test_a_device_of_its_own() -> None:
-    A: AttentionMatrix = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Moved(Causal(), 4, 4, 0, 0))
+    A = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Moved(Causal(), 4, 4, 0, 0))
     other = Moved(from_function(lambda b, h, i, j: j <= i), 4, 4, 0, 0, torch.device("cpu"))
     assert torch.equal(A.to_dense(), attend(A.problem.q, A.problem.k, mask=other).to_dense())
 
@@ -219,7 +209,7 @@ def test_a_moved_mask_knows_its_runs_of_keys() -> None:
     lengths = torch.tensor([40, 25])
     mask = attlas.Causal() & attlas.Padding(lengths)
     A = attlas.attend(torch.randn(2, 3, 30, 4), torch.randn(2, 3, 40, 4), mask=mask)
-    part = window_of(A, range(5, 22), range(7, 33), A.lse[:, :, 5:22])
+    part = A.window(range(5, 22), range(7, 33))
     assert part.problem.interval is not None
     first, stop = part.problem.interval
     cells = torch.isfinite(A.logits[:, :, 5:22, :][..., 7:33])
@@ -230,11 +220,37 @@ def test_a_moved_mask_knows_its_runs_of_keys() -> None:
     bias = attlas.attend(
         torch.randn(30, 4), torch.randn(40, 4), score=attlas.ScaledDot() + attlas.TensorBias(torch.randn(30, 40))
     )
-    whole = AttentionMatrix(bias.problem, bias.plan, Axes((1, 1), (True, True)))
-    part = window_of(whole, range(5, 22), range(7, 33), whole.lse[:, :, 5:22])
-    assert torch.allclose(part.to_dense()[0, 0], bias[5:22, 7:33])
-    assert not torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), bias[:, 7:33].sum(-1))
-    assert torch.allclose(window_of(whole, range(30), range(7, 33)).sum(-1), torch.ones(1, 1, 30))
+    part = bias.window(range(5, 22), range(7, 33))
+    assert torch.allclose(part.to_dense(), bias[5:22, 7:33])
+    assert torch.allclose(part.window((2, 9), slice(-4, None)).to_dense(), bias[7:14, 29:33])
+    assert torch.allclose(part.sum(-1), bias[5:22, 7:33].sum(-1))
+
+
+def test_a_class_of_ones_own_stays_one_when_it_moves() -> None:
+    class Even(Window):
+        def allows(self, at: attlas.Tile) -> Tensor:
+            return super().allows(at) & (at.j % 2 == 0)
+
+    A = attend(torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4), mask=Even(5, 0))
+    torch.testing.assert_close(A.window((3, 7)).to_dense(), A.to_dense()[:, :, 3:7])
+
+
+def test_a_window_says_what_it_cannot_be() -> None:
+    A = attend(torch.randn(5, 3, requires_grad=True), torch.randn(7, 3))
+    with pytest.raises(ShapeError) as error:
+        A.window(slice(0, 5, 2))
+    assert str(error.value) == (
+        """A.window(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.
+  found: rows = slice(0, 5, 2)
+  fix: rows=slice(0, 64)"""
+    )
+    with pytest.raises(ShapeError, match=r"columns must lie within the 7 keys of the matrix"):
+        A.window(columns=(3, 8))
+    assert A.window(slice(-2, None)).to_dense().requires_grad
+    assert not A.window(columns=(3, 6)).to_dense().requires_grad
+    A.window(slice(-2, None))
+    with pytest.raises(GradientError, match="a window was taken"):
+        A.retain_grad()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +262,7 @@ def test_statistics_of_a_window_know_that_its_rows_sum_to_less(score: attlas.Sco
     A = attlas.attend(q, k, score=score, mask=attlas.Causal(), sink=torch.randn(2) if sink else None)
     rows, columns = range(20, 190), range(10, 150)
     weights = A.to_dense()[:, :, rows.start : rows.stop, columns.start : columns.stop]
-    part = window_of(A, rows, columns, A.lse[:, :, rows.start : rows.stop])
+    part = A.window(rows, columns)
     mass, effective, tail = part.collect(stats.RowMass(), stats.EffectiveKeys(), stats.TailMass(3))
     total, squares = weights.sum(-1), weights.square().sum(-1)
     torch.testing.assert_close(mass, total)

@@ -6,7 +6,6 @@ import torch
 import attlas
 from attlas import Plan, stats
 from attlas.errors import AttlasError, ShapeError
-from attlas.stats.apply import statistic_of
 
 
 def small():
@@ -214,7 +213,7 @@ def test_dense_tensors_and_tuples_of_layers():
     for name, s in all_statistics(31, 17).items():
         if s.of_logits or isinstance(s, stats.Pooled):
             continue
-        made = statistic_of((A, dense, dense.detach()), s)
+        made = s((A, dense, dense.detach()))
         for t, wanted, plain in zip(
             *(r if isinstance(r, tuple) else (r,) for r in (made[1], made[0], made[2])), strict=True
         ):

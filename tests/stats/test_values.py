@@ -5,6 +5,7 @@ import torch
 
 import attlas
 from attlas import Plan, stats
+from attlas.testing import _carry
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan("tiled", rows=7, columns=11)], ids=["auto", "tiled"])
@@ -43,3 +44,13 @@ def test_what_does_not_fit_is_refused() -> None:
     assert str(caught.value) == (
         "Pooled(): v must be a floating point tensor.\n  v: (7, 5) int64 cpu\n  found: int64\n  fix: v.float()"
     )
+
+
+def test_halves_are_merged_to_the_whole() -> None:
+    q, k, v = torch.randn(2, 4, 15, 8), torch.randn(2, 2, 17, 8), torch.randn(2, 2, 17, 5)
+    A, pooled = attlas.attend(q, k, mask=attlas.Causal()), stats.Pooled(v)
+    rows = (range(7), range(17)), (range(7, 15), range(17))
+    columns = (range(15), range(8)), (range(15), range(8, 17))
+    for halves in (rows, columns):
+        carries = [_carry(pooled, A.problem, A._known_lse(), *half) for half in halves]
+        torch.testing.assert_close(pooled.finish(pooled.merge(*carries)), A @ v)

@@ -31,7 +31,7 @@ _EMPTY = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 # What reading data that somebody changed may raise.
 _WRONG = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError,
-          RecursionError, MemoryError)  # fmt: skip
+          AttributeError, RecursionError, MemoryError)  # fmt: skip
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, Written]) -> None:

@@ -1,21 +1,20 @@
-"""Scores, masks and results of statistics as plain data: a closed list of classes, nothing imported by name."""
+"""Scores, masks and results of statistics as plain data: of the classes that attlas exports, and no others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from attlas import masks as m
 from attlas import scores as s
-from attlas.atlas.moved import MovedScore
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
-from attlas.tiles import Tile
+from attlas.windows import MovedScore
 
 __all__ = [
     "Own",
@@ -45,214 +44,44 @@ class SpecError(ValueError):
     """Plain data that describes no score, mask or result; the reader says in which file."""
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How one class is stored: its settings, its tensors, the parts that are of its own family."""
-
-    make: type[Any]
-    settings: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+def _named(room: ModuleType, base: Any) -> dict[str, Any]:
+    """Return the classes that a room exports, by name: these and no others are made when a folder is read."""
+    every = {name: getattr(room, name) for name in room.__all__}
+    return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
 
 
-_SCORES: dict[str, _Form] = {
-    form.make.__name__: form
-    for form in (
-        _Form(s.ScaledDot, ("scale",)),
-        _Form(s.Cosine, ("scale",)),
-        _Form(s.SoftCap, ("cap",), ("score",)),
-        _Form(s.Sum, (), ("left", "right")),
-        _Form(s.Scaled, ("factor",), ("inner",)),
-    )
-}
-_KERNELS = {make.__name__: make for make in (s.Gaussian, s.Laplace, s.Boxcar, s.Epanechnikov, s.Triangular)}
-# Scores with parameters: the word in a file for each of them, and its name in the module.
-_LEARNED = {
-    "RelativeBias": {"weight": "weight"},
-    "Bilinear": {"weight": "weight"},
-    "Additive": {"W_q": "W_q.weight", "W_k": "W_k.weight", "w_v": "w_v", "b": "W_q.bias"},
-}
-_EXACT = set(_KERNELS.values())
-_MASKS: dict[str, _Form] = {
-    form.make.__name__: form
-    for form in (
-        _Form(m.Causal, ("offset",)),
-        _Form(m.Window, ("left", "right", "offset")),
-        _Form(m.Dilated, ("left", "right", "step", "offset")),
-        _Form(m.And, (), ("left", "right")),
-        _Form(m.Or, (), ("left", "right")),
-        _Form(m.Not, (), ("inner",)),
-    )
-}
-# Scores that say themselves what they are made of.
-_BY_DICT: dict[str, type[s.Score]] = {make.__name__: make for make in (s.ScaledByTensor, MovedScore)}
+_SCORES: dict[str, type[s.Score]] = _named(s, s.Score) | {MovedScore.__name__: MovedScore}
+_MASKS: dict[str, type[m.Mask]] = _named(m, m.Mask)
+# Version 2 writes these two as it writes a score of the user's own.
+_LIKE_OWN = ("ScaledByTensor", "MovedScore")
 _TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 
-# ------------------------------------------------------------------------------------------------------------- scores
+# --------------------------------------------------------------------------------------------------- scores and masks
 
 
 def score_spec(score: s.Score, put: Put) -> Spec:
     """Return a score as plain data; its tensors go to `put`.
 
-    A class of the user's own is stored by its name alone, and must be given again when it is read.
+    A class of the user's own is stored by its name and what its `to_dict` gives, and must be given again when it is
+    read.
     """
-
-    def whole(key: str, t: Tensor) -> Spec:
-        return put(key, t.detach().contiguous())
-
     name = type(score).__name__
-    spec: Spec = {"class": name}
-    form = _SCORES.get(name)
-    if form is not None and type(score) is form.make:
-        spec |= {key: getattr(score, key) for key in form.settings}
-        return spec | {key: score_spec(getattr(score, key), put) for key in form.parts}
-    match score:
-        case s.Gaussian() | s.Laplace() | s.Boxcar() | s.Epanechnikov() | s.Triangular() if type(score) in _EXACT:
-            learned = score.log_bandwidth is not None
-            value = score.log_bandwidth if score.log_bandwidth is not None else score.given
-            spec |= {"learn": learned, "bandwidth": whole("bandwidth", value)}
-        case s.Alibi() if type(score) is s.Alibi:
-            spec["slopes"] = None if score.slopes is None else whole("slopes", score.slopes)
-        case s.TensorBias() if type(score) is s.TensorBias:
-            spec |= {"t": put("bias", score.t), "learn": isinstance(score.t, nn.Parameter)}
-        case s.RelativeBias() if type(score) is s.RelativeBias:
-            spec |= {"max_distance": score.max_distance, "bidirectional": score.bidirectional}
-            spec |= {"buckets": score.buckets, "weight": whole("weight", score.weight)}
-        case s.Bilinear() if type(score) is s.Bilinear:
-            spec |= {"scale": score.scale, "weight": whole("weight", score.weight)}
-        case s.Additive() if type(score) is s.Additive:
-            bias = score.W_q.bias
-            spec |= {"W_q": whole("W_q", score.W_q.weight), "W_k": whole("W_k", score.W_k.weight)}
-            spec |= {"w_v": whole("w_v", score.w_v), "b": None if bias is None else whole("b", bias)}
-        case _:
-            settings = score.to_dict()
-            known = type(score) is _BY_DICT.get(name)
-            spec = spec if known else {"class": "own", "name": name}
-            return spec if settings is None else spec | {"settings": _settings_spec(name, settings, put)}
-    return spec
+    known = type(score) is _SCORES.get(name)
+    settings = score.to_dict() if known or _speaks_for_itself(score) else None
+    if settings is None:
+        return {"class": "own", "name": name}
+    found = {key: _plain_data(name, key, value, put, score_spec) for key, value in settings.items()}
+    if known and name not in _LIKE_OWN:
+        return {"class": name} | found
+    spec = {"class": name} if known else {"class": "own", "name": name}
+    return spec | {"settings": {key: _wrapped(settings[key], data) for key, data in found.items()}}
 
 
-def _settings_spec(name: str, settings: Mapping[str, Any], put: Put) -> Spec:
-    """Return what `to_dict` of a score gave, with its tensors and scores as plain data."""
-    spec: Spec = {}
-    for key, value in settings.items():
-        if isinstance(value, s.Score):
-            spec[key] = {"score": score_spec(value, put)}
-        elif isinstance(value, Tensor):
-            spec[key] = {"t": put(key, value.detach().contiguous()), "learn": isinstance(value, nn.Parameter)}
-        elif value is None or isinstance(value, bool | int | float | str):
-            spec[key] = {"plain": value}
-        else:
-            raise DtypeError(
-                "save()",
-                "to_dict() of a score must give numbers, texts, tensors and scores.",
-                {"score": name, "setting": key},
-                found=kind(value),
-                fix="give what the class is made of, by the names of its arguments.",
-            )
-    return spec
-
-
-def _settings_from(spec: Any, take: Take, own: Own, depth: int) -> dict[str, Any]:
-    """Return what `to_dict` of a score gave."""
-    if not isinstance(spec, dict):
-        raise SpecError(f"settings = {str(spec)[:60]}, not an object")
-    found: dict[str, Any] = {}
-    for key, value in spec.items():
-        if isinstance(value, dict) and "score" in value:
-            found[key] = score_from(value["score"], take, own, depth + 1)
-        elif isinstance(value, dict) and "t" in value:
-            t = take(value["t"])
-            found[key] = nn.Parameter(t) if _flag(value, "learn") else t
-        else:
-            plain = _get(value, "plain")
-            if not (plain is None or isinstance(plain, bool | int | float | str)):
-                raise SpecError(f"{key[:60]} = {str(plain)[:60]}, not a number or a text")
-            found[key] = plain
-    return found
-
-
-def score_from(spec: Any, take: Take, own: Own = None, depth: int = 0) -> s.Score:
-    """Return the score that plain data describes.
-
-    Raises
-    ------
-    SpecError
-        If it describes none.
-    """
-    name = _class_of(spec, depth)
-    if name in _SCORES:
-        form = _SCORES[name]
-        settings = [_setting(spec, key, none=name == "ScaledDot") for key in form.settings]
-        parts = [score_from(_get(spec, key), take, own, depth + 1) for key in form.parts]
-        score: s.Score = form.make(*parts, *settings)
-        return score
-    match name:
-        case "own":
-            return _own(spec, take, own, depth)
-        case _ if name in _BY_DICT:
-            return _BY_DICT[name].from_dict(_settings_from(_get(spec, "settings"), take, own, depth))
-        case "Alibi":
-            return s.Alibi(None if _get(spec, "slopes") is None else _whole_tensor(take, spec, "slopes"))
-        case "TensorBias":
-            t = take(_get(spec, "t"))
-            return s.TensorBias(nn.Parameter(t) if _flag(spec, "learn") else t)
-        case _ if name in _KERNELS:
-            return _kernel(_KERNELS[name], _whole_tensor(take, spec, "bandwidth"), _flag(spec, "learn"))
-    keys = _LEARNED.get(name)
-    if keys is None:
-        raise SpecError(f"an unknown score, {name[:60]!r}")
-    state = {place: _whole_tensor(take, spec, key) for key, place in keys.items() if _get(spec, key) is not None}
-    # What torch makes on the device "meta" has no numbers: sizes come from the file, and the random state stays.
-    with torch.device("meta"):
-        score = _unset(name, spec, state)
-    score.load_state_dict(state, assign=True)
-    return score
-
-
-def _unset(name: str, spec: Spec, state: Mapping[str, Tensor]) -> s.Score:
-    """Return a score with parameters of the sizes of its tensors."""
-    first = next(iter(state.values()), torch.empty(0))
-    rows, columns = _axes(first, 2)
-    if name == "RelativeBias":
-        buckets = None if _get(spec, "buckets") is None else _whole(spec, "buckets")
-        return s.RelativeBias(columns, _whole(spec, "max_distance"), buckets, _flag(spec, "bidirectional"))
-    if name == "Bilinear":
-        return s.Bilinear(rows, columns, _number(spec, "scale"))
-    return s.Additive(columns, _axes(state.get("W_k.weight", first), 2)[1], rows, "W_q.bias" in state)
-
-
-def _kernel(make: type[Any], value: Tensor, learn: bool) -> s.Score:
-    """Return a kernel whose bandwidth is exactly that tensor."""
-    if learn and make is s.Boxcar:
-        raise SpecError("a learned bandwidth of Boxcar")
-    score: s.Score = make(value.exp() if learn else value, **({"learn": True} if learn else {}))
-    if learn:
-        score.log_bandwidth = nn.Parameter(value)  # log(exp(x)) need not be x
-    return score
-
-
-def _own(spec: Spec, take: Take, own: Own, depth: int) -> s.Score:
-    name = _text(spec, "name")
-    given = own.get(name) if isinstance(own, Mapping) else own
-    if isinstance(given, s.Score) and type(given).__name__ == name:
-        return given
-    if isinstance(given, type) and given.__name__ == name and "settings" in spec:
-        return given.from_dict(_settings_from(spec["settings"], take, own, depth))
-    rule = "a score of your own is not stored, and must be given when it is read."
-    fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
-    if name == "ScoreMod":
-        rule = "the function of a score is code, which is not stored, and must be given when it is read."
-        fix = "attlas.load(folder, score=attlas.scores.ScoreMod(function)), with the function that was recorded."
-    elif "settings" in spec:
-        rule = "only the settings of a score of your own are stored; its class must be given when it is read."
-        fix = f"attlas.load(folder, score={name[:60]})"
-    shown = given if isinstance(given, type) else type(given or own)
-    found = "no score" if own is None else f"score = {shown.__name__}"
-    raise RecordingError("load()", rule, {"score": name[:60]}, found=found, fix=fix)
-
-
-# -------------------------------------------------------------------------------------------------------------- masks
+def _speaks_for_itself(score: s.Score) -> bool:
+    """Return whether `to_dict` was written for this class, and not for one of attlas that it changes."""
+    own = [kind for kind in type(score).__mro__ if not kind.__module__.startswith("attlas.")]
+    return any(vars(kind).keys() & {"to_dict", "stored"} for kind in own)
 
 
 def mask_spec(mask: m.Mask, put: Put, runs: Callable[[m.Mask], m.Mask]) -> Spec:
@@ -268,26 +97,10 @@ def mask_spec(mask: m.Mask, put: Put, runs: Callable[[m.Mask], m.Mask]) -> Spec:
         Finds the runs of a mask for the matrix that it belongs to.
     """
     name = type(mask).__name__
-    form = _MASKS.get(name)
-    if form is not None and type(mask) is form.make:
-        spec: Spec = {"class": name} | {key: getattr(mask, key) for key in form.settings}
-        return spec | {key: mask_spec(getattr(mask, key), put, runs) for key in form.parts}
-    match mask:
-        case m.Padding() if type(mask) is m.Padding:
-            return {"class": name, "lengths": put("lengths", mask.lengths.view(mask.axes)), "side": mask.side}
-        case m.Prefix() if type(mask) is m.Prefix:
-            return {"class": name, "length": put("length", mask.lengths.view(mask.axes))}
-        case m.Documents() if type(mask) is m.Documents:
-            same = mask.queries is mask.keys
-            queries = None if same else put("query_ids", _ids(mask.queries))
-            return {"class": name, "ids": put("ids", _ids(mask.keys)), "query_ids": queries}
-        case m.TensorMask() | m.AdditiveMask() if type(mask) in (m.TensorMask, m.AdditiveMask):
-            return {"class": name, "t": put("mask", mask.tensor)}
-        case m.Runs():
-            tables = {"first": mask.first, "starts": mask.starts, "stops": mask.stops}
-            return {"class": name, "n": mask.n} | {key: put(key, t) for key, t in tables.items()}
-        case m.Bits():
-            return {"class": name, "n": mask.n, "packed": put("bits", mask.packed)}
+    settings = mask.to_dict() if type(mask) is _MASKS.get(name) else None
+    if settings is not None:
+        inner = partial(mask_spec, runs=runs)
+        return {"class": name} | {key: _plain_data(name, key, value, put, inner) for key, value in settings.items()}
     if mask.log_weights():
         raise DtypeError(
             "save()",
@@ -299,12 +112,48 @@ def mask_spec(mask: m.Mask, put: Put, runs: Callable[[m.Mask], m.Mask]) -> Spec:
     return mask_spec(runs(mask), put, runs)
 
 
-def _ids(ids: Any) -> Tensor:
-    """Return the ids of all tokens, as they were given to `Documents`."""
-    cpu, batch = torch.device("cpu"), math.prod(ids.axes[:-1])
-    at = Tile(range(batch), range(1), range(0), range(0), 0, 0, torch.arange(batch), torch.zeros(1).long(), cpu)
-    found: Tensor = ids.tile(at, range(ids.count), None, 0, cpu)
-    return found.view(ids.axes)
+def _plain_data(name: str, key: str, value: Any, put: Put, inner: Callable[[Any, Put], Spec]) -> Any:
+    """Return one setting of a score or mask as plain data."""
+    if isinstance(value, s.Score | m.Mask):
+        return inner(value, put)
+    if isinstance(value, Tensor):
+        return put(key, value.detach())
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DtypeError(
+        "save()",
+        "to_dict() of a score must give numbers, texts, tensors and scores.",
+        {"score": name, "setting": key},
+        found=kind(value),
+        fix="give what the class is made of, by the names of its arguments.",
+    )
+
+
+def _wrapped(value: Any, data: Any) -> Spec:
+    """Return plain data together with what it stands for, as scores of the user's own are stored."""
+    if isinstance(value, Tensor):
+        return {"t": data, "learn": isinstance(value, nn.Parameter)}
+    return {"score" if isinstance(value, s.Score) else "plain": data}
+
+
+def _unwrapped(data: Any) -> Any:
+    return _get(data, next((word for word in ("score", "t") if isinstance(data, dict) and word in data), "plain"))
+
+
+def score_from(spec: Any, take: Take, own: Own = None, depth: int = 0) -> s.Score:
+    """Return the score that plain data describes.
+
+    Raises
+    ------
+    SpecError
+        If it describes none.
+    """
+    name = _class_of(spec, depth)
+    if name == "own":
+        return _own(spec, take, own, depth)
+    if name not in _SCORES:
+        raise SpecError(f"an unknown score, {name[:60]!r}")
+    return _SCORES[name].from_dict(_settings(spec, take, partial(score_from, take=take, own=own, depth=depth + 1)))
 
 
 def mask_from(spec: Any, take: Take, depth: int = 0) -> m.Mask:
@@ -316,33 +165,49 @@ def mask_from(spec: Any, take: Take, depth: int = 0) -> m.Mask:
         If it describes none.
     """
     name = _class_of(spec, depth)
-    if name in _MASKS:
-        form = _MASKS[name]
-        settings = [
-            None if _get(spec, key) is None and key != "step" else _whole(spec, key, negative=key == "offset")
-            for key in form.settings
-        ]
-        mask: m.Mask = form.make(*(mask_from(_get(spec, key), take, depth + 1) for key in form.parts), *settings)
-        return mask
-    match name:
-        case "Padding":
-            return m.Padding(take(_get(spec, "lengths")), _text(spec, "side"))
-        case "Prefix":
-            return m.Prefix(take(_get(spec, "length")))
-        case "Documents":
-            queries = _get(spec, "query_ids")
-            return m.Documents(take(_get(spec, "ids")), None if queries is None else take(queries))
-        case "TensorMask" | "AdditiveMask":
-            t = take(_get(spec, "t"))
-            if (t.dtype is torch.bool) is not (name == "TensorMask") or t.is_complex():
-                raise SpecError(f"{name} of {t.dtype}")
-            return m.TensorMask(t) if name == "TensorMask" else m.AdditiveMask(t)
-        case "Runs":
-            first, starts, stops = (take(_get(spec, key)) for key in ("first", "starts", "stops"))
-            return m.Runs(first, starts, stops, _whole(spec, "n"))
-        case "Bits":
-            return m.Bits(take(_get(spec, "packed")), _whole(spec, "n"))
-    raise SpecError(f"an unknown mask, {name[:60]!r}")
+    if name not in _MASKS:
+        raise SpecError(f"an unknown mask, {name[:60]!r}")
+    return _MASKS[name].from_dict(_settings(spec, take, partial(mask_from, take=take, depth=depth + 1)))
+
+
+def _settings(spec: Spec, take: Take, inner: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what `to_dict` of a score or mask gave."""
+    wrapped = spec.get("settings")
+    if not isinstance(wrapped, dict | None):
+        raise SpecError(f"settings = {str(wrapped)[:60]}, not an object")
+    found: dict[str, Any] = {}
+    for key, data in (spec if wrapped is None else wrapped).items():
+        value = data if wrapped is None else _unwrapped(data)
+        if isinstance(value, dict):
+            value = inner(value) if "class" in value else take(value)
+        elif isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise SpecError(f"{key[:60]} = {str(value)[:60]}, not a whole number")
+        elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
+            raise SpecError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
+        found[key] = nn.Parameter(value) if wrapped is not None and "t" in data and _flag(data, "learn") else value
+    if wrapped is None:
+        del found["class"]
+    return found
+
+
+def _own(spec: Spec, take: Take, own: Own, depth: int) -> s.Score:
+    name = _text(spec, "name")
+    given = own.get(name) if isinstance(own, Mapping) else own
+    if isinstance(given, s.Score) and type(given).__name__ == name:
+        return given
+    if isinstance(given, type) and given.__name__ == name and "settings" in spec:
+        return given.from_dict(_settings(spec, take, partial(score_from, take=take, own=own, depth=depth + 1)))
+    rule = "a score of your own is not stored, and must be given when it is read."
+    fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
+    if name == "ScoreMod":
+        rule = "the function of a score is code, which is not stored, and must be given when it is read."
+        fix = "attlas.load(folder, score=attlas.scores.ScoreMod(function)), with the function that was recorded."
+    elif "settings" in spec:
+        rule = "only the settings of a score of your own are stored; its class must be given when it is read."
+        fix = f"attlas.load(folder, score={name[:60]})"
+    shown = given if isinstance(given, type) else type(given or own)
+    found = "no score" if own is None else f"score = {shown.__name__}"
+    raise RecordingError("load()", rule, {"score": name[:60]}, found=found, fix=fix)
 
 
 # --------------------------------------------------------------------------------------------- results of statistics
@@ -408,35 +273,3 @@ def _flag(spec: Any, key: str) -> bool:
     if not isinstance(value, bool):
         raise SpecError(f"{key} = {str(value)[:60]}, not true or false")
     return value
-
-
-def _number(spec: Any, key: str) -> float:
-    value = _get(spec, key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SpecError(f"{key} = {str(value)[:60]}, not a finite number")
-    return float(value)
-
-
-def _setting(spec: Any, key: str, *, none: bool) -> float | None:
-    return None if none and _get(spec, key) is None else _number(spec, key)
-
-
-def _whole(spec: Any, key: str, *, negative: bool = False) -> int:
-    value = _get(spec, key)
-    if type(value) is not int or abs(value) > _LARGEST_INT or (value < 0 and not negative):
-        raise SpecError(f"{key} = {str(value)[:60]}, not a whole number")
-    return value
-
-
-def _whole_tensor(take: Take, spec: Any, key: str) -> Tensor:
-    """Return a tensor of floating point numbers that are all in the file."""
-    t = take(_get(spec, key))
-    if not t.is_floating_point() or not t.is_contiguous():
-        raise SpecError(f"{key} is {tuple(t.shape)} {t.dtype}, not floating point numbers of its own")
-    return t
-
-
-def _axes(t: Tensor, count: int) -> tuple[int, ...]:
-    if t.ndim != count:
-        raise SpecError(f"a tensor of {t.ndim} axes, not {count}")
-    return tuple(t.shape)

@@ -27,12 +27,15 @@ STATISTICS = (
     "max_logit",
     "logit_moments",
     "column_mass",
-    "column_max",
-    "coverage",
     "offsets",
     "top_k",
     "picture",
     "kinds",
+    "arg_max",
+    "column_arg_max",
+    "column_max",
+    "coverage",
+    "row_mass",
 )  # those of attlas.cli.numbers
 
 

@@ -19,7 +19,7 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import Coverage
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "lowest"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
@@ -312,6 +312,11 @@ class Statistic(ABC):
         whole matrix as one part, and runs on tensors with a graph.
     of_logits : bool
         Whether it needs log-weights, which a dense tensor of weights does not tell.
+    axis : {"rows", "columns", "diagonals"}, optional
+        What the axis after (batch, heads) of the result counts in the whole matrix, where results of matrices that are
+        stacked on each other tell that of the whole: those of rows stand one after the other, others are merged.
+    k : int
+        Keys of each row that the result names, which a matrix must have; the default is 0.
 
     See Also
     --------
@@ -336,6 +341,8 @@ class Statistic(ABC):
     whole_rows: bool = False
     differentiable: bool = True
     of_logits: bool = False
+    axis: str | None = None
+    k: int = 0
 
     @abstractmethod
     def start(self, problem: Problem) -> Any:
@@ -352,6 +359,46 @@ class Statistic(ABC):
         """
         return carry
 
+    def merge(self, a: Any, b: Any) -> Any:
+        """Return the carry of two parts of one matrix that have no cell in common.
+
+        Parameters
+        ----------
+        a, b : Any
+            Carries that `start` made for the whole matrix and `step` fed with some of its rows, or of its columns, on
+            two threads or machines. They may be written into.
+
+        Raises
+        ------
+        TypeError
+            If the class does not define it; the default knows nothing of the carry.
+        """
+        raise TypeError(f"{type(self).__name__} must define merge(self, a, b).")
+
+    def __call__(self, A: Any) -> Any:
+        """Return this statistic of a matrix, of a dense tensor of weights, or a tuple of those of several.
+
+        Parameters
+        ----------
+        A : AttentionMatrix, Tensor of shape (..., m, n), or list or tuple of these
+            What `attend` made, what a model returned as attentions, or those of all its layers.
+
+        Returns
+        -------
+        Any
+            What ``A.collect(statistic)`` gives; of several matrices a tuple.
+
+        Raises
+        ------
+        DtypeError
+            If `A` is none of these, or if weights alone do not tell the statistic.
+        ShapeError
+            If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
+        """
+        from attlas.engine.apply import statistic_of
+
+        return statistic_of(A, self)
+
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 
@@ -364,3 +411,15 @@ class Statistic(ABC):
         """Return the result from the numbers that `wants` asked for; the default is the one number."""
         name, *_ = self.wants(problem) or found
         return found[name]
+
+
+def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
+    """Merge carries that are sums, or tuples of them; be the `merge` of a statistic."""
+    if isinstance(a, tuple):
+        return tuple(merge_sums(self, *pair) for pair in zip(a, b, strict=True))
+    return None if a is None else a + b
+
+
+def keep_larger(self: Statistic, a: Tensor, b: Tensor) -> Tensor:
+    """Merge carries that are maxima; be the `merge` of a statistic. A NaN in `b` is left out."""
+    return torch.where(b > a, b, a)

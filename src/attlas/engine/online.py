@@ -1,4 +1,4 @@
-"""Softmax that is fed tile by tile: empty, absorb, merge, finish.
+"""Softmax that is fed tile by tile: empty, absorb, finish; and the merge of what was fed apart.
 
 Of each row it keeps the largest logit so far, the sum of ``exp(logit - largest)`` and the sum of
 ``exp(logit - largest) * value``. `merge` is associative, so that parts of a row computed anywhere can be
@@ -115,13 +115,17 @@ def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor |
     return Running(largest, total, pooled)
 
 
-def merge(left: Running, right: Running) -> Running:
-    """Join what two disjoint sets of keys gave to the same rows."""
-    largest = torch.maximum(left.largest, right.largest)
-    shift = finite_shift(largest)
-    a, b = torch.exp(left.largest - shift), torch.exp(right.largest - shift)
-    pooled = left.pooled * a.unsqueeze(-1) + right.pooled * b.unsqueeze(-1)
-    return Running(largest, left.total * a + right.total * b, pooled)
+def merge(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Join the log-sum-exps that two disjoint sets of keys gave to the same rows.
+
+    Returns
+    -------
+    lse, left_share, right_share : Tensor
+        Log-sum-exp of both sets, and the factors that make weights (and outputs) of one set those of both.
+    """
+    total = torch.logaddexp(left, right)
+    shift = finite_shift(total)
+    return total, torch.exp(left - shift), torch.exp(right - shift)
 
 
 def finish(state: Running) -> tuple[Tensor, Tensor]:

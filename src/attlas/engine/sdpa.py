@@ -19,7 +19,7 @@ from torch.nn import functional
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
-from attlas.engine.online import larger
+from attlas.engine.online import larger, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 from attlas.masks.base import Coverage
@@ -125,9 +125,8 @@ class Sdpa(Backend):
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
             return None
         if problem.sink is not None:
-            total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-            share = torch.exp(lse - torch.where(total == -math.inf, torch.zeros_like(total), total))
-            out, lse = (out * share.unsqueeze(-1)).to(v.dtype), total
+            lse, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+            out = (out * share.unsqueeze(-1)).to(v.dtype)
         return out, lse
 
     def backward(
@@ -284,10 +283,6 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     for piece in pieces:
         part, part_lse = _call(problem, dot, aligned, piece, e)
         rows = slice(piece.rows.start, piece.rows.stop)
-        before = lse[:, :, rows]
-        total = torch.logaddexp(before, part_lse)
-        shift = torch.where(total == -math.inf, torch.zeros_like(total), total)
-        old, new = torch.exp(before - shift).unsqueeze(-1), torch.exp(part_lse - shift).unsqueeze(-1)
-        out[:, :, rows] = out[:, :, rows] * old + part * new
-        lse[:, :, rows] = total
+        lse[:, :, rows], old, new = merge(lse[:, :, rows], part_lse)
+        out[:, :, rows] = out[:, :, rows] * old.unsqueeze(-1) + part * new.unsqueeze(-1)
     return out, lse

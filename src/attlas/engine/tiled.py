@@ -29,7 +29,7 @@ from attlas.masks.base import Coverage
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Tiled", "fold", "log_sum_exp", "read"]
+__all__ = ["Tiled", "fold", "log_sum_exp", "parts", "read"]
 
 
 class Tiled(Backend):
@@ -141,7 +141,7 @@ def fold(
     found, complete = _no_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
     for panel in panels(problem, plan, whole_rows=whole_rows, wide=lse is None):
-        for part in _parts(problem, panel, lse, space):
+        for part in parts(problem, panel, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
                 found[panel.at.place] = part.exact_lse
@@ -157,12 +157,12 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     space = Workspace(problem.dtype, problem.device)
     found = _no_keys(problem)
     for panel in panels(problem, plan):
-        for part in islice(_parts(problem, panel, None, space), 1):  # any part of a row tells it
+        for part in islice(parts(problem, panel, None, space), 1):  # any part of a row tells it
             found[panel.at.place] = part.exact_lse
     return found
 
 
-def _parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
+def parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
     """Yield the parts of a panel, from left to right; each is used up before the next is asked for."""
     tokens, fill = problem.tokens, lowest(problem.dtype)
     whole = lse is None and len(panel.strips) == 1

@@ -9,24 +9,6 @@ from attlas.masks.runs import Bits, Runs, runs_of
 from attlas.masks.stored import AdditiveMask, TensorMask
 
 __all__ = [
-    "AdditiveMask",
-    "And",
-    "Bits",
-    "Causal",
-    "Coverage",
-    "Dilated",
-    "Documents",
-    "FunctionMask",
-    "Mask",
-    "Not",
-    "Or",
-    "Padding",
-    "Prefix",
-    "Runs",
-    "TensorMask",
-    "Window",
-    "from_function",
-    "from_tensor",
-    "picture",
-    "runs_of",
-]
+    "AdditiveMask", "And", "Bits", "Causal", "Coverage", "Dilated", "Documents", "FunctionMask", "Mask", "Not",
+    "Or", "Padding", "Prefix", "Runs", "TensorMask", "Window", "from_function", "from_tensor", "picture", "runs_of",
+]  # fmt: skip

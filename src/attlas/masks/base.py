@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.mask_picture import picture
+from attlas.stored import Stored
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Coverage(enum.Enum):
     ALL = 2
 
 
-class Mask(ABC):
+class Mask(Stored, ABC):
     """Which pairs may attend: asked one tile at a time, never stored whole.
 
     A subclass writes `allows`, and `coverage` where it can tell cheaply that a tile is wholly allowed or
@@ -130,6 +131,11 @@ class Mask(ABC):
     def first_query(self, m: int, n: int) -> int | None:
         """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
         return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no query sees a key behind its own place, as far as this mask tells."""
+        return False
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
         """Return this mask for another matrix of the same tokens, or None where it must be asked in its own places.
@@ -216,6 +222,8 @@ def _boolean(mask: Mask, operator: str) -> Mask:
 class _Pair(Mask):
     """What two masks that are combined share."""
 
+    stored = ("left", "right")
+
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left = left
         self.right = right
@@ -227,6 +235,10 @@ class _Pair(Mask):
     def size(self) -> tuple[int | None, int | None]:
         (m, n), (other_m, other_n) = self.left.size(), self.right.size()
         return other_m if m is None else m, other_n if n is None else n
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
+        return None if left is None or right is None else type(self)(left, right)
 
     def reach(self) -> int:
         return max(self.left.reach(), self.right.reach())
@@ -273,13 +285,13 @@ class And(_Pair):
             return None
         return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
 
+    @property
+    def is_causal(self) -> bool:
+        return self.left.is_causal or self.right.is_causal
+
     def first_query(self, m: int, n: int) -> int | None:
         left = self.left.first_query(m, n)
         return self.right.first_query(m, n) if left is None else left
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
-        return None if left is None or right is None else And(left, right)
 
     def padding(self, at: Tile) -> Tensor | None:
         left, right = self.left.padding(at), self.right.padding(at)
@@ -359,6 +371,8 @@ class Not(Mask):
     >>> (~Causal()).name()
     '~Causal()'
     """
+
+    stored = ("inner",)
 
     def __init__(self, inner: Mask) -> None:
         self.inner = inner

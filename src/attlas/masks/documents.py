@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -124,6 +124,9 @@ class Prefix(_Counted):
     def __init__(self, length: Lengths) -> None:
         super().__init__("length", length)
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"length": self.lengths.view(self.axes)}
+
     def reach(self) -> int:
         return int(self.lengths[0]) if self.lengths.numel() else 0
 
@@ -179,6 +182,9 @@ class Padding(_Counted):
             fix = 'use side="left" where the filling stands before the tokens.'
             raise ShapeError("Padding()", 'side must be "right" or "left".', found=f"side = {side!r}", fix=fix)
         self.side = side
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"lengths": self.lengths.view(self.axes), "side": self.side}
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Padding:
         if self.side == "left":
@@ -258,6 +264,9 @@ class Documents(Mask):
         self.keys = _Ids("ids", ids)
         self.queries = self.keys if query_ids is None else _Ids("query_ids", query_ids)
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"ids": self.keys.given, "query_ids": None if self.queries is self.keys else self.queries.given}
+
     def first(self, at: Tile) -> int:
         """Return the place of query 0 among the ids of the queries."""
         return at.n - at.m if self.queries is self.keys else 0
@@ -321,7 +330,7 @@ class _Ids:
             fix = "number the documents: [0, 0, 1, 1, 1]."
             raise ShapeError("Documents()", rule, {label: ids}, found="a single number", fix=fix)
         self.label = label
-        self.axes = tuple(given.shape)
+        self.given, self.axes = given, tuple(given.shape)
         self.count = self.axes[-1]
         self._on = {torch.device("cpu"): given.reshape(math.prod(self.axes[:-1]), self.count)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 
 import torch
@@ -17,17 +18,25 @@ __all__ = ["Causal", "Dilated", "Window"]
 class _Local(Mask):
     """Masks of the distance between a key and the aligned place of a query."""
 
+    stored: tuple[str, ...] = ("offset",)
+
     def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
         where = f"{type(self).__name__}()"
         self.left = None if left is None else _reach(where, "left", left)
         self.right = None if right is None else _reach(where, "right", right)
         self.offset = None if offset is None else _whole(where, "offset", offset)
 
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
+
     def first_query(self, m: int, n: int) -> int:
         return n - m if self.offset is None else self.offset
 
-    def _moved(self, rows: range, columns: range, m: int, n: int) -> int:
-        return self.first_query(m, n) + rows.start - columns.start
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask:
+        moved = copy.copy(self)
+        moved.offset = self.first_query(m, n) + rows.start - columns.start
+        return moved
 
     def shift(self, at: Tile) -> int:
         """Return how far query 0 stands to the right of key 0."""
@@ -74,8 +83,9 @@ class _Local(Mask):
         return max(self.left or 0, self.right or 0)
 
     def name(self) -> str:
-        offset = "" if self.offset is None else f", offset={self.offset}"
-        return f"{type(self).__name__}({self.left}, {self.right}{offset})"
+        shown = [str(getattr(self, limit)) for limit in self.stored if limit != "offset"]
+        shown += [] if self.offset is None else [f"offset={self.offset}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Causal(_Local):
@@ -129,12 +139,6 @@ class Causal(_Local):
 
     def __init__(self, offset: int | None = None) -> None:
         super().__init__(None, 0, offset)
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Causal:
-        return Causal(self._moved(rows, columns, m, n))
-
-    def name(self) -> str:
-        return "Causal()" if self.offset is None else f"Causal(offset={self.offset})"
 
 
 class Window(_Local):
@@ -194,11 +198,10 @@ class Window(_Local):
       8 queries × 8 keys
     """
 
+    stored = ("left", "right", "offset")
+
     def __init__(self, left: int | None, right: int | None, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Window:
-        return Window(self.left, self.right, self._moved(rows, columns, m, n))
 
 
 class Dilated(_Local):
@@ -263,15 +266,14 @@ class Dilated(_Local):
       8 queries × 8 keys
     """
 
+    stored = ("left", "right", "step", "offset")
+
     def __init__(self, left: int | None, right: int | None, step: int, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
         self.step = _whole("Dilated()", "step", step)
         if self.step < 1:
             fix = "use step=1 for every key of the window."
             raise ShapeError("Dilated()", "step must be at least 1.", found=f"step = {self.step}", fix=fix)
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Dilated:
-        return Dilated(self.left, self.right, self.step, self._moved(rows, columns, m, n))
 
     def allows(self, at: Tile) -> Tensor:
         # Remainders of places, not of pairs: a division for each row and column instead of each cell.
@@ -296,10 +298,6 @@ class Dilated(_Local):
 
     def reach(self) -> int:
         return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit
-
-    def name(self) -> str:
-        offset = "" if self.offset is None else f", offset={self.offset}"
-        return f"Dilated({self.left}, {self.right}, {self.step}{offset})"
 
 
 def _whole(where: str, label: str, value: int) -> int:

@@ -60,6 +60,8 @@ class Runs(Mask):
       2 queries × 4 keys
     """
 
+    stored = ("n", "first", "starts", "stops")
+
     def __init__(self, first: Tensor, starts: Tensor, stops: Tensor, n: int) -> None:
         self.first, self.starts, self.stops, self.n = first, starts, stops, n
         fault = self._fault()
@@ -191,6 +193,8 @@ class Bits(Mask):
       · ■ ·
       2 queries × 3 keys
     """
+
+    stored = ("n", "packed")
 
     def __init__(self, packed: Tensor, n: int) -> None:
         if packed.ndim != 4 or packed.dtype is not torch.uint8 or packed.shape[-1] != -(-n // 8):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,9 @@ class _Stored(Mask):
         # Blocks of 64 x 64 cells by strip of rows: (any, all), each (batch, heads, blocks of columns), on the CPU.
         self._strips: dict[int, tuple[Tensor, Tensor]] = {}
         self._changes = _changes(t)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"t": self.tensor}
 
     @abstractmethod
     def rule(self, t: Tensor) -> Tensor:

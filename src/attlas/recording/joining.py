@@ -15,38 +15,15 @@ from attlas.stats import Statistic
 
 __all__ = ["Joined", "can_join", "fitting"]
 
-_OF_ROWS = (
-    stats.ArgMax,
-    stats.Coverage,
-    stats.EffectiveKeys,
-    stats.Entropy,
-    stats.LogitMoments,
-    stats.MaxLogit,
-    stats.MaxWeight,
-    stats.RowMass,
-    stats.TailMass,
-    stats.TopK,
-)
-
 
 def can_join(statistic: Statistic) -> bool:
-    """Return whether the results of a statistic on stacked matrices give its result on the whole.
+    """Return whether the results of a statistic on stacked matrices give its result on the whole, as its `axis` says.
 
-    Numbers of rows do. Sums and maxima of columns and sums of diagonals do, over all rows and not divided.
-    Pictures, spans, means and windows of rows do not: they speak of the size of the whole matrix.
-
-    Parameters
-    ----------
-    statistic : Statistic
-        One of attlas, or of the user's own, of which nothing is known.
+    Pictures, spans, means and windows of rows do not: they depend on the size of the whole matrix. What a class of the
+    user's own inherits is about another result: it says `axis` itself.
     """
-    if type(statistic) is stats.ColumnMass:
-        return statistic.rows is None and not statistic.mean
-    if type(statistic) is stats.ColumnMax:
-        return statistic.rows is None
-    if type(statistic) is stats.Offsets:
-        return not statistic.mean
-    return type(statistic) in _OF_ROWS
+    own = not type(statistic).__module__.startswith("attlas.stats.")
+    return statistic.axis is not None and not (own and "axis" not in vars(type(statistic)))
 
 
 def fitting(statistic: Statistic, keys: int) -> Statistic:
@@ -59,16 +36,7 @@ def fitting(statistic: Statistic, keys: int) -> Statistic:
     keys : int
         How many keys the step has.
     """
-    if 0 < keys < _wanted(statistic):
-        return type(statistic)(keys)  # type: ignore[call-arg]  # TopK or TailMass
-    return statistic
-
-
-def _wanted(statistic: Statistic) -> int:
-    """Return how many keys a statistic asks for."""
-    if type(statistic) is stats.TailMass:
-        return statistic._top.k
-    return statistic.k if type(statistic) is stats.TopK else 0
+    return type(statistic)(keys) if 0 < keys < statistic.k else statistic  # type: ignore[call-arg]  # it takes k
 
 
 class Joined:
@@ -100,54 +68,43 @@ class Joined:
         return [self._whole(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
 
     def _whole(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
-        if isinstance(statistic, stats.ColumnMass | stats.ColumnMax):
-            return self._columns(parts, keys, largest=isinstance(statistic, stats.ColumnMax))
-        if isinstance(statistic, stats.Offsets):
-            return self._diagonals(parts, keys)
-        if isinstance(statistic, stats.ArgMax):
-            return torch.cat([part + size[2] for part, size in zip(parts, self._sizes, strict=True)], dim=2)
-        if isinstance(statistic, stats.TopK):
-            parts = [_filled(part, statistic.k, size[2]) for part, size in zip(parts, self._sizes, strict=True)]
-        if isinstance(parts[0], tuple):
-            return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
-        return torch.cat(parts, dim=2)
-
-    def _columns(self, parts: list[Tensor], keys: int, *, largest: bool) -> Tensor:
-        out = parts[0].new_zeros(*parts[0].shape[:2], keys)
-        for part, (_, n, column) in zip(parts, self._sizes, strict=True):
-            stop = min(column + n, keys)  # keys of a static cache that were never written are not kept
-            into = out[..., column:stop]
-            found = part[..., : stop - column]
-            torch.maximum(into, found, out=into) if largest else into.add_(found)
-        return out
-
-    def _diagonals(self, parts: list[Tensor], keys: int) -> Tensor:
+        if statistic.axis == "rows":
+            columns = [column for _, _, column in self._sizes]
+            parts = [_moved(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
+            if isinstance(parts[0], tuple):
+                return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
+            return torch.cat(parts, dim=2)
+        # The lowest diagonal begins in the last row: before column 0 stand the diagonals of all rows but one.
         rows = sum(m for m, _, _ in self._sizes)
-        # Room for each diagonal that any step has; those of keys that are not kept fall off at the end.
+        before = rows - 1 if statistic.axis == "diagonals" else 0
+        # Room for each key that any step has: those of a static cache that were never written are not kept.
         most = max([keys, *(column + n for _, n, column in self._sizes)])
-        out = parts[0].new_zeros(*parts[0].shape[:2], rows + most - 1)
+        out = parts[0].new_zeros(*parts[0].shape[:2], before + most)
         row = 0
-        for part, (m, n, column) in zip(parts, self._sizes, strict=True):
-            first = column - (row + m - 1) + rows - 1
-            out += functional.pad(part, (first, rows + most - 1 - first - (m + n - 1)))
+        for part, (m, _, column) in zip(parts, self._sizes, strict=True):
             row += m
-        return out[..., : rows + keys - 1]
+            start = column + (rows - row if before else 0)
+            into = out[..., start : start + part.shape[-1]]
+            into.copy_(statistic.merge(into, part))
+        return out[..., : before + keys]
 
 
-def _filled(part: stats.Largest, k: int, column: int) -> stats.Largest:
-    """Return the largest of a step as keys of the whole, filled up to k with keys that came later."""
-    n = part.values.shape[-1]
-    values, indices = functional.pad(part.values, (0, k - n)), functional.pad(part.indices, (0, k - n))
-    indices[..., n:] = torch.arange(n, k, device=indices.device)
-    return stats.Largest(values, indices + column)
+def _moved(part: Any, k: int, column: int) -> Any:
+    """Return the result of a step whose key 0 stands at `column`; named keys are those of the whole, k of them."""
+    if isinstance(part, stats.Largest):  # filled up with keys that came later
+        n = part.values.shape[-1]
+        values, indices = functional.pad(part.values, (0, k - n)), functional.pad(part.indices, (0, k - n))
+        indices[..., n:] = torch.arange(n, k, device=indices.device)
+        return stats.Largest(values, indices + column)
+    return part + column if k and isinstance(part, Tensor) and not part.is_floating_point() else part
 
 
 def _check_enough(statistic: Statistic, keys: int) -> None:
-    if keys < _wanted(statistic):
+    if keys < statistic.k:
         name = type(statistic).__name__
         raise ShapeError(
             f"{name}()",
             "k cannot be larger than the number of keys.",
-            found=f"k = {_wanted(statistic)}, n = {keys} when the recording ended",
+            found=f"k = {statistic.k}, n = {keys} when the recording ended",
             fix=f"{name}({keys}), or a longer text.",
         )

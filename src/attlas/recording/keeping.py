@@ -14,8 +14,8 @@ from attlas._compat import changes
 from attlas.indexing import Axes
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import Moved
 from attlas.scores import Score
+from attlas.windows import Moved
 
 __all__ = ["fingerprint", "kept", "own", "placed"]
 

@@ -1,4 +1,4 @@
-"""Where a matrix stands in the text, some rows of it, and several stacked to one: masks and scores follow exactly."""
+"""Several matrices of one text stacked to one: their masks follow exactly."""
 
 from __future__ import annotations
 
@@ -9,165 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.atlas.moved import MovedScore, moved_tile
-from attlas.indexing import Axes
-from attlas.masks import Causal, Coverage, Mask, Window
+from attlas.masks import Causal, Coverage, Mask
 from attlas.masks.base import And
-from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
-from attlas.scores.base import Sum
 from attlas.tiles import Tile
+from attlas.windows import in_columns, moved_tile
 
-__all__ = [
-    "Block",
-    "Moved",
-    "MovedScore",
-    "Stacked",
-    "alike",
-    "rows_of",
-    "stacked",
-    "window_of",
-]
+__all__ = ["Block", "Stacked", "alike", "stacked"]
 
 _JUDGED = 64  # blocks of rows whose coverage is asked one by one
-
-
-def is_causal(mask: Mask | None) -> bool:
-    """Return whether no query sees a key behind its own place, as far as a mask says so."""
-    if isinstance(mask, Window):
-        return mask.right == 0
-    return isinstance(mask, Causal) or (isinstance(mask, And) and (is_causal(mask.left) or is_causal(mask.right)))
-
-
-class Moved(Mask):
-    """A mask of one matrix, asked for another in which its queries and keys stand elsewhere.
-
-    Parameters
-    ----------
-    inner : Mask
-        A mask of m queries and n keys.
-    m, n : int
-        Sizes of the matrix that it belongs to.
-    row, column : int
-        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
-    device : torch.device, optional
-        Where the mask must be asked, if that is not where the tokens are.
-    """
-
-    def __init__(self, inner: Mask, m: int, n: int, row: int, column: int, device: torch.device | None = None) -> None:
-        self.inner = inner
-        self.m = m
-        self.n = n
-        self.row = row
-        self.column = column
-        self.device = device
-
-    def allows(self, at: Tile) -> Tensor:
-        return self.inner.allows(self._there(at)).to(at.device)
-
-    def coverage(self, at: Tile) -> Coverage:
-        return self.inner.coverage(self._there(at))
-
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        # The inner mask is asked about whole rows, as it must be, and answers in its own places.
-        there = replace(self._there(at), columns=range(self.n), column_index=None)
-        found = self.inner.interval(there)
-        if found is None:
-            return None
-        first, stop = (t.to(at.device) + self.column for t in found)
-        return first, stop
-
-    def first_query(self, m: int, n: int) -> int | None:
-        first = self.inner.first_query(self.m, self.n)
-        return None if first is None else first - self.row + self.column
-
-    def padding(self, at: Tile) -> Tensor | None:
-        whole = replace(self._there(at), columns=range(self.n), column_index=None)
-        found = self.inner.padding(whole)
-        return None if found is None else _in_columns(found.to(at.device), self.column, at.n)
-
-    def name(self) -> str:
-        return f"{self.inner.name()} moved by ({self.row}, {self.column})"
-
-    def _there(self, at: Tile) -> Tile:
-        there = moved_tile(at, self.m, self.n, self.row, self.column)
-        return there if self.device is None else replace(there, device=self.device)
-
-
-def _in_columns(found: Tensor, column: int, n: int) -> Tensor:
-    """Return flags of keys that begin at `column` as flags of n keys; the others are not set."""
-    out = found.new_zeros(len(found), n)
-    first, stop = max(column, 0), min(column + found.shape[-1], n)
-    out[:, first:stop] = found[:, first - column : stop - column]
-    return out
-
-
-def rows_of(A: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return some queries of a matrix as a matrix of their own, every weight as it was.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (batch, heads, m, n)
-        The matrix.
-    rows : range
-        Which of its m queries.
-    """
-    batch, heads, m, n = A.problem.shape
-    if len(rows) == m:
-        return A
-    mask = None if A.problem.mask is None else A.problem.mask.translate(rows, range(n), m, n)
-    if mask is None and A.problem.mask is not None:
-        mask = Moved(A.problem.mask, m, n, -rows.start, 0)
-    problem = replace(
-        A.problem,
-        q=A.problem.q[:, :, rows.start : rows.stop],
-        mask=mask,
-        score=_score_rows(A.problem.score, rows, m, n),
-    )
-    part = None if A._lse is None else A._lse[:, :, rows.start : rows.stop]
-    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), part)
-
-
-def window_of(A: AttentionMatrix, rows: range, columns: range, lse: Tensor | None = None) -> AttentionMatrix:
-    """Return some queries and some keys of a matrix as a matrix of their own.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (batch, heads, m, n)
-        The matrix.
-    rows, columns : range
-        Which of its queries and keys.
-    lse : Tensor, shape (batch, heads, len(rows)), optional
-        Log-sum-exp of the whole rows: every weight is then what it is in A, and rows sum to less than 1.
-        Without it the weights are those of the window alone, or of A where that keeps all keys.
-
-    Notes
-    -----
-    Cost: none; what is computed of the window costs what it would of a matrix of this size.
-    """
-    if lse is not None:
-        A = A.detach()  # a graph would make the weights of a softmax over the window alone
-    batch, heads, m, n = A.problem.shape
-    if lse is None and len(columns) == n and A._lse is not None:
-        lse = A._lse[:, :, rows.start : rows.stop]
-    problem, place = A.problem, (m, n, -rows.start, -columns.start)
-    problem = replace(
-        problem,
-        q=problem.q[:, :, rows.start : rows.stop],
-        k=problem.k[:, :, columns.start : columns.stop],
-        mask=None if problem.mask is None else Moved(problem.mask, *place),
-        score=problem.score if problem.score.position_free else MovedScore(problem.score, *place),
-        sink=problem.sink if lse is None else None,  # it is part of the log-sum-exp
-        partial=lse is not None,
-    )
-    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
-
-
-def _score_rows(score: Score, rows: range, m: int, n: int) -> Score:
-    if isinstance(score, Sum):
-        return _score_rows(score.left, rows, m, n) + _score_rows(score.right, rows, m, n)
-    found = score.translate(rows, range(n), m, n)
-    return MovedScore(score, m, n, -rows.start) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +40,7 @@ class Block:
         found = self.mask.translate(rows, columns, self.m, self.n)
         if found is None:
             return None
-        if self.m == 1 and self.column == 0 and not is_causal(found):
+        if self.m == 1 and self.column == 0 and not found.is_causal:
             found = And(Causal(self.n - 1 - self.row), found)
         outside = range(self.column), range(self.column + self.n, keys)
         blind = all(found.coverage(self._tile(columns, keys)) is Coverage.NONE for columns in outside if len(columns))
@@ -322,7 +172,7 @@ class Stacked(Mask):
             return None
         there = moved_tile(at, block.m, block.n, block.row, block.column)
         found = block.mask.padding(replace(there, columns=range(block.n), column_index=None))
-        return None if found is None else _in_columns(found.to(at.device), block.column, at.n)
+        return None if found is None else in_columns(found.to(at.device), block.column, at.n)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

@@ -17,7 +17,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.disk import Disk
 from attlas.recording.joining import Joined, can_join, fitting
 from attlas.recording.keeping import fingerprint, kept, own, placed
-from attlas.recording.places import Block, alike, is_causal, rows_of, stacked
+from attlas.recording.places import Block, alike, stacked
 from attlas.stats import Statistic
 
 __all__ = ["Policy", "Step", "Strand"]
@@ -82,7 +82,8 @@ class Step:
     def last_key(self) -> int:
         """Place behind the last key that holds something: a static cache has room for more."""
         stop = self.first_key + self.matrix.problem.shape[3]
-        if self.cross or self.keeps_all_keys or not is_causal(self.matrix.problem.mask):
+        mask = self.matrix.problem.mask
+        if self.cross or self.keeps_all_keys or mask is None or not mask.is_causal:
             return stop
         return min(stop, max(self.last_query, self.first_key + 1))
 
@@ -171,7 +172,7 @@ class Strand:
     def _take(self, step: Step) -> None:
         A, policy = step.matrix, self.policy
         n = A.problem.shape[3]
-        part = rows_of(A, step.rows)
+        part = A.window(step.rows)
         stop = step.last_key
         fresh = A.problem.k[:, :, self.last_key - step.first_key : stop - step.first_key]
         column = step.first_key - self.first_key

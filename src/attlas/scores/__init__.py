@@ -9,24 +9,7 @@ from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triang
 from attlas.scores.position import Alibi, RelativeBias, TensorBias
 
 __all__ = [
-    "Additive",
-    "Alibi",
-    "Bilinear",
-    "Boxcar",
-    "Cosine",
-    "Dot",
-    "Epanechnikov",
-    "Gaussian",
-    "Laplace",
-    "RelativeBias",
-    "Scaled",
-    "ScaledByTensor",
-    "ScaledDot",
-    "Score",
-    "ScoreMod",
-    "SoftCap",
-    "Sum",
-    "TensorBias",
-    "Tokens",
-    "Triangular",
-]
+    "Additive", "Alibi", "Bilinear", "Boxcar", "Cosine", "Dot", "Epanechnikov", "Gaussian", "Laplace",
+    "RelativeBias", "Scaled", "ScaledByTensor", "ScaledDot", "Score", "ScoreMod", "SoftCap", "Sum", "TensorBias",
+    "Tokens", "Triangular",
+]  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from attlas.autodiff import recorded_gradients
 from attlas.inputs import tracing, whole_number
-from attlas.scores.base import Score, Tokens, check_sizes
+from attlas.scores.base import Score, Tokens, check_sizes, with_parameters
 from attlas.tiles import Tile, cut
 
 __all__ = ["Additive"]
@@ -80,6 +80,17 @@ class Additive(Score):
         self.W_q = nn.Linear(query_size, hidden_size, bias=bias)
         self.W_k = nn.Linear(key_size, hidden_size, bias=False)
         self.w_v = nn.Parameter(torch.empty(hidden_size).uniform_(-1, 1) / math.sqrt(hidden_size))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v, "b": self.W_q.bias}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        names = {"W_q": "W_q.weight", "W_k": "W_k.weight", "w_v": "w_v", "b": "W_q.bias"}
+        parameters = {name: settings[key] for key, name in names.items() if settings[key] is not None}
+        hidden, query_size = settings["W_q"].shape
+        key_size, bias = settings["W_k"].shape[1], settings["b"] is not None
+        return with_parameters(lambda: cls(query_size, key_size, hidden, bias), parameters)
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         bias = self.W_q.bias

@@ -7,20 +7,22 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import check_floating, tracing
+from attlas.stored import Stored
 from attlas.tiles import Tile
 
 __all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
-           "finite_number"]  # fmt: skip
+           "finite_number", "with_parameters"]  # fmt: skip
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
+_Score = TypeVar("_Score", bound="Score")
 Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
 
 
@@ -58,7 +60,7 @@ class Dot:
         return Dot(self.q, self.k, self.scale * factor, row, bias, abs(factor) * self.cap)
 
 
-class Score(nn.Module):
+class Score(Stored, nn.Module):
     """How alike queries and keys are: a tile of each in, a tile of log-weights (nats) out.
 
     A score of your own is one class with one method, `forward`. Everything else has a default.
@@ -75,6 +77,8 @@ class Score(nn.Module):
     position_free : bool
         Whether the score looks at the tokens alone and never at ``at``: the log-weight of a pair is then the same
         wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False.
+    stored : tuple of str, optional
+        Names of the attributes that `to_dict` gives and its class takes, for a score that a recording can store.
 
     Examples
     --------
@@ -128,18 +132,6 @@ class Score(nn.Module):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         """Return this score as a dot product of the projected tokens, or None where it is none."""
         return None
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Return what `from_dict` makes this score of again: numbers, texts, tensors, scores; None if it is not stored.
-
-        A recording keeps it for classes of your own, and ``attlas.load(folder, score=YourClass)`` reads it.
-        """
-        return None
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Score:
-        """Return the score of which `to_dict` gave these settings; by default its class is called with them."""
-        return cls(**settings)
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
         """Return this score for another matrix of the same tokens, or None where it must be asked in its own places.
@@ -202,6 +194,8 @@ class Score(nn.Module):
 class Sum(Score):
     """The sum of two scores; made by ``score + score``."""
 
+    stored = ("left", "right")
+
     def __init__(self, left: Score, right: Score) -> None:
         super().__init__()
         self.left = left
@@ -259,6 +253,8 @@ class Derived(Score):
 class Scaled(Derived):
     """A score times a number; made by ``factor * score``."""
 
+    stored = ("factor", "inner")
+
     def __init__(self, inner: Score, factor: float) -> None:
         super().__init__(inner)
         self.factor = factor
@@ -304,6 +300,7 @@ class ScaledByTensor(Derived):
     """
 
     factor: Tensor
+    stored = ("inner", "factor")
 
     def __init__(self, inner: Score, factor: Tensor) -> None:
         super().__init__(inner)
@@ -313,9 +310,6 @@ class ScaledByTensor(Derived):
             rule = "the factor is one number, or one for each head."
             raise ShapeError(where, rule, {"factor": factor}, found=found, fix="factor.flatten()")
         self.factor = factor
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner, "factor": self.factor}
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
@@ -353,6 +347,14 @@ def finite_number(where: str, name: str, value: float, fix: str, *, above: float
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
+
+
+def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
+    """Return a score that has these parameters; making it takes no memory, and draws no random number."""
+    with torch.device("meta"):
+        score = make()
+    score.load_state_dict(parameters, assign=True)
+    return score
 
 
 def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from attlas.inputs import whole_number
-from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number
+from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number, with_parameters
 from attlas.tiles import Tile
 
 __all__ = ["Bilinear"]
@@ -63,6 +64,7 @@ class Bilinear(Score):
 
     finite = True
     position_free = True
+    stored = ("scale", "weight")
 
     def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:
         super().__init__()
@@ -71,6 +73,11 @@ class Bilinear(Score):
         self.query_size, self.key_size = query_size, key_size
         self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        weight = settings["weight"]
+        return with_parameters(lambda: cls(weight.shape[0], weight.shape[1], settings["scale"]), {"weight": weight})
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         weight = self.weight.to(q)

@@ -55,6 +55,8 @@ class ScaledDot(Score):
     finite = True
     position_free = True
 
+    stored = ("scale",)
+
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
         fix = "leave scale out for 1 / sqrt(d)."
@@ -108,6 +110,8 @@ class SoftCap(Score):
     >>> attlas.attend(q, k, score=attlas.SoftCap(attlas.ScaledDot(), 50.0)).logits[:, :]
     tensor([[49.9665, 49.9665]])
     """
+
+    stored = ("cap", "score")
 
     def __init__(self, score: Score, cap: float) -> None:
         super().__init__()
@@ -172,6 +176,8 @@ class Cosine(Score):
 
     finite = True
     position_free = True
+
+    stored = ("scale",)
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()

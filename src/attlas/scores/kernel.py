@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from attlas.errors import ShapeError
 from attlas.inputs import tracing
-from attlas.scores.base import Dot, Score, Tokens, check_same_size
+from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
 
@@ -47,6 +48,17 @@ class _Kernel(Score):
             raise ShapeError(f"{type(self).__name__}()", rule, {"bandwidth": bandwidth}, found=found, fix=fix)
         start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
         self.log_bandwidth = nn.Parameter(start.log())
+
+    def to_dict(self) -> dict[str, Any]:
+        learn = self.log_bandwidth is not None
+        return {"learn": learn, "bandwidth": self.log_bandwidth if learn else self.given}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        if not settings["learn"]:
+            return cls(settings["bandwidth"])
+        log = settings["bandwidth"].detach()
+        return with_parameters(lambda: cls(log.exp(), learn=True), {"log_bandwidth": log})  # log(exp(x)) need not be x
 
     @property
     def bandwidth(self) -> Tensor:

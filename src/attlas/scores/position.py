@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import as_floats, as_plain, check_floating, tracing, whole_number
-from attlas.scores.base import Score
+from attlas.scores.base import Score, with_parameters
 from attlas.tiles import Tile
 
 __all__ = ["Alibi", "RelativeBias", "TensorBias", "cells_of", "heads_of"]
@@ -59,6 +60,7 @@ class Alibi(Score):
     finite = True
     positional = True
     scratch = 2
+    stored = ("slopes",)
 
     def __init__(self, slopes: int | Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
@@ -146,6 +148,7 @@ class RelativeBias(Score):
     finite = True
     positional = True
     scratch = 2
+    stored = ("max_distance", "bidirectional", "buckets", "weight")
 
     def __init__(
         self, heads: int, max_distance: int = 128, buckets: int | None = None, bidirectional: bool = True
@@ -159,6 +162,11 @@ class RelativeBias(Score):
             _check_buckets(self.buckets, self.max_distance, bidirectional)
         rows = self.buckets or (2 * max_distance + 1 if bidirectional else max_distance + 1)
         self.weight = nn.Parameter(torch.zeros(rows, heads))
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        weight = settings.pop("weight")
+        return with_parameters(lambda: cls(weight.shape[1], **settings), {"weight": weight})
 
     def bucket(self, offset: Tensor) -> Tensor:
         """Return the row of the table for each offset ``j - i'``.
@@ -254,6 +262,13 @@ class TensorBias(Score):
             fix = "t.flatten(0, -4) makes one batch axis."
             raise ShapeError("TensorBias()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
         self.t = as_plain("TensorBias()", "t", t)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"t": self.t, "learn": isinstance(self.t, nn.Parameter)}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         return cells_of(self.t[(None,) * (4 - self.t.ndim)], at).to(at.device, at.dtype)

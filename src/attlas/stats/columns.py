@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic
+from attlas.engine.apply import Weights
+from attlas.engine.fold import Part, Statistic, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
-from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
@@ -46,6 +46,7 @@ class _OfQueries(Statistic):
         if rows is not None:
             check_span(f"{type(self).__name__}()", "rows", rows)
         self.rows = rows
+        self.axis = "columns" if rows is None else None
 
     def window(self, problem: Problem) -> range:
         """Return the queries that count."""
@@ -95,15 +96,17 @@ class ColumnMass(_OfQueries):
     def __init__(self, rows: Span | None = None, mean: bool = False) -> None:
         super().__init__(rows)
         self.mean = mean
+        self.axis = None if mean else self.axis
 
-    def start(self, problem: Problem) -> tuple[range, Tensor, Tensor | None]:
-        return self.window(problem), _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
+    merge = merge_sums
 
-    def step(
-        self, carry: tuple[range, Tensor, Tensor | None], part: Part, at: Tile
-    ) -> tuple[range, Tensor, Tensor | None]:
-        window, mass, queries = carry
-        rows = _rows_inside(at, window)
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        self.window(problem)
+        return _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
+
+    def step(self, carry: tuple[Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Tensor, Tensor | None]:
+        mass, queries = carry
+        rows = _rows_inside(at, self.window(part.problem))
         if rows is None:
             return carry
         whole = rows.stop - rows.start == len(at.rows)
@@ -115,8 +118,8 @@ class ColumnMass(_OfQueries):
                 into[..., columns.start : columns.stop] += seen
         return carry
 
-    def finish(self, carry: tuple[range, Tensor, Tensor | None]) -> Tensor:
-        _, mass, queries = carry
+    def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
+        mass, queries = carry
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -160,20 +163,18 @@ class ColumnMax(_OfQueries):
     tensor([1.0000, 0.5000])
     """
 
-    def start(self, problem: Problem) -> tuple[range, Tensor]:
-        return self.window(problem), _zeros_for_columns(problem)
+    merge = keep_larger
 
-    def step(self, carry: tuple[range, Tensor], part: Part, at: Tile) -> tuple[range, Tensor]:
-        window, largest = carry
-        rows = _rows_inside(at, window)
+    def start(self, problem: Problem) -> Tensor:
+        self.window(problem)
+        return _zeros_for_columns(problem)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        rows = _rows_inside(at, self.window(part.problem))
         if rows is not None:
-            found = part.weights[..., rows, :].amax(dim=-2)
-            into = largest[_columns(at)]
-            into.copy_(torch.where(found > into, found, into))
+            into = carry[_columns(at)]
+            into.copy_(self.merge(into, part.weights[..., rows, :].amax(dim=-2)))
         return carry
-
-    def finish(self, carry: tuple[range, Tensor]) -> Tensor:
-        return carry[1]
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         self.window(problem)
@@ -228,6 +229,11 @@ class ColumnArgMax(Statistic):
         torch.maximum(largest, found, out=largest)
         return carry
 
+    def merge(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        (x, i), (y, j) = a, b
+        other = (y > x) | ((y == x) & (j < i))  # the first of equal queries
+        return torch.where(other, y, x), torch.where(other, j, i)
+
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
         return carry[1]
 
@@ -258,8 +264,7 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads:
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    found: Tensor = _combined("column_mass()", A, ColumnMass(rows, mean), heads)
-    return found
+    return _combined("column_mass()", A, ColumnMass(rows, mean), heads)
 
 
 def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
@@ -286,8 +291,7 @@ def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = Non
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
-    found: Tensor = _combined("column_max()", A, ColumnMax(rows), heads)
-    return found
+    return _combined("column_max()", A, ColumnMax(rows), heads)
 
 
 def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> Any:
@@ -300,7 +304,7 @@ def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> An
         rule = "there must be heads to combine."
         wrong = f"heads = {heads!r}, and A has no leading axis"
         raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=wrong, fix="leave heads out.")
-    found = statistic_of(A, statistic)
+    found = statistic(A)
     if heads is None:
         return found
     return found.sum(dim=-2) if heads == "sum" else found.mean(dim=-2)

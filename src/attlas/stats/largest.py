@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attlas.engine.apply import Weights
 from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
-from attlas.stats.apply import Weights, statistic_of
+from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
 
 __all__ = ["ArgMax", "Coverage", "Largest", "TailMass", "TopK", "coverage", "tail_mass", "topk"]
@@ -81,14 +82,19 @@ class TopK(Statistic):
     tensor([[1, 2]])
     """
 
+    axis = "rows"
+
     def __init__(self, k: int) -> None:
-        whole_number("TopK()", "k", k, "k=8")
+        whole_number(f"{type(self).__name__}()", "k", k, "k=8")
         self.k = k
 
-    def start(self, problem: Problem) -> Largest:
-        return _no_keys_yet("TopK", self.k, problem)
+    def start(self, problem: Problem) -> Any:
+        self._check_fits(problem)
+        shape = (*problem.shape[:3], self.k)
+        values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+        return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
 
-    def step(self, carry: Largest, part: Part, at: Tile) -> Largest:
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
         found = _largest_logits(part, min(self.k, part.shape[-1]))
         found = Largest(found.values, found.indices + at.columns.start)
         if not part.first:
@@ -100,35 +106,29 @@ class TopK(Statistic):
         carry.indices[at.place] = found.indices
         return carry
 
-    def finish(self, carry: Largest) -> Largest:
+    def merge(self, a: Any, b: Any) -> Any:
+        return _join(a, b, self.k)
+
+    def finish(self, carry: Any) -> Any:
         _name_unseen(carry.indices)
         return carry
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _check_fits("TopK", self.k, problem)
+        self._check_fits(problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Largest:
+    def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
         _name_unseen(found["top_keys"], last=True)
         return Largest(found["top_values"], found["top_keys"])
 
-
-def _no_keys_yet(name: str, k: int, problem: Problem) -> Largest:
-    """Return the carry of rows of which no key was seen."""
-    _check_fits(name, k, problem)
-    shape = (*problem.shape[:3], k)
-    values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
-    return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
-
-
-def _check_fits(name: str, k: int, problem: Problem) -> None:
-    """Raise a ShapeError for a `k` that is too large."""
-    n = problem.shape[3]
-    if k > n:
-        rule = "k cannot be larger than the number of keys."
-        found = f"k = {k}, n = {n}"
-        fix = f"{name}({n})" if n else "give attend() a key."
-        raise ShapeError(f"{name}()", rule, {"A": f"{problem.shape[2]} queries × {n} keys"}, found=found, fix=fix)
+    def _check_fits(self, problem: Problem) -> None:
+        """Raise a ShapeError for a `k` that is too large."""
+        name, n = type(self).__name__, problem.shape[3]
+        if self.k > n:
+            rule = "k cannot be larger than the number of keys."
+            found = f"k = {self.k}, n = {n}"
+            fix = f"{name}({n})" if n else "give attend() a key."
+            raise ShapeError(f"{name}()", rule, {"A": f"{problem.shape[2]} queries × {n} keys"}, found=found, fix=fix)
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
@@ -177,7 +177,7 @@ def _name_unseen(indices: Tensor, *, last: bool = False) -> None:
     indices[some] = torch.where(open_places, free.gather(-1, rank), rows)
 
 
-class ArgMax(Statistic):
+class ArgMax(TopK):
     """The key of each row's largest weight; 0 for a row with no allowed key.
 
     Raises
@@ -205,27 +205,20 @@ class ArgMax(Statistic):
     differentiable = False
 
     def __init__(self) -> None:
-        self._top = TopK(1)
-
-    def start(self, problem: Problem) -> Largest:
-        return _no_keys_yet("ArgMax", 1, problem)
-
-    def step(self, carry: Largest, part: Part, at: Tile) -> Largest:
-        return self._top.step(carry, part, at)
+        super().__init__(1)
 
     def finish(self, carry: Largest) -> Tensor:
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _check_fits("ArgMax", 1, problem)
-        return {"largest": 1}
+        return super().wants(problem)
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         return self.finish(Largest(found["top_values"], found["top_keys"]))
 
 
-class TailMass(Statistic):
+class TailMass(TopK):
     """Mass of each row outside its k largest weights.
 
     Parameters
@@ -257,27 +250,25 @@ class TailMass(Statistic):
     tensor([0.2500, 0.2500])
     """
 
-    def __init__(self, k: int) -> None:
-        whole_number("TailMass()", "k", k, "k=8")
-        self._top = TopK(k)
-
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
-        mass = torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
-        return _no_keys_yet("TailMass", self._top.k, problem), mass
+        return super().start(problem), zeros_for_rows(problem)
 
     def step(self, carry: tuple[Largest, Tensor], part: Part, at: Tile) -> tuple[Largest, Tensor]:
         top, mass = carry
         mass[at.place] += part.mass
-        self._top.step(top, part, at)
+        super().step(top, part, at)
         return carry
+
+    def merge(self, a: tuple[Largest, Tensor], b: tuple[Largest, Tensor]) -> tuple[Largest, Tensor]:
+        return super().merge(a[0], b[0]), a[1] + b[1]
 
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        _check_fits("TailMass", self._top.k, problem)
-        return {"largest": self._top.k, "mass": True} if self._top.k <= _FEW else None
+        wanted = super().wants(problem)
+        return None if wanted is None else {**wanted, "mass": True}
 
     def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         return self.finish((Largest(found["top_values"], found["top_keys"]), found["mass"]))
@@ -321,6 +312,7 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
+    axis = "rows"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
@@ -347,6 +339,12 @@ class Coverage(Statistic):
         within = (inner + before.unsqueeze(-1) <= spare.unsqueeze(-1)).sum(dim=-1)
         carry[at.place] = ordered.shape[-1] - whole * _BLOCK - within
         return carry
+
+    def merge(self, a: Tensor, b: Tensor) -> Tensor:
+        if bool(((a > 0) & (b > 0)).any()):
+            rule, found = "parts must hold whole rows to be merged.", "two parts of one row"
+            raise ShapeError("Coverage()", rule, found=found, fix="give each part some rows with all their keys.")
+        return a + b
 
     def wants(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"coverage": self.levels}
@@ -399,8 +397,7 @@ def topk(A: Weights, k: int) -> Largest:
     >>> indices
     tensor([[1, 2]])
     """
-    found: Largest = statistic_of(A, TopK(k))
-    return found
+    return TopK(k)(A)
 
 
 def tail_mass(A: Weights, k: int) -> Tensor:
@@ -424,8 +421,7 @@ def tail_mass(A: Weights, k: int) -> Tensor:
     >>> stats.tail_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)), 3)
     tensor([0.2500, 0.2500])
     """
-    found: Tensor = statistic_of(A, TailMass(k))
-    return found
+    return TailMass(k)(A)
 
 
 def coverage(A: Weights, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> Tensor:
@@ -450,5 +446,4 @@ def coverage(A: Weights, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> Tensor:
     tensor([[5, 9],
             [5, 9]])
     """
-    found: Tensor = statistic_of(A, Coverage(levels))
-    return found
+    return Coverage(levels)(A)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.fold import GROUP, Blocks, Part, Statistic
+from attlas.engine.apply import Weights
+from attlas.engine.fold import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
-from attlas.stats.apply import Weights, statistic_of
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
 from attlas.tiles import Tile
@@ -106,6 +106,11 @@ class Picture(Statistic):
         carry.absorb(part, at, self.pool)
         return carry
 
+    def merge(self, a: _Blocks, b: _Blocks) -> _Blocks:
+        a.table = (merge_sums if self.pool == "mean" else keep_larger)(self, a.table, b.table)
+        a.cells += b.cells
+        return a
+
     def finish(self, carry: _Blocks) -> Tensor:
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
@@ -139,8 +144,6 @@ class _Blocks:
         shape = (*problem.shape[:2], len(rows), len(columns))
         self.table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
         self.cells = torch.zeros_like(self.table)
-        if problem.mask is None:
-            self.cells += rows.sizes().to(self.cells).unsqueeze(-1) * columns.sizes().to(self.cells)
 
     def absorb(self, part: Part, at: Tile, pool: str) -> None:
         row_bands, column_bands = self.bands
@@ -161,7 +164,7 @@ class _Blocks:
         else:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
             into.copy_(torch.where(found > into, found, into))
-        for seen, cells in () if part.problem.mask is None else part.seen:
+        for seen, cells in part.seen:
             place = at.narrow(range(at.columns.start + seen.start, at.columns.start + seen.stop))
             across = column_bands.inside(place.columns)
             if not len(across):
@@ -219,6 +222,9 @@ class Offsets(Statistic):
 
     def __init__(self, mean: bool = False) -> None:
         self.mean = mean
+        self.axis = None if mean else "diagonals"
+
+    merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         batch, heads, m, n = problem.shape
@@ -324,8 +330,7 @@ def picture(
     >>> stats.picture(A, 64, 64).shape, stats.picture(A, 8, 8, "max", rows=slice(-100, None)).shape
     (torch.Size([64, 64]), torch.Size([8, 8]))
     """
-    found: Tensor = statistic_of(A, Picture(height, width, pool, rows, columns))
-    return found
+    return Picture(height, width, pool, rows, columns)(A)
 
 
 def offsets(A: Weights, mean: bool = False) -> Tensor:
@@ -350,5 +355,4 @@ def offsets(A: Weights, mean: bool = False) -> Tensor:
     >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
     tensor(1.8333)
     """
-    found: Tensor = statistic_of(A, Offsets(mean))
-    return found
+    return Offsets(mean)(A)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine.apply import Weights
+from attlas.engine.fold import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.scores.base import Dot
-from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
 __all__ = [
@@ -42,18 +42,16 @@ def zeros_for_rows(problem: Problem) -> Tensor:
 class _PerRow(Statistic):
     """One number of each row, joined from what its parts give."""
 
+    axis = "rows"
     nothing: float = 0.0  # the number of a row that has no part
+    merge = merge_sums
 
     def start(self, problem: Problem) -> Tensor:
         return zeros_for_rows(problem).fill_(self.nothing)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        carry[at.place] = self.join(carry[at.place], self.of(part))
+        carry[at.place] = self.merge(carry[at.place], self.of(part))
         return carry
-
-    def join(self, before: Tensor, found: Tensor) -> Tensor:
-        """Return what two parts of the same rows give together."""
-        return before + found
 
     @abstractmethod
     def of(self, part: Part) -> Tensor:
@@ -63,8 +61,7 @@ class _PerRow(Statistic):
 class _LargestOfRow(_PerRow):
     """One number of each row, the largest of what its parts give."""
 
-    def join(self, before: Tensor, found: Tensor) -> Tensor:
-        return torch.where(found > before, found, before)
+    merge = keep_larger
 
 
 class RowMass(_PerRow):
@@ -161,6 +158,9 @@ class EffectiveKeys(Statistic):
     >>> A.collect(stats.EffectiveKeys())[0].round(decimals=3)
     tensor([1., 2., 3.])
     """
+
+    axis = "rows"
+    merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return zeros_for_rows(problem), zeros_for_rows(problem)
@@ -356,6 +356,7 @@ class LogitMoments(Statistic):
     """
 
     of_logits = True
+    axis = "rows"
 
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
@@ -376,6 +377,9 @@ class LogitMoments(Statistic):
         for t, found_t in zip(rows, state, strict=True):
             t[at.place] = found_t
         return carry
+
+    def merge(self, a: tuple[_Rows, Any], b: tuple[_Rows, Any]) -> tuple[_Rows, Any]:
+        return a[0].join(b[0]), a[1]
 
     def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
         rows, _ = carry
@@ -424,8 +428,7 @@ def row_mass(A: Weights) -> Tensor:
     >>> stats.row_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)))
     tensor([1., 1.])
     """
-    found: Tensor = statistic_of(A, RowMass())
-    return found
+    return RowMass()(A)
 
 
 def entropy(A: Weights) -> Tensor:
@@ -448,8 +451,7 @@ def entropy(A: Weights) -> Tensor:
     >>> stats.entropy(A).exp()
     tensor([1., 2., 3.])
     """
-    found: Tensor = statistic_of(A, Entropy())
-    return found
+    return Entropy()(A)
 
 
 def effective_keys(A: Weights) -> Tensor:
@@ -472,8 +474,7 @@ def effective_keys(A: Weights) -> Tensor:
     >>> stats.effective_keys(A).round(decimals=3)
     tensor([1., 2., 3.])
     """
-    found: Tensor = statistic_of(A, EffectiveKeys())
-    return found
+    return EffectiveKeys()(A)
 
 
 def max_weight(A: Weights) -> Tensor:
@@ -495,8 +496,7 @@ def max_weight(A: Weights) -> Tensor:
     >>> stats.max_weight(attlas.attend(torch.zeros(2, 8), torch.randn(4, 8)))
     tensor([0.2500, 0.2500])
     """
-    found: Tensor = statistic_of(A, MaxWeight())
-    return found
+    return MaxWeight()(A)
 
 
 def max_logit(A: Weights) -> Tensor:
@@ -518,8 +518,7 @@ def max_logit(A: Weights) -> Tensor:
     >>> stats.max_logit(attlas.attend(torch.ones(2, 4), torch.ones(4, 4)))
     tensor([2., 2.])
     """
-    found: Tensor = statistic_of(A, MaxLogit())
-    return found
+    return MaxLogit()(A)
 
 
 def logit_moments(A: Weights) -> Moments:
@@ -543,5 +542,4 @@ def logit_moments(A: Weights) -> Moments:
     >>> mean
     tensor([2., 2.])
     """
-    found: Moments = statistic_of(A, LogitMoments())
-    return found
+    return LogitMoments()(A)

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
-from attlas.stats.apply import Weights, statistic_of
 from attlas.tiles import Tile
 
 __all__ = ["Span", "Spans", "spans"]
@@ -179,6 +179,10 @@ class Spans(Statistic):
         carry.absorb(part, at)
         return carry
 
+    def merge(self, a: _Pieces, b: _Pieces) -> _Pieces:
+        a.mass += b.mass
+        return a
+
     def finish(self, carry: _Pieces) -> Tensor:
         table = carry.table()
         if not self.mean:
@@ -279,5 +283,4 @@ def spans(A: Weights, rows: Iterable[Span], columns: Iterable[Span], mean: bool 
     tensor([[0.5000, 1.5000],
             [0.5000, 1.5000]])
     """
-    found: Tensor = statistic_of(A, Spans(rows, columns, mean))
-    return found
+    return Spans(rows, columns, mean)(A)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic
+from attlas.engine.fold import Part, Statistic, merge_sums
 from attlas.engine.problem import Problem, spread_heads
 from attlas.errors import ShapeError
 from attlas.inputs import check_floating
@@ -48,6 +48,8 @@ class Pooled(Statistic):
     >>> out.shape, bool(torch.allclose(out, A @ v, atol=1e-6))
     (torch.Size([5, 3]), True)
     """
+
+    merge = merge_sums
 
     def __init__(self, v: Tensor) -> None:
         check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")

@@ -15,10 +15,10 @@ from attlas.indexing import Axes
 from attlas.masks import And, Coverage, Mask
 from attlas.masks.base import edges
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import window_of
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
+from attlas.windows import window_of
 
 __all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
 
@@ -179,13 +179,14 @@ class Head:
                 continue
             go_on(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = window_of(self.A, some, range(self.n))._known_lse().cpu()
+            self._lse[..., some.start : some.stop] = self.A.window(some)._known_lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        return window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
+        window: AttentionMatrix = window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
+        return window
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
         """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""

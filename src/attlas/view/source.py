@@ -16,7 +16,6 @@ from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
-from attlas.recording.places import is_causal
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
@@ -66,7 +65,7 @@ class Shown:
             "first_key": entry.first_key,
             "batch": batch,
             "levels": self.levels,
-            "causal": problem is not None and is_causal(problem.mask),
+            "causal": problem is not None and problem.mask is not None and problem.mask.is_causal,
             "sink": problem is not None and problem.sink is not None,
             "readable": problem is not None,
         }

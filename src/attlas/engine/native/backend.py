@@ -99,7 +99,10 @@ class FusedKernels(_Kernels):
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
         found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
-        return None if found is None else (found["out"].to(v.dtype), found["lse"])
+        # From here on float32 has no two logits that are less than some nats apart.
+        if found is None or larger(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
+            return None
+        return found["out"].to(v.dtype), found["lse"]
 
     def backward(
         self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.native import library, masking, request
+from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
@@ -143,8 +144,8 @@ def with_sink(problem: Problem, lse: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the log-sum-exp with the sink counted, and the part of each row's weight that it leaves to the keys."""
     if problem.sink is None:
         return lse, None
-    total = torch.logaddexp(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-    return total, torch.exp(lse - torch.where(total == -torch.inf, torch.zeros_like(total), total))
+    total, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
+    return total, share
 
 
 class Family:

@@ -72,7 +72,7 @@ def fold(
     return results, lse
 
 
-_STEPS = ("start", "step", "finish", "of", "join")
+_STEPS = ("start", "step", "finish", "of", "merge")
 
 
 def _speaks_for_itself(statistic: Statistic) -> bool:

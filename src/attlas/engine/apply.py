@@ -28,29 +28,9 @@ Weights: TypeAlias = "AttentionMatrix | Tensor | Sequence[AttentionMatrix | Tens
 
 
 def statistic_of(A: Any, statistic: Statistic) -> Any:
-    """Return one statistic of a matrix, of a dense tensor of weights, or of each of several.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, Tensor of shape (..., m, n), or list or tuple of these
-        What `attend` made, what a model returned as attentions, or those of all its layers.
-    statistic : Statistic
-        What is asked for.
-
-    Returns
-    -------
-    Any
-        The result; of several matrices a tuple.
-
-    Raises
-    ------
-    DtypeError
-        If `A` is none of these, or if weights alone do not tell the statistic.
-    ShapeError
-        If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
-    """
+    """Return one statistic of what `Statistic.__call__` takes."""
     if isinstance(A, list | tuple):
-        return tuple(statistic_of(one, statistic) for one in A)
+        return tuple(map(statistic, A))
     if hasattr(A, "collect"):
         return A.collect(statistic)[0]
     if isinstance(A, Tensor):
