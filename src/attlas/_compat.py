@@ -34,7 +34,6 @@ __all__ = [
     "causal_models",
     "changes",
     "in_backward",
-    "is_exporting",
     "parse_to",
     "replaced_by_context_parallel",
     "transforming",
@@ -63,14 +62,6 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
     """Return device and dtype from the arguments of ``Tensor.to``, which has several signatures."""
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
     return device, dtype
-
-
-def _is_exporting_before() -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
-
-# Whether torch.export is at work; torch 2.6 has no public name for it.
-is_exporting = getattr(torch.compiler, "is_exporting", _is_exporting_before)
 
 
 def transforming() -> bool:

@@ -21,7 +21,7 @@ def packed(rule: Any, positions: Tensor = POSITIONS) -> Any:
     """Return the rule inside several texts in one row, as transformers builds it from positions."""
     ids = masking_utils.find_packed_sequence_indices(positions)
     if not hasattr(masking_utils, "packed_sequence_compatibility_function"):  # its name since transformers 5.23
-        return masking_utils.and_masks(rule, masking_utils.packed_sequence_mask_function(ids))
+        return masking_utils.and_masks(masking_utils.packed_sequence_mask_function(ids), rule)
     return masking_utils.packed_sequence_compatibility_function(rule, positions, ids)
 
 
@@ -141,6 +141,8 @@ PACKED_NAMES = {
 
 @pytest.mark.parametrize("rule", NAMES | PACKED_NAMES)
 def test_known_rules_skip_whole_tiles(rule: str) -> None:
+    if rule == "packed, chunks" and not hasattr(masking_utils, "packed_sequence_compatibility_function"):
+        pytest.skip("this transformers counts chunks from the start of the row")
     given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "mask_function": (RULES | PACKED)[rule]}
     assert attention_mask(**given).mask.name() == (NAMES | PACKED_NAMES)[rule]
     # Where transformers would vectorise a rule because it does not know it, a known one is known all the same.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.native.backend import FusedKernels, PairwiseKernels
@@ -13,9 +13,6 @@ from attlas.engine.reference import Reference
 from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled
 from attlas.errors import BackendError
-
-if TYPE_CHECKING:
-    from attlas.work import Work
 
 __all__ = ["BACKENDS", "Choice", "candidates", "choose", "named"]
 
@@ -40,7 +37,7 @@ class Choice:
     costs : dict of str to float
         What was compared: the time of each backend that can compute it, by measurement; 1 is that of torch's fused
         kernel.
-    work : Work, optional
+    work : attlas.work.Work, optional
         Products, exponentials and bytes, and the least time that they take on this processor.
     """
 
@@ -48,12 +45,12 @@ class Choice:
     because: str
     others: dict[str, str]
     costs: dict[str, float] = field(default_factory=dict)
-    work: Work | None = None
+    work: Any = None
 
     def __repr__(self) -> str:
         lines = [f"backend: {self.backend}, since {self.because}"]
         lines += [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())]
-        return "\n".join(lines if self.work is None else [*lines, repr(self.work)])
+        return "\n".join(lines + [repr(self.work)] * (self.work is not None))
 
 
 def candidates(request: Request, operation: Operation) -> Iterator[Backend]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import is_exporting
 from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Window, from_tensor
@@ -185,7 +184,7 @@ class GPT2Attention(nn.Module):
         if self.training:
             out = self.resid_dropout(out)
         # The result of an export or of a transform may hold tensors only.
-        hidden = transforming() or is_exporting()
+        hidden = transforming() or torch.compiler.is_exporting()
         return out, None if hidden else matrix.detach()
 
     def _heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas._compat import is_exporting
 from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
@@ -207,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         elif not self.batch_first:
             out = out.transpose(0, 1)
         # The result of an export or of a transform may hold tensors only.
-        if not need_weights or transforming() or is_exporting():
+        if not need_weights or transforming() or torch.compiler.is_exporting():
             return out, None
         weights: AttentionMatrix = matrix.detach()
         weights = weights[0] if single else weights
