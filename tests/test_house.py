@@ -276,7 +276,7 @@ def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
 
 
 def test_names_of_the_package_are_found_in_any_order() -> None:
-    code = "from attlas.attend import explain_choice; import attlas; assert attlas.explain is explain_choice"
+    code = "from attlas.work import explain_choice; import attlas; assert attlas.explain is explain_choice"
     code += (
         "; import attlas.attend; assert callable(attlas.attend); from attlas import *; assert attend is attlas.attend"
     )

@@ -3,7 +3,6 @@
 from attlas import stats, testing
 from attlas.atlas import Atlas, Entry, load
 from attlas.attend import attend, attention
-from attlas.attend import explain_choice as explain
 from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
@@ -50,6 +49,7 @@ from attlas.scores import (
     Triangular,
 )
 from attlas.tiles import Tile
+from attlas.work import explain_choice as explain
 
 __all__ = [
     "Additive",

@@ -158,7 +158,9 @@ def test_the_choice_is_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ATTLAS_NATIVE", "none")
     text = str(attlas.explain(attlas.attend(q, k, score=attlas.Laplace())))
     assert text.splitlines()[0].startswith("backend: tiled, since ")
-    assert all(line.startswith("  not ") for line in text.splitlines()[1:])
+    assert all(line.startswith("  not ") for line in text.splitlines()[1:4])
+    assert text.splitlines()[4].startswith("work, with values of 16 numbers: ")
+    assert text.splitlines()[5:] == ["  limit: known for dot products only, not for this score"]
 
 
 def test_a_choice_is_data() -> None:

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_demo, _record, _view, _stats, _picture, _reporting, _scaling, _regress):
+    for add in (_demo, _record, _view, _stats, _picture, _reporting, _scaling, _regress, _bench):
         add(commands)
     return top
 
@@ -348,3 +348,25 @@ def _regress(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--load", type=Path, metavar="FILE", help="predict with a fit that --save kept")
     option("--json", action="store_true", help="print all numbers as JSON")
     command.set_defaults(module="regress")
+
+
+def _bench(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas bench``."""
+    command = commands.add_parser(
+        "bench",
+        help="measure attlas on this machine, beside other ways to compute attention",
+        description="Print the time of attlas, FlexAttention and eager attention divided by that of PyTorch's fused "
+        "kernel (SDPA), and the limits of this processor. The limits are measured once and kept in the user's cache "
+        "folder; attlas.explain(A) compares with them. Takes about a minute, on a machine that does nothing else.",
+        allow_abbrev=False,
+    )
+    option = command.add_argument
+    option("--tokens", type=int, default=4096, metavar="N", help="queries and keys (default: %(default)s)")
+    option("--heads", type=int, default=8, metavar="N", help="heads (default: %(default)s)")
+    option("--size", type=int, default=64, metavar="D", help="size of each head (default: %(default)s)")
+    option(
+        "--dtype", default=DTYPES[0], choices=DTYPES, metavar="NAME", help=f"{', '.join(DTYPES)} (default: the first)"
+    )
+    option("--seconds", type=float, default=40.0, metavar="S", help="time for the three tables (default: 40)")
+    option("--again", action="store_true", help="measure the limits of the processor again")
+    command.set_defaults(module="bench")

@@ -87,10 +87,10 @@ def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
         values = (*own, *owner._parameters.values(), *owner._buffers.values(), *owner._modules.values())
     for value in values:
-        for part in value if isinstance(value, list | tuple) else (value,):
+        for part in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(part, Tensor):
                 yield part
-            elif isinstance(part, nn.Module | Mask):
+            elif isinstance(part, (nn.Module, Mask)):
                 yield from _held(part)
 
 

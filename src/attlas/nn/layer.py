@@ -107,7 +107,7 @@ def pooled(
 
 def checked_dropout(name: str, dropout: float) -> float:
     """Return a probability as a float, or raise."""
-    if isinstance(dropout, int | float) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
+    if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
         return float(dropout)
     raise ShapeError(
         f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
