@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attlas.engine import reference
 from attlas.engine.fold import Part, Statistic, lowest
@@ -21,10 +23,13 @@ from attlas.inputs import transforming
 from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
+from attlas.tiles import cut
 
 __all__ = ["DENSE_LIMIT", "collect", "collect_of", "dense"]
 
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
+_WHOLE = 2**26  # bytes of logits up to which the graph of all is kept
+_BLOCK = 9 * 2**22  # of a block of a larger matrix: the C library returns what is above 32 MiB to the system at once
 
 
 def dense(
@@ -49,16 +54,38 @@ def dense(
 
 
 def collect(problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return statistics with their graph, from the whole matrix at once.
+    """Return statistics with their graph: from the whole matrix, or from blocks of rows that are computed again.
 
     Raises
     ------
     TooLargeError
-        If the matrix takes more than 1 GiB.
+        If the matrix takes more than 1 GiB, and a statistic cannot merge what it finds in parts of it.
     """
-    logits = dense("A.collect()", problem).logits
-    given = replace(problem, score=TensorBias(logits))
-    return _collect(_whole(given, logits), statistics)
+    batch, heads, m, n = problem.shape
+    row = batch * heads * n * problem.dtype.itemsize
+    in_blocks = m * row > _WHOLE and not transforming() and all(_merges(statistic) for statistic in statistics)
+    if not in_blocks:
+        logits = dense("A.collect()", problem).logits
+        return _finish(statistics, _carries(_part(problem, logits, range(m)), statistics))
+    tokens = problem.project()
+    carries: list[Any] | None = None
+    for rows in cut(m, max(_BLOCK // row, 1)):
+        block = partial(_block, problem, tokens, rows, statistics)
+        found = checkpoint(block, use_reentrant=False, preserve_rng_state=False)
+        carries = (
+            found if carries is None else [s.merge(*two) for s, *two in zip(statistics, carries, found, strict=True)]
+        )
+    return _finish(statistics, carries or [])
+
+
+def _merges(statistic: Statistic) -> bool:
+    return type(statistic).merge is not Statistic.merge
+
+
+def _block(problem: Problem, tokens: tuple[Tokens, Tokens], rows: range, statistics: Sequence[Statistic]) -> list[Any]:
+    """Return the carries after some rows."""
+    logits = reference.dense(problem, rows, tokens).logits
+    return _carries(_part(problem, logits, rows), statistics)
 
 
 def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic]) -> list[Any]:
@@ -66,29 +93,43 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
     weights = weights.to(problem.dtype)
     logits = torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
     zeros = torch.zeros(problem.shape[:3], dtype=torch.float64, device=problem.device)
-    part = _whole(problem, logits, lambda: zeros)
+    part = _part(problem, logits, range(problem.shape[2]), lambda: zeros)
     vars(part)["_raw"] = weights  # they have a gradient also where they are 0, and their logarithm has none
-    return _collect(part, statistics)
+    return _finish(statistics, _carries(part, statistics))
 
 
-def _whole(problem: Problem, logits: Tensor, row_lse: Callable[[], Tensor] | None = None) -> Part:
-    """Return the part that is the whole matrix."""
-    at = problem.tile(*map(range, problem.shape))
-    coverage = BlockState.FULL if problem.mask is None else BlockState.PARTIAL
-    strip = ColumnBlock(at.columns, ((at.columns, coverage),))
-    return _RecordedPart(problem, at, strip, lambda: logits, row_lse, Workspace(problem.dtype, problem.device))
+def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
+    """Return the part that is some whole rows, of which these are the logits."""
+    batch, heads, _, n = problem.shape
+    given = problem if row_lse is not None else replace(problem, score=TensorBias(logits))
+    at = given.tile(range(batch), range(heads), rows, range(n))
+    state = BlockState.FULL if given.mask is None else BlockState.PARTIAL
+    columns = ColumnBlock(at.columns, ((at.columns, state),))
+    return _RecordedPart(given, at, columns, lambda: logits, row_lse, Workspace(given.dtype, given.device))
 
 
-def _collect(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
-    try:
+def _carries(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
+    """Return the carries after one part."""
+    with _explained():
         carries = [statistic.start(part.problem) for statistic in statistics]
-        if 0 not in part.problem.shape:
-            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
+        if 0 in part.problem.shape:
+            return carries
+        return [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
+
+
+def _finish(statistics: Sequence[Statistic], carries: Sequence[Any]) -> list[Any]:
+    with _explained():
         return [s.finish(carry) for s, carry in zip(statistics, carries, strict=True)]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do where a transform of torch cannot follow: a carry is written to in place."""
+    try:
+        yield
     except RuntimeError as error:
         if not transforming():
             raise
-        # A carry is written to in place, which torch.vmap cannot follow.
         found, fix = str(error).partition("\n")[0], "A.to_dense() inside of the transform, or a loop in place of it."
         raise BackendError("A.collect()", "no transform of torch may cut it.", found=found, fix=fix) from error
 
