@@ -11,7 +11,7 @@ from types import ModuleType
 
 __all__ = ["__dir__", "__getattr__"]
 
-_PACKAGES = ("estimators", "heads", "huggingface", "models", "nn", "pictures", "scaling", "view")
+_PACKAGES = ("distributed", "estimators", "heads", "huggingface", "models", "nn", "pictures", "scaling", "view")
 
 
 def __getattr__(name: str) -> ModuleType:
