@@ -37,7 +37,7 @@ INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PI
 
 .PHONY: help
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real text; writes ./demo-output
@@ -46,6 +46,20 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 .PHONY: test
 test: current ## Run every test and every documented example
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+FAST := tests/contracts --ignore=tests/contracts/test_testing.py
+
+.PHONY: test-fast
+test-fast: current ## Run the contracts of every score, mask and backend (under a minute)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(FAST) $(PYTEST_ARGS)
+
+# `make test` runs with the widest set that the processor has, and the tests of the kernels force each by themselves.
+.PHONY: test-sets
+test-sets: current ## Run contracts and statistics with each narrower instruction set, and without kernels
+	@for set in none $$($(BIN)/python -c 'from attlas.engine.native import library; print(*library.runnable()[:-1])'); do \
+	  echo "== ATTLAS_NATIVE=$$set"; \
+	  ATTLAS_NATIVE=$$set $(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(FAST) tests/stats; \
+	done
 
 .PHONY: check
 check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules

@@ -63,6 +63,43 @@ def test_logits_are_those_before_softmax(matrix: attlas.AttentionMatrix) -> None
     torch.testing.assert_close(matrix.logits.amax(), logits.amax(-1))
 
 
+@pytest.mark.parametrize(
+    "idiom",
+    ["A.mT.sum(-1)", "A.mT.mean((-1, -2))", "A.mT.amax(-2)", "A.mT.max()", "A.mT.max(-1).indices", "A.mT.argmax(-1)",
+     "A.logits.amax(-1)", "A.logits.max()", "A.logits.max(-1).indices", "torch.argmax(A.logits, -1)"],
+)  # fmt: skip
+def test_views_are_reduced_at_any_length(idiom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = attlas.attend(torch.randn(2, 9, 4), torch.randn(2, 12, 4))
+    names = {"A": A, "torch": torch}
+    wanted = eval(idiom.replace("A.mT", "A.mT.to_dense()").replace("A.logits", "A.logits.to_dense()"), names)
+    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)  # as if the matrix were too large to be written out
+    torch.testing.assert_close(eval(idiom, names), wanted)
+
+
+def test_parts_of_the_problem_are_there() -> None:
+    q, k, sink = torch.randn(2, 6, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(6)
+    A = attlas.attend(q, k, score=attlas.Cosine(), mask=attlas.Causal(), sink=sink)
+    assert torch.equal(A.q, q)
+    assert torch.equal(A.k, k)
+    assert torch.equal(A.sink, sink)
+    assert isinstance(A.score, attlas.Cosine)
+    assert isinstance(A.mask, attlas.Causal)
+    assert torch.equal(A[1, 4].q, q[1, 4])
+    assert torch.equal(A[1, 4].k, k[1, 2])
+    assert torch.equal(A[:, 4].k, k[:, 2])
+    plain = attlas.attend(q[0, 0], k[0, 0])
+    assert (plain.q.shape, plain.k.shape, plain.mask, plain.sink) == ((9, 4), (12, 4), None, None)
+    assert attlas.attend(q[:, 0], k[:, 0]).k.shape == (2, 12, 4)
+
+
+def test_a_statistic_that_is_no_method_is_named() -> None:
+    A = attlas.attend(torch.randn(3, 4), torch.randn(3, 4))
+    with pytest.raises(AttributeError, match=r"no attribute 'entropy'; attlas\.stats\.entropy\(A\) computes it$"):
+        A.entropy()
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        A.nonsense()
+
+
 def test_collect_gives_one_result_for_each(matrix: attlas.AttentionMatrix) -> None:
     entropy, (values, indices), mass = matrix.collect(stats.Entropy(), stats.TopK(2), stats.ColumnMass())
     assert entropy.shape == matrix.shape[:-1]
@@ -129,6 +166,23 @@ def test_copies() -> None:
     A = attlas.attend(torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), mask=attlas.Causal())
     for other in (copy.copy(A), copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
         torch.testing.assert_close(other.to_dense(), A.to_dense())
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("kernel", [attlas.Gaussian, attlas.Laplace, attlas.Epanechnikov])
+def test_copies_of_scores_with_a_bandwidth_for_each_coordinate(kernel: Any, learned: bool) -> None:
+    widths = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    score = kernel(bandwidth=torch.nn.Parameter(widths) if learned else widths)
+    for mask in (None, attlas.Causal(), attlas.Window(3, 3), attlas.Padding([12, 5]), attlas.Dilated(3, 0, 3)):
+        q, k, v = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 5)
+        A = attlas.attend(q, k, score=score, mask=mask, sink=torch.randn(3))
+        other = copy.deepcopy(A)
+        for read in (lambda X: X @ v, lambda X: X.lse, lambda X: X.to_dense(), stats.entropy):  # noqa: B023
+            assert torch.equal(read(other), read(A))
+        if learned:  # a copy has parameters of its own
+            (other @ v).square().sum().backward()
+            assert other.score.bandwidth.grad is not None
+            assert score.bandwidth.grad is None
 
 
 def test_attention_is_attend_times_values() -> None:

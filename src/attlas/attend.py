@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import operations
-from attlas.engine.dispatch import Choice
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -24,7 +22,7 @@ from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
-__all__ = ["attend", "attention", "explain_choice"]
+__all__ = ["attend", "attention"]
 
 
 def attend(
@@ -103,7 +101,7 @@ def attend(
         rule = "scale belongs to the default score; a score of your own has its own."
         found, fix = "both score and scale", "score=scale * score, or leave score out."
         raise ShapeError("attend()", rule, {"score": type(score).__name__, "scale": scale}, found=found, fix=fix)
-    elif callable(score) and not isinstance(score, Score | Mask | type):
+    elif callable(score) and not isinstance(score, (Score, Mask, type)):
         score = ScoreMod(score)
     elif not isinstance(score, Score):
         raise _no_score(score)
@@ -172,7 +170,7 @@ def attention(
     >>> attlas.attention(q, k, v, score=attlas.Gaussian(0.5)).shape
     torch.Size([5, 3])
     """
-    if not (isinstance(dropout_p, int | float) and 0.0 <= dropout_p <= 1.0):
+    if not (isinstance(dropout_p, (int, float)) and 0.0 <= dropout_p <= 1.0):
         rule = "dropout_p must be a probability, from 0 to 1."
         raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
     matrix = attend(q, k, score, mask, scale, sink, plan)
@@ -227,33 +225,3 @@ def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
     rule = "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j)."
     named = {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__}
     raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)
-
-
-def explain_choice(matrix: AttentionMatrix) -> Choice:
-    """Say which backend computes ``A @ v``, and why the others do not; at top level `attlas.explain`.
-
-    Parameters
-    ----------
-    matrix : AttentionMatrix
-        The matrix.
-
-    Returns
-    -------
-    Choice
-        With `backend`, `because`, `others` and the `costs` that were compared; printed as text.
-
-    Raises
-    ------
-    BackendError
-        If the plan names a backend that cannot run.
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> attlas.explain(attlas.attend(torch.randn(5, 8), torch.randn(7, 8)))
-    backend: sdpa, since it is the fastest here: about 1 × the time of torch's fused kernel
-      not native: ...
-      not reference: it stores the whole matrix; ask for it with Plan(backend='reference')
-      not tiled: it takes about 2.5 × the time of torch's fused kernel
-    """
-    return operations.explain(matrix.problem, matrix.plan)

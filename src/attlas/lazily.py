@@ -1,26 +1,44 @@
-"""Packages that `import attlas` leaves out: each is imported when it is first asked for.
+"""The package attlas imports what it is asked for: torch with the first public name, others with their own.
 
-They need an extra, or few programs use them.
+So ``attlas --help`` and ``attlas --version`` start without torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from types import ModuleType
+from typing import Any
 
 __all__ = ["__dir__", "__getattr__"]
 
-_PACKAGES = ("distributed", "estimators", "heads", "huggingface", "models", "nn", "pictures", "scaling", "view")
+
+class _Package(ModuleType):
+    """The package: its name `attend` is the function, although a module of it is called so, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "attend" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import `attlas.NAME` for a name that the package attlas does not hold yet."""
-    if name in _PACKAGES:
+_package = sys.modules["attlas"]
+_package.__class__ = _Package
+_MODULES = {module.name for module in pkgutil.iter_modules(_package.__path__)} - {"attend"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name that the package attlas does not hold yet: a module of it, or one of `attlas.public`."""
+    if name in _MODULES:
         return importlib.import_module(f"attlas.{name}")
-    raise AttributeError(f"module 'attlas' has no attribute {name!r}")
+    if name == "__all__" or not name.startswith("__"):
+        public = importlib.import_module("attlas.public")
+        if name in ("__all__", *public.__all__):
+            vars(_package).update({one: getattr(public, one) for one in ("__all__", *public.__all__)})
+            return getattr(public, name)
+    raise AttributeError(f"module 'attlas' has no attribute {name!r}", name=name, obj=_package)
 
 
 def __dir__() -> list[str]:
-    """List what the package attlas holds, with the packages that are still to be imported."""
-    return sorted({*vars(sys.modules["attlas"]), *_PACKAGES})
+    """List what the package attlas holds, with what is still to be imported."""
+    return sorted({*vars(_package), *_MODULES, *importlib.import_module("attlas.public").__all__})

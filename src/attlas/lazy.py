@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
-from torch.utils import _pytree as pytree
 
+from attlas import stats
+from attlas._compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.engine import graph
 from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
@@ -122,7 +123,9 @@ class LazyTensor:
     def __getattr__(self, name: str) -> Any:
         found = None if name.startswith("_") else getattr(torch.Tensor, name, None)
         if found is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            hint = f"; attlas.stats.{name}(A) computes it" if name.islower() and name in stats.__all__ else ""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
         if name.endswith("_") or name in _OF_STORED:
             raise _stored_only(self, name)
         if name in _OF_FORM or not callable(found):
@@ -233,9 +236,9 @@ def written_out(where: str, given: Any) -> Any:
 
 
 def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any]) -> Any:
-    found = [part for part in pytree.tree_leaves(given) if isinstance(part, LazyTensor)]
+    found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
     check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found))
-    return pytree.tree_map_only(LazyTensor, write_out, given)
+    return tree_map_only(LazyTensor, write_out, given)
 
 
 def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") -> None:
@@ -252,13 +255,9 @@ def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") ->
     )
 
 
-try:
-    from einops._backends import TorchBackend
-except ImportError:
-    pass
-else:
+if EinopsBackend is not None:
 
-    class _EinopsBackend(TorchBackend):
+    class _EinopsBackend(EinopsBackend):
         """What einops does with a lazy matrix; einops finds the subclasses of its backends by itself."""
 
         framework_name = "attlas"

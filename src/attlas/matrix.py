@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -20,8 +21,10 @@ from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values, tracing, whole_number
 from attlas.lazy import check_size, like_tensors
+from attlas.masks import Mask
 from attlas.reductions import Dim, axis_of, reduced
 from attlas.retained import WeightGradient
+from attlas.scores import Score
 from attlas.stats.largest import TopK
 from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
@@ -156,6 +159,22 @@ class AttentionMatrix(TensorLike):
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
         fix = "A @ v works there; move the tokens to a device with memory for numbers."
         raise BackendError(where, "it needs tensors with numbers.", found=found, fix=fix)
+
+    @property
+    def q(self) -> Tensor:
+        """Queries, shape (..., m, d), with the leading axes of the matrix."""
+        return self._axes.restore(self.problem.q)
+
+    @property
+    def k(self) -> Tensor:
+        """Keys, shape (..., n, dk), with the leading axes of the matrix; grouped heads are those of the keys."""
+        k, axes = self.problem.k, self._axes
+        grouped = (*axes.layout[:-1], k.shape[1]) if len(axes.layout) > 1 else axes.layout
+        return replace(axes, layout=grouped).restore(k)
+
+    score: Score = property(attrgetter("problem.score"), doc="How alike queries and keys are.")  # type: ignore[assignment]
+    mask: Mask | None = property(attrgetter("problem.mask"), doc="Which pairs may attend; None allows all.")  # type: ignore[assignment]
+    sink: Tensor | None = property(attrgetter("problem.sink"), doc="One more logit per head, shape (heads,), or None.")  # type: ignore[assignment]
 
     @property
     def mT(self) -> TransposedMatrix:
@@ -330,7 +349,7 @@ class AttentionMatrix(TensorLike):
         Returns
         -------
         tuple
-            One result for each, in order.
+            One result for each, in order; a tuple of one for a single statistic.
 
         Raises
         ------
@@ -348,7 +367,8 @@ class AttentionMatrix(TensorLike):
         >>> import torch, attlas
         >>> from attlas import stats
         >>> A = attlas.attend(torch.randn(100, 8), torch.randn(100, 8), mask=attlas.Causal())
-        >>> entropy, mass = A.collect(stats.Entropy(), stats.ColumnMass())
+        >>> (entropy,) = A.collect(stats.Entropy())  # always a tuple; stats.entropy(A) is short for this
+        >>> entropy, mass = A.collect(stats.Entropy(), stats.ColumnMass())  # one pass for both
         >>> entropy.shape, mass.shape
         (torch.Size([100]), torch.Size([100]))
         """

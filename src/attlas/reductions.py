@@ -20,7 +20,7 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Cellwise", "Dim", "axes_of", "axis_of", "counted", "reduced"]
+__all__ = ["Cellwise", "Dim", "argmax_of_rows", "axes_of", "axis_of", "counted", "exchanged", "max_along", "reduced"]
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]
@@ -166,6 +166,34 @@ class _Gathered(Statistic):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry
+
+
+def exchanged(name: str, A: Any, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Reduce a transposed matrix (`A.mT`) over any of its axes, in one pass over the matrix."""
+    m, n = A.ndim - 2, A.ndim - 1
+    dims = axes_of(A, name, dim)
+    if name == "argmax" and len(dims) > 1:  # it counts the cells of the transposed matrix
+        return NotImplemented  # type: ignore[no-any-return]
+    own = [{m: n, n: m}.get(axis, axis) for axis in dims]
+    found: Tensor = getattr(A.matrix, name)(own if len(own) > 1 else own[0], True).mT
+    return found if keepdim else found.squeeze(tuple(dims))
+
+
+def max_along(A: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return the largest number, or with `dim` the largest along an axis and their positions, as `torch.max` does."""
+    if dim is None:
+        return A.amax(tuple(range(A.ndim)))
+    if not isinstance(dim, int):  # the larger of two tensors
+        return NotImplemented
+    return torch.return_types.max((A.amax(dim, keepdim), A.argmax(dim, keepdim)))
+
+
+def argmax_of_rows(A: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Return the position of the largest log-weight of each row of `A.logits`: that of the largest weight."""
+    if dim not in (-1, A.ndim - 1):
+        return NotImplemented  # type: ignore[no-any-return]
+    found: Tensor = A.matrix.argmax(-1, keepdim)
+    return found
 
 
 class Cellwise(LazyTensor):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attlas import products
+from attlas._compat import parse_to
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
 from attlas.lazy import LazyTensor, like_tensors
@@ -203,7 +204,7 @@ class TensorLike(LazyTensor):
             Lazy for another device and for float32 and float64, where the tokens move; a Tensor for other dtypes.
         """
         A = _me(self)
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype = parse_to(*args, **kwargs)
         device = A.device if device is None else torch.empty(0, device=device).device
         if device == A.device and dtype in (None, A.dtype):
             return A

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from attlas.attend import attend
 from attlas.engine import tiled
-from attlas.engine.cover import Panel, strips
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through
+from attlas.engine.tiling import RowBlock, column_blocks
 from attlas.engine.workspace import Workspace
 from attlas.errors import ContractError, ShapeError
-from attlas.masks import Causal, Coverage, Mask, from_function
+from attlas.masks import BlockState, Causal, Mask, from_function
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 from attlas.stats import RowMass
@@ -118,7 +118,7 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
     ------
     ContractError
         If `allows` gives a wrong shape or dtype, or a tile that differs from that part of the whole mask; if
-        `coverage` says NONE or ALL of a tile of which it is not so; if the output differs from that of the
+        `coverage` says EMPTY or FULL of a tile of which it is not so; if the output differs from that of the
         definition.
 
     See Also
@@ -127,7 +127,7 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
 
     Notes
     -----
-    ``Coverage.SOME`` is always right, so a mask that never skips a tile passes. Cost: a second.
+    ``BlockState.PARTIAL`` is always right, so a mask that never skips a tile passes. Cost: a second.
 
     Examples
     --------
@@ -138,13 +138,13 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
     >>> attlas.testing.check_mask(Even())
     >>> class Hasty(Even):  # skips what it should not
     ...     def coverage(self, at):
-    ...         return attlas.Coverage.NONE if len(at.columns) < 8 else attlas.Coverage.SOME
+    ...         return attlas.BlockState.EMPTY if len(at.columns) < 8 else attlas.BlockState.PARTIAL
     >>> attlas.testing.check_mask(Hasty())
     Traceback (most recent call last):
-    attlas.errors.ContractError: check_mask(Hasty): coverage() must be NONE only where allows() is False everywhere.
+    attlas.errors.ContractError: check_mask(Hasty): coverage() must be EMPTY only where allows() is False everywhere.
       mask: Hasty()
-      found: rows 0 to 34, columns 0 to 6 are said to be NONE, and 140 of 245 pairs may attend
-      fix: return Coverage.SOME where you cannot be sure: it costs time, and is always right.
+      found: rows 0 to 34, columns 0 to 6 are said to be EMPTY, and 140 of 245 pairs may attend
+      fix: return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right.
     """
     if not isinstance(mask, Mask):
         raise _broken("check_mask()", "mask must be an attlas.Mask.", found=repr(mask), fix="from_function(mask_mod)")
@@ -330,16 +330,16 @@ def _check_tile_of_mask(where: str, given: Given, mask: Mask, at: Tile, whole: T
             fix="ask at.i, at.j, at.b and at.h for places: they count in the whole matrix.",
         )
     coverage = mask.coverage(at)
-    for amount, right in ((Coverage.NONE, not bool(wanted.any())), (Coverage.ALL, bool(wanted.all()))):
+    for amount, right in ((BlockState.EMPTY, not bool(wanted.any())), (BlockState.FULL, bool(wanted.all()))):
         if coverage is amount and not right:
-            everywhere = "False" if amount is Coverage.NONE else "True"
+            everywhere = "False" if amount is BlockState.EMPTY else "True"
             count = f"{int(wanted.sum())} of {wanted.numel()} pairs may attend"
             raise _broken(
                 where,
                 f"coverage() must be {amount.name} only where allows() is {everywhere} everywhere.",
                 given,
                 found=f"{_place(at)} are said to be {amount.name}, and {count}",
-                fix="return Coverage.SOME where you cannot be sure: it costs time, and is always right.",
+                fix="return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right.",
             )
 
 
@@ -438,7 +438,7 @@ def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, col
     """Return what a statistic carries after some rows and columns of a matrix."""
     batch, heads, _, n = problem.shape
     at = problem.tile(range(batch), range(heads), rows, columns)
-    panel = Panel(at, strips(at, problem.mask, n, whole_rows=statistic.whole_rows))
+    panel = RowBlock(at, column_blocks(at, problem.mask, n, whole_rows=statistic.whole_rows))
     carry = statistic.start(problem)
     for part in tiled.parts(problem, panel, lse, Workspace(problem.dtype, problem.device)):
         carry = statistic.step(carry, part, part.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from attlas.indexing import parse
 from attlas.inputs import check_values, tracing
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.products import PRODUCTS
-from attlas.reductions import Dim, axes_of
+from attlas.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
 from attlas.stats import rows
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class TransposedMatrix(_View):
 
     def lazily(self, function: str) -> Callable[..., Any] | None:
         """Return what computes a function of torch without the dense tensor."""
-        return TransposedMatrix.sum if function == "sum" else PRODUCTS.get(function)
+        if function in ("sum", "mean", "amax", "argmax"):
+            return partial(exchanged, function)
+        return max_along if function == "max" else PRODUCTS.get(function)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
@@ -104,14 +107,6 @@ class TransposedMatrix(_View):
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix.to_dense(limit).mT
-
-    @like_tensors
-    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Sum over axes, in one pass: -1 is what each key receives."""
-        m, n = self.ndim - 2, self.ndim - 1
-        dims = [{m: n, n: m}.get(axis, axis) for axis in axes_of(self, "sum", dim)]
-        found = self.matrix.sum(dims, keepdim)
-        return found.mT if keepdim else found
 
 
 class LogitMatrix(_View):
@@ -146,6 +141,10 @@ class LogitMatrix(_View):
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix._dense(limit, before_softmax=True)
 
+    def lazily(self, function: str) -> Callable[..., Any] | None:
+        """Return what computes a function of torch without the dense tensor."""
+        return {"amax": LogitMatrix.amax, "argmax": argmax_of_rows, "max": max_along}.get(function)
+
     def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
         return self._of_rows("mean", dim, rows.logit_moments).mean
@@ -154,9 +153,14 @@ class LogitMatrix(_View):
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
         return self._of_rows("var", dim, rows.logit_moments).variance
 
-    def amax(self, dim: int = -1) -> Tensor:
-        """Largest log-weight of each row, shape (..., m)."""
-        return self._of_rows("amax", dim, rows.max_logit)
+    @like_tensors
+    def amax(self, dim: Dim = -1, keepdim: bool = False) -> Tensor:
+        """Largest log-weight of each row, shape (..., m); without the keys' axis that of the dense tensor."""
+        dims = sorted(axes_of(self, "amax", dim))
+        if self.ndim - 1 not in dims:
+            dense: Tensor = self._call("amax", dims, keepdim)
+            return dense
+        return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):

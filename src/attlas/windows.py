@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.problem import Problem
-from attlas.masks import Coverage, Mask
+from attlas.masks import BlockState, Mask
 from attlas.scores import Score
 from attlas.scores.base import Dot, Sum, Tokens
 from attlas.stats.spans import Span, check_span, place_span
@@ -159,7 +159,7 @@ class Moved(Mask):
     def allows(self, at: Tile) -> Tensor:
         return self.inner.allows(self._there(at)).to(at.device)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         return self.inner.coverage(self._there(at))
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:

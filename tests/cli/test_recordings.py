@@ -1,6 +1,5 @@
 """record, stats, picture and report from end to end: what is kept is right, and what is shown is what was kept."""
 
-import base64
 import csv
 import functools
 import io
@@ -12,7 +11,6 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,10 +19,8 @@ import attlas
 from attlas import pictures, stats
 from attlas.cli import main, record
 from attlas.cli.loading import load, tokenize
-from attlas.cli.numbers import chosen
+from attlas.cli.numbers import chosen, heads_of
 from attlas.cli.reader import read
-from attlas.cli.recorded import reading_of
-from attlas.cli.report import page
 from attlas.cli.terminal import Terminal
 from attlas.cli.words import others
 
@@ -302,8 +298,8 @@ def test_pictures_of_one_head_and_of_all(
         assert out.read_bytes().startswith(begins)
 
 
-def data_of(report: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report, re.DOTALL)
+def data_of(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="attlas-data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
@@ -314,46 +310,27 @@ def test_report_holds_what_was_recorded(
 ) -> None:
     folder, out = request.getfixturevalue(kept), tmp_path / "report.html"
     assert said(capsys, "report", folder, "-o", out).startswith(f"{out}  ")
-    text = out.read_text("utf-8")
-    assert "default-src 'none'" in text
-    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
-    data, atlas = data_of(text), attlas.load(folder)
-    assert data["tokens"] == atlas.tokens
-    assert data["shown"] == [[0, 120]]
-    assert data["exact"] is (kept == "recorded")
-    assert data["period"] == 60
-    values = np.frombuffer(base64.b64decode(data["values"]), "<u2").reshape(2, 3, 120, data["k"]) / 65535
-    for layer in atlas.layers():
-        np.testing.assert_allclose(values[layer], atlas.entry(layer).statistics["top_k"].values[0], atol=1e-5)
+    data, atlas = data_of(out), attlas.load(folder)
+    ascii_only = [token for token in atlas.tokens if token.isascii() and token]
+    assert [token for token in data["tokens"] if token.isascii()] == ascii_only
+    assert len(data["packed"]) == 6
+    first = data["packed"][0]
+    assert first["exact"] is (kept == "recorded")
+    # It opens at the head that the table of heads calls the most telling one, with one of its queries in colour.
+    measured = [head for layer in atlas.layers() for head in heads_of(atlas, atlas.entry(layer))]
+    best = max(measured, key=lambda head: head.prominence)
+    assert (first["entry"], first["head"]) == (best.layer, best.head)
+    assert 0 <= data["state"]["pointed"]["i"] < 120
 
 
-def test_close_up_without_queries_and_keys_has_the_largest_weights(recorded: Path, numbers_only: Path) -> None:
-    whole, part = (reading_of(attlas.load(folder), "") for folder in (recorded, numbers_only))
-    assert (whole.window, whole.exact, part.exact) == (part.window, True, False)
-    large = part.closeups > 0
-    assert large.any()
-    torch.testing.assert_close(part.closeups[large], whole.closeups[large], atol=1e-5, rtol=1e-3)
-    assert torch.equal(part.closeups.isnan(), whole.closeups.isnan())
-    torch.testing.assert_close(part.repeats, whole.repeats, equal_nan=True)
-
-
-def test_report_of_a_long_text_shows_excerpts(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.cli.recorded._WHOLE", 60)
-    monkeypatch.setattr("attlas.cli.recorded._LEAST", 40)
-    monkeypatch.setattr("attlas.cli.recorded._EXCERPT", 12)
-    atlas = attlas.load(recorded)
-    reading = reading_of(atlas, "")
-    data = data_of(page(reading))
-    rows = [i for start, stop in data["shown"] for i in range(start, stop)]
-    assert rows[0] == 0
-    assert rows[-1] == 119
-    assert len(rows) <= 60
-    assert data["query"] in rows
-    assert data["tokens"] == [atlas.tokens[i] for i in rows]
-    indices = np.frombuffer(base64.b64decode(data["indices"]), "<u2")
-    assert {int(key) for key in data["elsewhere"]} == set(indices.tolist()) - set(rows)
-    assert all(text == atlas.tokens[int(key)] for key, text in data["elsewhere"].items())
-    assert "Shown are" in page(reading)
+def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report.html"
+    said(capsys, "report", recorded, "--heads", "1.0, 0·2", "-o", out)
+    assert [(each["entry"], each["head"]) for each in data_of(out)["packed"] if each["exact"]] == [(1, 0), (0, 2)]
+    assert main(["report", str(recorded), "--heads", "1-0", "-o", str(out)]) == 2
+    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in capsys.readouterr().err
+    assert main(["report", str(recorded), "--heads", "1.7", "-o", str(out)]) == 2
+    assert "found: layer 1, head 7" in capsys.readouterr().err
 
 
 def test_a_recording_from_python_is_completed(
@@ -372,7 +349,7 @@ def test_a_recording_from_python_is_completed(
         assert row["previous"] == pytest.approx(float(A.diagonal(-1).mean()), rel=1e-3)
         assert row["max_weight"] == pytest.approx(float(A.amax(-1).mean()), rel=1e-3)
     said(capsys, "report", tmp_path / "run.atlas", "-o", tmp_path / "report.html")
-    assert data_of((tmp_path / "report.html").read_text("utf-8"))["period"] == 0
+    assert len(data_of(tmp_path / "report.html")["packed"]) == 6
 
 
 def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,7 +364,7 @@ def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: 
     said(capsys, "record", "--model", folder, "--text", text, "-o", tmp_path / "run.atlas")
     lines = said(capsys, "stats", tmp_path / "run.atlas").splitlines()
     assert " ".join(lines[2].split()).startswith("layer head entropy keys first key max logit largest")
-    assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 2
+    assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 0
     said(capsys, "picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
 
 

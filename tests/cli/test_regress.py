@@ -21,6 +21,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 
 from attlas.cli import main, regress
+from attlas.cli.options import parser
 from attlas.estimators import AttentionRegressor
 
 generator = np.random.default_rng(11)
@@ -193,7 +194,8 @@ def test_plot_has_all_of_its_text_and_no_labels_that_collide() -> None:
     wide = np.column_stack([X[:, 0], 1e5 + 1e5 * X[:, 1], X[:, 2]])
     model = AttentionRegressor(bandwidth=[0.2, 9e4, 0.01]).fit(wide, Y)
     names = [
-        {"name": name, "bandwidth": 1.0, "reach": reach} for name, reach in (("a", 1.0), ("km", 2.0), ("far", 9.0))
+        {"name": name, "column": name, "kind": "number", "bandwidth": 1.0, "reach": reach}
+        for name, reach in (("a", 1.0), ("km", 2.0), ("far", 9.0))
     ]
     drawn = figure(model, wide, Y, names, "y", "x" * 30 + " words" * 30)
     canvas = FigureCanvasAgg(drawn)
@@ -230,15 +232,13 @@ def test_what_csv_writes_is_read(
     for option in ([], ["--delimiter", delimiter]):
         arguments = parse([str(path), "--target", "y", "--features", "a", *option])
         table = regress.read(path, arguments)
-        np.testing.assert_array_equal(table.numbers(["a", "y"], arguments), [[a, y] for a, _, y in rows])
+        np.testing.assert_array_equal(
+            table.numbers(table.columns(["a", "y"], arguments), arguments), [[a, y] for a, _, y in rows]
+        )
 
 
 def parse(arguments: list[str]):
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    regress.add(parser.add_subparsers())
-    return parser.parse_args(["regress", *arguments])
+    return parser().parse_args(["regress", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,109 @@ def test_forms_of_tables(text: str, options: list[str], values: list[list[float]
     arguments = parse([str(path), "--target", "y", *options])
     table = regress.read(path, arguments)
     assert regress.choose_features(table, arguments) == ["a"]
-    found = table.numbers(["a", "y"], arguments)
+    found = table.numbers(table.columns(["a", "y"], arguments), arguments)
     np.testing.assert_array_equal(found[~np.isnan(found).any(1)], values)
+
+
+CARS = """fuel,since,sold,used,price
+gas,2019-03-01,2024-01-01T06:00:00Z,True,5
+diesel,2020-01-01,2024-01-02 00:00:00+00:00,False,7
+gas,2020-01-31,2024-01-01T12:00Z,True,6
+electric,2020-02-01,2024-01-03T12:00:00+01:00,False,11
+diesel,2021-06-01,2024-01-04T00:00:00.5Z,True,8
+electric,2022-01-01,2024-01-05T00:00Z,False,12
+"""
+
+
+def test_texts_dates_and_booleans_become_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cars.csv").write_text(CARS)
+    kept, out = str(tmp_path / "fit.safetensors"), str(tmp_path / "out.csv")
+    asked = tmp_path / "new.csv"
+    asked.write_text("used,sold,since,fuel\nFalse,2024-01-02T00:00Z,2020-01-01,gas\n")
+    learn = [str(tmp_path / "cars.csv"), "--target", "price", "--bandwidth", "0.5,100,1,0.5", "--save", kept]
+    assert main(["regress", *learn]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "price from 4 features, 6 rows" in said
+    assert "fuel: 3 levels, one feature of 0 and 1 for each (diesel, electric, gas)" in said
+    assert "since: dates, as days since 1970-01-01 " in said
+    assert "sold: dates, as days since 1970-01-01 in UTC" in said
+    kind = [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 1, 0]]
+    since = np.array(["2019-03-01", "2020-01-01", "2020-01-31", "2020-02-01", "2021-06-01", "2022-01-01"], "M8[D]")
+    sold = np.array([0.25, 1.0, 0.5, 2.0 + 11.0 / 24.0, 3.0 + 0.5 / 86400.0, 4.0]) + 19723.0
+    x = np.column_stack([kind, since.astype(int), sold, [1, 0, 1, 0, 1, 0]])
+    model = AttentionRegressor.load(kept)
+    np.testing.assert_array_equal(model.X_, x)
+    assert [*model.feature_names_in_] == ["fuel=diesel", "fuel=electric", "fuel=gas", "since", "sold", "used"]
+    np.testing.assert_array_equal(model.bandwidth_, [0.5, 0.5, 0.5, 100, 1, 0.5])
+    expected = AttentionRegressor(bandwidth=[0.5, 0.5, 0.5, 100, 1, 0.5]).fit(x, [5, 7, 6, 11, 8, 12])
+    for options in (["--load", kept], learn[:5]):
+        assert main(["regress", *options, "--predict", str(asked), "-o", out]) == 0
+        (row,) = records(out)
+        new = expected.predict([[0, 0, 1, 18262, 19724, 0]])[0]
+        assert float(row["price_predicted"]) == pytest.approx(new, rel=1e-9)
+        assert (row["fuel"], row["since"]) == ("gas", "2020-01-01")
+    for cells, found in (
+        ("False,2024-01-02T00:00Z,2020-01-01,coal", "'coal', which no row of the fit had (diesel, electric, gas)"),
+        ("False,2024-01-02T00:00,2020-01-01,gas", "'2024-01-02T00:00', a time without a zone, unlike the fit"),
+        ("False,2024-01-02T00:00Z,18262,gas", "'18262' among dates"),
+    ):
+        asked.write_text(f"used,sold,since,fuel\n{cells}\n")
+        assert found in refusal(["--load", kept, "--predict", str(asked), "-o", out], capsys)
+    asked.write_text("used,sold,since,fuel\nFalse,2024-01-02T00:00Z,2020-01-01,coal\n")
+    assert main(["regress", "--load", kept, "--predict", str(asked), "-o", out, "--drop-missing"]) == 0
+    assert records(out)[0]["price_predicted"] == ""
+
+
+@pytest.mark.parametrize("degree", ["0", "1"])
+def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.random.default_rng(5)
+    city, day = rows.integers(0, 3, 90), rows.integers(0, 400, 90)
+    target = np.array([0.0, 3.0, -2.0])[city] + np.sin(day / 40.0) + 0.05 * rows.normal(size=90)
+    dates = np.datetime64("2023-01-01") + day
+    table = zip(np.array(["Oslo", "Rome", "Lima"])[city], dates, target, strict=True)
+    text = "".join(f"{a},{b},{c}\n" for a, b, c in table)
+    (tmp_path / "t.csv").write_text("city,day,y\n" + text)
+    path, drawn = str(tmp_path / "t.csv"), tmp_path / "t.svg"
+    found = report([path, "--target", "y", "--degree", degree], capsys)
+    assert found["leave_one_out"]["kernel_regression"]["r2"] > 0.95
+    assert found["columns"][0] | {"told": ""} == {
+        "name": "city", "kind": "category", "levels": ["Lima", "Oslo", "Rome"], "told": "",
+    }  # fmt: skip
+    pytest.importorskip("matplotlib")
+    assert main(["regress", path, "--target", "y", "--degree", degree, "--plot", str(drawn)]) == 0
+    svg = drawn.read_text()
+    assert all(f"<!-- {text} -->" in svg for text in ("city", "Lima", "Oslo", "Rome", "day"))
+    assert main(["regress", path, "--target", "y", "--features", "day", "--plot", str(drawn)]) == 0
+    assert "<!-- 2023-Jul -->" in drawn.read_text() or "<!-- Jul -->" in drawn.read_text()
+
+
+def test_levels_of_dropped_rows_are_no_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("a,b,y\nx,1,1\nz,2,2\nx,3,3\nz,4,4\nw,,5\nw,,6\n")
+    found = report([str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1", "--drop-missing"], capsys)
+    assert [feature["name"] for feature in found["features"]] == ["a=x", "a=z", "b"]
+
+
+def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+
+    frame = pd.DataFrame({
+        "kind": pd.Categorical(["a", "b", "a", "b"]),
+        "flag": pd.array([True, False, True, False], dtype="boolean"),
+        "day": pd.to_datetime(["1970-01-02", "1970-01-03", "1970-01-04 12:00", "1970-01-11"], format="ISO8601"),
+        "zoned": pd.to_datetime(["1970-01-02", "1970-01-03", "1970-01-04", "1970-01-11"], utc=True),
+        "date": [pd.Timestamp("1970-01-02").date()] * 4,
+        "y": pd.array([1, 2, 3, 4], dtype="Int64"),
+    })  # fmt: skip
+    frame.to_parquet(tmp_path / "t.parquet")
+    kept = str(tmp_path / "fit.safetensors")
+    learn = ["regress", str(tmp_path / "t.parquet"), "--target", "y", "--bandwidth", "1", "--save", kept]
+    assert main([*learn, "--predict", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "out.parquet")]) == 0
+    expected = [[1, 0, 1, 1, 1, 1], [0, 1, 0, 2, 2, 1], [1, 0, 1, 3.5, 3, 1], [0, 1, 0, 10, 10, 1]]
+    np.testing.assert_array_equal(AttentionRegressor.load(kept).X_, expected)
+    written = pd.read_parquet(tmp_path / "out.parquet")
+    assert [*written.columns] == [*frame.columns, "y_predicted"]
+    assert written["y_predicted"].notna().all()
 
 
 def test_columns_without_names_are_called_by_their_positions(
@@ -280,6 +381,12 @@ REFUSED = [
     ('a;y\n1,000;2\n3;4\n', [], "line 2, column a", "'1,000', which has a comma", "--thousands , if"),
     ('a,y\n"0,125",2\n"0,250",4\n', [], "line 2, column a", "'0,125', which has a comma", "--decimal ,"),
     ("a,b,y\n1,2,3\n4,Rome,5\n", [], "line 3, column b", "'Rome'", "--features a"),
+    ("a,y\n01/02/2024,2\n01/03/2024,3\n01/02/2024,4\n01/03/2024,4\n", [], "line 2", "may be a date", "2024-12-31"),
+    ("a,y\n2024-02-30,2\n2024-03-01,3\n", [], "line 2", "'2024-02-30', which no calendar has", "a day that there is"),
+    ("a,y\n2024-02-01,2\nsoon,3\n2024-02-01,2\nsoon,3\n", [], "line 2", "a date in a column of numbers or", "a file"),
+    ("a,y\n2024-02-01 10:00,2\n2024-02-01 10:00Z,3\n", [], "line 2", "a time zone in some rows only", "a file"),
+    ("n,b,y\nAnn,1,2\nBob,2,3\nCid,3,1\n", [], "column n", "one of 3 different texts in 3 rows", "--features b"),
+    ("b,y\n1,no\n2,yes\n3,no\n4,yes\n", [], "line 2, column y", "'no', a text", "AttentionClassifier"),
     ("a,y\n1e400,2\n1,2\n", [], "line 2, column a", "beyond the range of float64", "a file whose columns hold numbers"),
     ('n,a,y\n"one\ntwo",1,2\n"three\n\nfour",x,3\n', ["--features", "a"], "line 4, column a", "'x'", "a file whose"),
     ("a,y\n1,2\n3\n", [], "line 3", "1 cell, 2 columns (the delimiter is ',')", "mend that row"),

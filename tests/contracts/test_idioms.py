@@ -97,8 +97,14 @@ class Logits:
     def to_dense(self) -> Tensor:
         return self.t
 
-    def amax(self) -> Tensor:
-        return self.t.amax(-1)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.t, name)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.t * other
+
+    def amax(self, dim: Any = -1, **options: Any) -> Tensor:
+        return self.t.amax(dim, **options)
 
     def mean(self) -> Tensor:
         return self.t.masked_fill(self.t == -math.inf, 0).sum(-1) / torch.arange(1, 7)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import attlas
-from attlas import Coverage, stats
+from attlas import BlockState, stats
 from attlas.engine.fold import Statistic, keep_larger
 from attlas.errors import ContractError
 from attlas.testing import check_mask, check_score, check_statistic
@@ -224,13 +224,13 @@ class Long(Even):
 
 
 class SkipsTooMuch(Even):
-    def coverage(self, at: attlas.Tile) -> Coverage:
-        return Coverage.NONE if len(at.rows) < 40 else Coverage.SOME
+    def coverage(self, at: attlas.Tile) -> BlockState:
+        return BlockState.EMPTY if len(at.rows) < 40 else BlockState.PARTIAL
 
 
 class AllowsTooMuch(Even):
-    def coverage(self, at: attlas.Tile) -> Coverage:
-        return Coverage.ALL if len(at.columns) < 10 else Coverage.SOME
+    def coverage(self, at: attlas.Tile) -> BlockState:
+        return BlockState.FULL if len(at.columns) < 10 else BlockState.PARTIAL
 
 
 class ForOtherSizes(Even):
@@ -244,8 +244,8 @@ WRONG_MASKS = {
     NoBatch: "a tile must equal that part of the whole mask",
     Numbers: "allows() must return a bool tensor that broadcasts",
     Long: "allows() must return a bool tensor that broadcasts",
-    SkipsTooMuch: "coverage() must be NONE only where allows() is False everywhere",
-    AllowsTooMuch: "coverage() must be ALL only where allows() is True everywhere",
+    SkipsTooMuch: "coverage() must be EMPTY only where allows() is False everywhere",
+    AllowsTooMuch: "coverage() must be FULL only where allows() is True everywhere",
     ForOtherSizes: "check() must accept the sizes that the mask is made for",
 }
 

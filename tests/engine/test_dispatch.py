@@ -114,10 +114,12 @@ def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.Monk
     )
     few, more = attlas.attend(q[..., :3, :], k), attlas.attend(q, k)
     long = attlas.attend(torch.randn(1, 8), torch.randn(20_000, 8))
+    wide = attlas.attend(torch.randn(31, 64), torch.randn(33_000, 64))
     for A, plan, wanted in (
         (few, Plan(), 0),
         (more, Plan(), 1),
-        (long, Plan(), 1),
+        (long, Plan(), 0),
+        (wide, Plan(), 0),
         (few, Plan("native"), 1),
         (more, Plan("tiled"), 0),
     ):
@@ -156,7 +158,9 @@ def test_the_choice_is_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ATTLAS_NATIVE", "none")
     text = str(attlas.explain(attlas.attend(q, k, score=attlas.Laplace())))
     assert text.splitlines()[0].startswith("backend: tiled, since ")
-    assert all(line.startswith("  not ") for line in text.splitlines()[1:])
+    assert all(line.startswith("  not ") for line in text.splitlines()[1:4])
+    assert text.splitlines()[4].startswith("work, with values of 16 numbers: ")
+    assert text.splitlines()[5:] == ["  limit: known for dot products only, not for this score"]
 
 
 def test_a_choice_is_data() -> None:

@@ -160,6 +160,18 @@ def test_far_from_all_data_nothing_is_known_of_the_spread(kernel, degree):
         assert np.isnan(model.predict_quantile(far, [0.05, 0.95])).all()
 
 
+def test_one_output_has_no_spread():
+    """Without noise, the search ends at bandwidths so narrow that each prediction rests on one point."""
+    X = np.linspace(0.0, 6.0, 100)[:, None]
+    model = AttentionRegressor().fit(X, np.sin(X[:, 0]))
+    assert (model.effective_neighbours(X) < 2).all()
+    told = rf"of 100 of 100 points are NaN: .* sqrt\(loo_loss_\) is {np.sqrt(model.loo_loss_):.4g}\."
+    with pytest.warns(UserWarning, match=told):
+        mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isnan(std).all()
+
+
 def test_no_class_is_impossible_far_from_it():
     X, y = np.array([[0.0], [1.0], [2.0], [50.0]]), np.array([0, 0, 0, 1])
     model = AttentionClassifier(bandwidth=1.0).fit(X, y)

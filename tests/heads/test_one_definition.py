@@ -13,7 +13,6 @@ from attlas import heads
 from attlas.atlas import Atlas, Entry
 from attlas.cli import numbers, stats
 from attlas.cli.__main__ import main
-from attlas.cli.recorded import reading_of
 from attlas.heads.kinds import told_by
 from attlas.view.service import Service
 
@@ -51,7 +50,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
                 wanted[name] += score[0].tolist()
     assert main(["stats", str(saved), "--csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    report = reading_of(atlas, "attlas").heads
+    report = [head for layer in atlas.layers() for head in numbers.heads_of(atlas, atlas.entry(layer))]
     service = Service(atlas)
     seen = rows_of(service)
     measured = [

@@ -61,7 +61,7 @@ def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtraError) as caught:
         importlib.reload(attlas.huggingface)
     assert str(caught.value) == (
-        "attlas.huggingface: transformers must be of version 5 or newer.\n"
+        "attlas.huggingface: transformers must be of version 5.20 or newer.\n"
         "  found: transformers 4.57.1\n"
-        "  fix: pip install -U 'transformers>=5'"
+        "  fix: pip install -U 'transformers>=5.20'"
     )

@@ -7,7 +7,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import Causal, Coverage, Dilated, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
+from attlas.masks import (
+    BlockState,
+    Causal,
+    Dilated,
+    Documents,
+    Mask,
+    Padding,
+    Prefix,
+    Window,
+    from_function,
+    from_tensor,
+)
 
 SIZE = 9
 
@@ -57,8 +68,8 @@ def test_combinations(tree, data, tile, cells, dense):
     bottom, last = data.draw(st.integers(top + 1, SIZE)), data.draw(st.integers(first + 1, SIZE))
     allowed = expected[:, :, top:bottom, first:last]
     coverage = mask.coverage(tile(SIZE, SIZE, range(top, bottom), range(first, last), range(2), range(2)))
-    assert coverage is not Coverage.NONE or not allowed.any()
-    assert coverage is not Coverage.ALL or allowed.all()
+    assert coverage is not BlockState.EMPTY or not allowed.any()
+    assert coverage is not BlockState.FULL or allowed.all()
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,9 +88,9 @@ def test_a_mask_is_not_asked_where_the_other_decides(tile):
 
     above, below = tile(9, 9, range(3), range(5, 9)), tile(9, 9, range(5, 9), range(3))
     everything = Window(None, None)
-    assert (Causal() & Untouched()).coverage(above) is Coverage.NONE
-    assert (Causal() | Untouched()).coverage(below) is Coverage.ALL
-    assert (~Causal()).coverage(above) is Coverage.ALL
+    assert (Causal() & Untouched()).coverage(above) is BlockState.EMPTY
+    assert (Causal() | Untouched()).coverage(below) is BlockState.FULL
+    assert (~Causal()).coverage(above) is BlockState.FULL
     with pytest.raises(AssertionError):
         (everything & Untouched()).allows(below)
     assert bool((Window(0, 0) & everything).allows(tile(9, 9)).sum() == 9)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attlas.errors import DeviceError, DtypeError, ShapeError
-from attlas.masks import Causal, Coverage, from_function
+from attlas.masks import BlockState, Causal, from_function
 
 M, N, BATCHES, HEADS = 7, 9, 2, 3
 DOCUMENTS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3])
@@ -110,9 +110,9 @@ def test_any_object_that_can_be_called(dense):
 
 def test_empty_tile_and_no_rule_for_whole_tiles(tile, cells):
     mask = from_function(lambda b, h, i, j: j <= i)
-    assert mask.coverage(tile(4, 4)) is Coverage.SOME
+    assert mask.coverage(tile(4, 4)) is BlockState.PARTIAL
     assert cells(mask, tile(4, 4, range(2, 2))).shape == (1, 1, 0, 4)
-    assert (mask & Causal()).coverage(tile(4, 4, range(1), range(2, 4))) is Coverage.NONE
+    assert (mask & Causal()).coverage(tile(4, 4, range(1), range(2, 4))) is BlockState.EMPTY
 
 
 def branches(b, h, i, j):

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import Coverage, Documents, Mask, Padding, Prefix
+from attlas.masks import BlockState, Documents, Mask, Padding, Prefix
 
 SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4)]
 
@@ -51,7 +51,7 @@ def test_coverage_of_lengths_is_exact(data, tile, cells):
     last = data.draw(st.integers(first + 1, n))
     at = tile(4, n, range(1, 3), range(first, last), batch_ids=range(len(lengths)))
     allowed = cells(mask, at)
-    exact = Coverage.ALL if allowed.all() else Coverage.SOME if allowed.any() else Coverage.NONE
+    exact = BlockState.FULL if allowed.all() else BlockState.PARTIAL if allowed.any() else BlockState.EMPTY
     assert mask.coverage(at) is exact
 
 
@@ -94,9 +94,9 @@ def test_coverage_of_documents_is_never_wrong(data, tile, cells):
         bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
         at = tile(m, n, range(top, bottom), range(first, last), batch_ids=range(batches))
     allowed, coverage = cells(mask, at), mask.coverage(at)
-    assert coverage is not Coverage.NONE or not allowed.any()
-    assert coverage is not Coverage.ALL or allowed.all()
-    assert coverage is Coverage.ALL or not allowed.all()
+    assert coverage is not BlockState.EMPTY or not allowed.any()
+    assert coverage is not BlockState.FULL or allowed.all()
+    assert coverage is BlockState.FULL or not allowed.all()
 
 
 def test_documents_one_after_the_other_are_computed_on_the_diagonal_only(tile):
@@ -105,7 +105,7 @@ def test_documents_one_after_the_other_are_computed_on_the_diagonal_only(tile):
         [mask.coverage(tile(40, 40, range(i, i + 10), range(j, j + 10))).name for j in range(0, 40, 10)]
         for i in range(0, 40, 10)
     ]
-    assert found == [["ALL" if i == j else "NONE" for j in range(4)] for i in range(4)]
+    assert found == [["FULL" if i == j else "EMPTY" for j in range(4)] for i in range(4)]
 
 
 def test_masks_do_not_follow_later_changes_of_what_they_were_made_from(dense):

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import Causal, Coverage, Dilated, Mask, Window
+from attlas.masks import BlockState, Causal, Dilated, Mask, Window
 
 SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4), (4, 0)]
 OFFSETS = [None, 0, 3, -2]
@@ -67,7 +67,7 @@ def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile, cells):
     bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
     at = tile(m, n, range(top, bottom), range(first, last))
     allowed = cells(mask, at)
-    exact = Coverage.ALL if allowed.all() else Coverage.SOME if allowed.any() else Coverage.NONE
+    exact = BlockState.FULL if allowed.all() else BlockState.PARTIAL if allowed.any() else BlockState.EMPTY
     assert mask.coverage(at) is exact
 
 
@@ -81,21 +81,21 @@ def test_scattered_tile_is_part_of_the_whole(mask: Mask, data, tile, cells, dens
     allowed = cells(mask, at)
     assert np.array_equal(allowed[0, 0], dense(mask, m, n)[0, 0][np.ix_(rows, columns)])
     coverage = mask.coverage(at)
-    assert coverage is not Coverage.NONE or not allowed.any()
-    assert coverage is not Coverage.ALL or allowed.all()
+    assert coverage is not BlockState.EMPTY or not allowed.any()
+    assert coverage is not BlockState.FULL or allowed.all()
 
 
 def test_upper_half_of_a_causal_matrix_is_skipped_without_its_cells(tile):
     n = 10**9
     above = tile(n, n, range(10**6), range(10**6, 2 * 10**6))
     below = tile(n, n, range(10**6, 2 * 10**6), range(10**6))
-    assert Causal().coverage(above) is Coverage.NONE
-    assert Causal().coverage(below) is Coverage.ALL
+    assert Causal().coverage(above) is BlockState.EMPTY
+    assert Causal().coverage(below) is BlockState.FULL
 
 
 def test_empty_tile_is_not_judged(tile):
-    assert Causal().coverage(tile(4, 4, range(2, 2), range(4))) is Coverage.SOME
-    assert Causal().coverage(tile(4, 4, [], [1])) is Coverage.SOME
+    assert Causal().coverage(tile(4, 4, range(2, 2), range(4))) is BlockState.PARTIAL
+    assert Causal().coverage(tile(4, 4, [], [1])) is BlockState.PARTIAL
 
 
 def test_numpy_and_tensor_integers_are_whole_numbers():

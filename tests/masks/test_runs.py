@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import attlas
 from attlas import ShapeError, TooLargeError, stats
-from attlas.masks import Coverage, Mask, runs, runs_of
+from attlas.masks import BlockState, Mask, runs, runs_of
 from attlas.testing import check_mask
 from attlas.tiles import Tile
 
@@ -75,7 +75,7 @@ def test_any_tile_of_any_mask(data: st.DataObject) -> None:
     assert torch.equal(found.allows(at).broadcast_to(at.shape), part)
     coverage = found.coverage(at)
     if part.numel():
-        wanted = Coverage.ALL if part.all() else Coverage.SOME if part.any() else Coverage.NONE
+        wanted = BlockState.FULL if part.all() else BlockState.PARTIAL if part.any() else BlockState.EMPTY
         assert coverage is wanted
     places = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5)))
     at = tile(range(m), range(len(places)), m, n, batch, heads, column_index=places)

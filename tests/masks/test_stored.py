@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import AdditiveMask, Coverage, TensorMask, from_tensor
+from attlas.masks import AdditiveMask, BlockState, TensorMask, from_tensor
 from attlas.scores.position import TensorBias
 
 SHAPES = [(7, 9), (2, 7, 9), (2, 3, 7, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 7, 1), (1, 3, 7, 9), (1, 1), (1, 9)]
@@ -106,15 +106,15 @@ def test_coverage_is_never_wrong(data, tile, cells):
     bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
     at = tile(m, n, range(top, bottom), range(first, last), range(batches), range(heads))
     allowed, coverage = cells(mask, at), mask.coverage(at)
-    assert coverage is not Coverage.NONE or not allowed.any()
-    assert coverage is not Coverage.ALL or allowed.all()
+    assert coverage is not BlockState.EMPTY or not allowed.any()
+    assert coverage is not BlockState.FULL or allowed.all()
 
 
 def test_whole_blocks_are_known(tile):
     mask = from_tensor(torch.ones(500, 500).tril().bool())
     at = [range(128), range(128, 256), range(256, 384), range(384, 500)]
     found = [[mask.coverage(tile(500, 500, rows, columns)).name for columns in at] for rows in at]
-    names = [["ALL" if j < i else "NONE" if j > i else "SOME" for j in range(4)] for i in range(4)]
+    names = [["FULL" if j < i else "EMPTY" if j > i else "PARTIAL" for j in range(4)] for i in range(4)]
     assert found == names
 
 
@@ -126,10 +126,10 @@ def test_one_row_is_read_without_reading_the_rest(tile):
 
     sizes: list[int] = []
     mask = Counted(torch.ones(1000, 1000, dtype=torch.bool))
-    assert mask.coverage(tile(1000, 1000, range(5, 6))) is Coverage.SOME
+    assert mask.coverage(tile(1000, 1000, range(5, 6))) is BlockState.PARTIAL
     assert sizes == []
     for columns in (range(500), range(500, 1000)):
-        assert mask.coverage(tile(1000, 1000, range(64, 128), columns)) is Coverage.ALL
+        assert mask.coverage(tile(1000, 1000, range(64, 128), columns)) is BlockState.FULL
     assert sizes == [64 * 1000]
 
 

@@ -103,6 +103,7 @@ def test_compiles_with_inductor(name):
     torch.compiler.reset()
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8 cannot tell its compiler from its export")
 def test_weights_come_out_of_a_compiled_layer():
     torch.compiler.reset()
     layer = MultiHeadAttention(16, 4, batch_first=True)

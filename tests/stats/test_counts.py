@@ -54,3 +54,16 @@ def test_cells_are_counted(mask: str) -> None:
 def test_a_mask_of_holes_has_no_runs() -> None:
     assert interval_of(problem_of(attlas.Dilated(None, 0, 2))[0]) is None
     assert interval_of(problem_of(attlas.from_tensor(torch.rand(11, 17) < 0.5))[0]) is None
+
+
+def test_counts_that_are_not_known_are_no_numbers() -> None:
+    problem, _ = problem_of(attlas.from_tensor(torch.rand(11, 17) > 0.5))
+    assert interval_of(problem) is None
+    blocks = torch.tensor([0, 4, 11]), torch.tensor([0, 9, 17])
+    for found, size in (
+        (queries_of_keys(problem), (17,)),
+        (cells_of_diagonals(problem), (27,)),
+        (cells_of_blocks(problem, blocks), (2, 2)),
+    ):
+        assert found.shape == (1, 1, *size)
+        assert bool(found.isnan().all())

@@ -1,26 +1,22 @@
-"""Two thousand requests that no browser sends: each gets its status, none leaves a trace, and the viewer goes on."""
+"""Who is let in, and a thousand requests that no browser sends: each gets its status, and the viewer goes on."""
 
-import gc
+import contextlib
+import http.client
 import logging
 import random
-import resource
+import re
 import socket
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
 import torch
 
 import attlas
-from attlas.view import Server, Service, connections
+from attlas.view import Server, Service
 
 TILE = "api/tile?entry=0&head=0&level=0&y=0&x=0"
-OK, DEAF = {200}, {None}
 
 
 @pytest.fixture(scope="module")
@@ -37,57 +33,32 @@ def token_of(viewer: Server) -> str:
     return urlsplit(viewer.url).path.strip("/")
 
 
-def send(viewer: Server, raw: bytes, *, timeout: float = 20.0) -> list[int | None]:
-    """Send bytes on a connection of their own, say that there are no more, and return the statuses that come back."""
-    with socket.create_connection(("127.0.0.1", viewer.port), timeout=timeout) as connection:
+def send(viewer: Server, raw: bytes) -> int:
+    """Send bytes on a connection of their own, say that there are no more, and return the status that comes back."""
+    with socket.create_connection(("127.0.0.1", viewer.port), timeout=20) as connection:
         received = bytearray()
-        try:
+        with contextlib.suppress(ConnectionError):  # closed with bytes of ours unread: what came before is the answer
             connection.sendall(raw)
             while part := connection.recv(65_536):
                 received += part
-        except ConnectionError:  # closed with bytes of ours unread: what came before is the answer
-            pass
-    return statuses(bytes(received))
+    assert b"Traceback" not in received
+    assert b'File "' not in received
+    return int(received.split()[1])
 
 
-def statuses(received: bytes) -> list[int | None]:
-    """Return the status of each answer, which must be whole; one None where there is none."""
-    found: list[int | None] = []
-    while received:
-        head, blank, rest = received.partition(b"\r\n\r\n")
-        assert blank, received[:80]
-        lines = head.split(b"\r\n")
-        assert lines[0].startswith(b"HTTP/1.1 "), lines[0]
-        found.append(int(lines[0].split()[1]))
-        headers = dict(line.lower().split(b": ", 1) for line in lines[1:])
-        size = 0 if found[-1] == 304 else int(headers[b"content-length"])
-        body, received = rest[:size], rest[size:]
-        assert b"Traceback" not in body
-        assert b'File "' not in body
-        assert len(body) == size
-    return found or [None]
-
-
-def request(
-    target: str, *lines: str, method: str = "GET", host: str = "localhost:1", version: str = "1.1", close: bool = True
-) -> bytes:
-    head = [f"{method} {target} HTTP/{version}", *([f"Host: {host}"] if host else []), *lines]
-    head += ["Connection: close"] if close else []
+def request(target: str, *lines: str, method: str = "GET", host: str = "localhost:1", version: str = "1.1") -> bytes:
+    head = [f"{method} {target} HTTP/{version}", *([f"Host: {host}"] if host else []), *lines, "Connection: close"]
     return "\r\n".join([*head, "", ""]).encode("latin-1")
 
 
-def shown(case: bytes) -> str:
-    return repr(case[:120])
-
-
 # A maker returns the bytes and the statuses that are right for them.
-Case = tuple[bytes, set[int | None]]
+Case = tuple[bytes, set[int]]
 Maker = Callable[[random.Random, str], Case]
 
 
 def wrong_token(dice: random.Random, token: str) -> Case:
     near = list(token)
-    near[dice.randrange(len(near))] = dice.choice("!*'()") if dice.random() < 0.5 else "%41"
+    near[dice.randrange(len(near))] = dice.choice("!*'()") if dice.random() < 0.5 else "%2b"
     other = dice.choice(["", "api", "".join(near), token[:-1], token + "A", token.swapcase() + "x", "." * 32, "static"])
     return request(f"/{other}/{dice.choice(['', TILE, 'main.js', 'api/info'])}"), {404}
 
@@ -95,7 +66,7 @@ def wrong_token(dice: random.Random, token: str) -> Case:
 def traversal(dice: random.Random, token: str) -> Case:
     up = dice.choice(["../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..\\", "..%5c", "....//", "%252e%252e/", "..%00/", "/"])
     goal = dice.choice(
-        ["etc/passwd", "server.py", "proc/self/environ", "windows/win.ini", "attlas/errors.py", "guard.py"]
+        ["etc/passwd", "server.py", "proc/self/environ", "windows/win.ini", "attlas/errors.py", "app.py"]
     )
     return request(f"/{token}/{dice.choice(['', 'api/', 'static/'])}{up * dice.randint(1, 9)}{goal}"), {404}
 
@@ -121,20 +92,9 @@ def wrong_numbers(dice: random.Random, token: str) -> Case:
     return request(f"/{token}/api/{name}?{query}"), {400, 404}
 
 
-def missing_or_doubled(dice: random.Random, token: str) -> Case:
+def missing(dice: random.Random, token: str) -> Case:
     query = dice.choice(
-        [
-            "",
-            "entry=0&entry=1",
-            "&&&",
-            "=",
-            "%",
-            "%zz=1&%zz=2",
-            "entry=%ff",
-            "a=1&" * 40,
-            "entry=0&head=0&level=0&y=0",
-            "?",
-        ]
+        ["", "&&&", "=", "%", "%zz=1&%zz=2", "entry=%ff", "a=1&" * 40, "entry=0&head=0&level=0&y=0", "?"]
     )
     return request(f"/{token}/api/{dice.choice(['tile', 'row', 'cell'])}?{query}"), {400}
 
@@ -148,282 +108,121 @@ def unknown_question(dice: random.Random, token: str) -> Case:
 
 def wrong_host(dice: random.Random, token: str) -> Case:
     host = dice.choice(
-        ["evil.example", "127.0.0.1.evil.example:80", "127.0.0.2", "0.0.0.0", "localhost.evil", "[::2]:1", "a" * 300]
-    )
-    return request(f"/{token}/{dice.choice(['', TILE])}", host=host), {421}
-
-
-def no_host(dice: random.Random, token: str) -> Case:
-    if dice.random() < 0.5:
-        return request(f"/{token}/", host=""), {400}
-    return request(f"/{token}/", host="", version="1.0"), {421}
+        ["evil.example", "127.0.0.1.evil.example:80", "127.0.0.2", "0.0.0.0", "localhost.evil", "[::2]:1", "a" * 300,
+         "evil.example:8750", "localhost.", "127.0.0.1@evil.example", ""]
+    )  # fmt: skip
+    return request(f"/{token}/{dice.choice(['', TILE])}", host=host), {400}
 
 
 def wrong_origin(dice: random.Random, token: str) -> Case:
     line = dice.choice(
         ["Origin: http://evil.example", "Origin: null", "Origin: http://localhost:2", "Origin: https://localhost:1",
-         "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"]
+         "Origin: http://127.0.0.1:1", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Sec-Fetch-Site: odd"]
     )  # fmt: skip
-    return request(f"/{token}/{TILE}", line), {403}
+    return request(f"/{token}/{dice.choice(['', TILE, 'main.js'])}", line), {403}
 
 
 def wrong_method(dice: random.Random, token: str) -> Case:
-    method = dice.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "A" * 200, "gEt"])
-    return request(f"/{token}/", method=method), {405}
+    method = dice.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
+    size = dice.randint(0, 5000)
+    asked = request(f"/{token}/{dice.choice(['', 'api/info'])}", f"Content-Length: {size}", method=method)
+    return asked + b"x" * size, {405}
 
 
-def body(dice: random.Random, token: str) -> Case:
-    size = dice.randint(1, 5000)
-    if dice.random() < 0.5:
-        return request(f"/{token}/", f"Content-Length: {size}") + b"x" * size, {413}
-    chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"y" * size)
-    return request(f"/{token}/", "Transfer-Encoding: chunked") + chunk, {413}
-
-
-def smuggling(dice: random.Random, token: str) -> Case:
-    lines = dice.choice(
-        [("Content-Length: 5", "Content-Length: 6"), ("Content-Length: -1",), ("Content-Length: 1e3",),
-         ("Content-Length: 4", "Transfer-Encoding: chunked"), ("Transfer-Encoding: gzip, chunked",),
-         ("Transfer-Encoding: \x0bchunked",), ("Host: evil.example",), ("X : 1",), (" folded",)]
-    )  # fmt: skip
-    # Some of it is no HTTP; what is has a body or a second host, and neither is taken.
-    return request(f"/{token}/", *lines), {400, 413, 421, 501}
-
-
-def long_address(dice: random.Random, token: str) -> Case:
-    size = dice.randint(4200, 9000)
-    part = dice.choice(["{}", "api/tile?x={}", "api/{}"])
-    return request(f"/{token}/{part.format('a' * size)}"), {414}
-
-
-def long_headers(dice: random.Random, token: str) -> Case:
-    lines = dice.choice(
-        [[f"X: {'a' * dice.randint(17_000, 30_000)}"], [f"X{i}: {i}" for i in range(dice.randint(101, 900))]]
-    )
-    return request(f"/{token}/", *lines), {431}
-
-
-def endless_line(dice: random.Random, token: str) -> Case:
-    return b"GET /" + b"a" * dice.choice([40_000, 70_000, 200_000]), {431, None}
-
-
-def garbage(dice: random.Random, token: str) -> Case:
+def no_http(dice: random.Random, token: str) -> Case:
     raw = bytes(dice.randrange(256) for _ in range(dice.randint(1, 400))) + b"\r\n\r\n"
     start = dice.choice([b"", b"GET ", b"\x16\x03\x01\x02\x00\x01", b"SSH-2.0-x\r\n", b"\xff\xfe", b"\x00" * 9])
     return start + b"\x01" + raw, {400}
 
 
-def not_http(dice: random.Random, token: str) -> Case:
-    line = dice.choice(
-        ["GET", "GET /", f"GET /{token}/ HTTP/1.1 x", "GET  / HTTP/1.1", "HTTP/1.1 200 OK",
-         "GET / HTTP/1.1\0",
-         f"GET /{token}/\tx HTTP/1.1", f"GET /{token}/\u00e9 HTTP/1.1", ": 1"]
-    )  # fmt: skip
-    return f"{line}\r\nHost: localhost\r\n\r\n".encode("latin-1"), {400}
-
-
-def other_version(dice: random.Random, token: str) -> Case:
-    if dice.random() < 0.5:
-        return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(dice.randrange(256) for _ in range(30)), {505}
-    return request(f"/{token}/", version=dice.choice(["2.0", "0.9", "9.9", "3.0"])), {505}
-
-
-def truncated(dice: random.Random, token: str) -> Case:
-    whole = request(f"/{token}/{TILE}")
-    return whole[: dice.randint(0, len(whole) - 1)], DEAF
-
-
-def pipelined(dice: random.Random, token: str) -> Case:
-    good = request(f"/{token}/{dice.choice(['api/info', TILE])}", close=False)
-    return good * dice.randint(1, 6) + b"\x00garbage\r\n\r\n", {200, 400}
-
-
-def upgrade(dice: random.Random, token: str) -> Case:
-    protocol = dice.choice(["websocket", "h2c", "\xff"])
-    lines = (f"Upgrade: {protocol}", "Sec-WebSocket-Key: AAAA", "Sec-WebSocket-Version: 13")
-    return request(f"/{token}/api/info", *lines, "Connection: upgrade", close=False)[
-        :-2
-    ] + b"Connection: close\r\n\r\n", OK
-
-
-def odd_but_right(dice: random.Random, token: str) -> Case:
-    line = dice.choice(
-        ['If-None-Match: "', "If-None-Match: ,,,*,", "Range: bytes=0-1", "Accept-Encoding: gzip;q=0",
-         "Cookie: \xff\xfe",
-         "X-Forwarded-For: 1.2.3.4", "X-Forwarded-Host: evil.example", "Forwarded: host=evil.example", "Expect: x"]
-    )  # fmt: skip
-    return request(f"/{token}/{dice.choice(['api/info', TILE])}", line), OK
-
-
 MAKERS: tuple[tuple[Maker, int], ...] = (
-    (wrong_token, 160), (traversal, 220), (fuzzed_path, 160), (wrong_numbers, 280), (missing_or_doubled, 120),
-    (unknown_question, 60), (wrong_host, 100), (no_host, 40), (wrong_origin, 100), (wrong_method, 80), (body, 80),
-    (smuggling, 120), (long_address, 80), (long_headers, 60), (endless_line, 20), (garbage, 100), (not_http, 60),
-    (other_version, 40), (pipelined, 80), (upgrade, 30), (odd_but_right, 60),
+    (wrong_token, 100), (traversal, 150), (fuzzed_path, 100), (wrong_numbers, 200), (missing, 60),
+    (unknown_question, 40), (wrong_host, 80), (wrong_origin, 80), (wrong_method, 60), (no_http, 60),
 )  # fmt: skip
 
 
-def half_closed(viewer: Server, raw: bytes) -> list[int | None]:
-    """Send bytes and end the sending half, as a client does that dies."""
-    with socket.create_connection(("127.0.0.1", viewer.port), timeout=20) as connection:
-        connection.sendall(raw)
-        connection.shutdown(socket.SHUT_WR)
-        received = bytearray()
-        while part := connection.recv(65_536):
-            received += part
-    return statuses(bytes(received))
-
-
-def good(viewer: Server) -> None:
-    assert send(viewer, request(f"/{token_of(viewer)}/{TILE}")) == [200]
-
-
-def usage() -> tuple[int, int, int]:
-    """Return threads, open files, and the peak of memory in bytes."""
-    folder = Path("/proc/self/fd")
-    files = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return threading.active_count(), files, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def test_two_thousand_requests_that_no_browser_sends(viewer: Server, logged: list[logging.LogRecord]) -> None:
+def test_requests_that_no_browser_sends(viewer: Server, logged: list[logging.LogRecord]) -> None:
     dice, token = random.Random(20_000), token_of(viewer)
     cases = [(maker.__name__, *maker(dice, token)) for maker, count in MAKERS for _ in range(count)]
     dice.shuffle(cases)
-    cut = [("truncated", *truncated(dice, token)) for _ in range(120)]
-    assert len(cases) + len(cut) >= 2000
-    good(viewer)
-    with ThreadPoolExecutor(8) as pool:
-        # The memory that the first hundred need is what a server takes that works.
-        first = list(pool.map(lambda case: send(viewer, case[1]), cases[:100]))
-        gc.collect()
-        threads, files, memory = usage()
-        found = first + list(pool.map(lambda case: send(viewer, case[1]), cases[100:]))
-        found += list(pool.map(lambda case: half_closed(viewer, case[1]), cut))
-        wrong = [
-            f"{name}: {shown(raw)} was answered {answers}, not {right}"
-            for (name, raw, right), answers in zip([*cases, *cut], found, strict=True)
-            if not set(answers) <= right
-        ]
-        assert not wrong, f"{Counter(line.partition(':')[0] for line in wrong)}\n" + "\n".join(wrong[:20])
-        good(viewer)
-        settle(viewer)
-        assert usage()[:2] == (threads, files)
-    assert usage()[2] - memory < 64 << 20
+    wrong = []
+    for name, raw, right in cases:
+        status = send(viewer, raw)
+        if status not in right:
+            wrong.append(f"{name}: {raw[:120]!r} was answered {status}, not {right}")
+    assert not wrong, f"{Counter(line.partition(':')[0] for line in wrong)}\n" + "\n".join(wrong[:20])
+    assert send(viewer, request(f"/{token}/{TILE}")) == 200
     assert not logged, [record.getMessage() for record in logged[:3]]
 
 
-def settle(viewer: Server) -> None:
-    """Wait until every connection is closed on the server's side too."""
-    until = time.monotonic() + 5
-    while viewer._http.server_state.connections and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not viewer._http.server_state.connections
+# ------------------------------------------------------------------------------------------------- who is let in
 
 
-def test_pipelined_requests_are_answered_in_order(viewer: Server) -> None:
-    token = token_of(viewer)
-    targets = [TILE, "api/nothing", "nothing.js", "api/info", "api/tile?entry=x"]
-    raw = b"".join(request(f"/{token}/{target}", close=False) for target in targets)
-    assert send(viewer, raw + request(f"/{token}/{TILE}")) == [200, 404, 404, 200, 400, 200]
+def ask(viewer: Server, path: str = "", **headers: str) -> http.client.HTTPResponse:
+    parts = urlsplit(viewer.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
+    connection.request(
+        "GET", parts.path + path, headers={name.replace("_", "-"): text for name, text in headers.items()}
+    )
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer
 
 
-# ------------------------------------------------------------------------------------------- clients that take time
+def test_tokens_are_long_and_never_the_same(viewer: Server) -> None:
+    others = [Server(viewer, port=0) for _ in range(3)]
+    tokens = {token_of(each) for each in (viewer, *others)}
+    for other in others:
+        other.stop()
+    assert len(tokens) == 4
+    assert all(re.fullmatch(r"[\w-]{32}", token) for token in tokens)  # 192 bits
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.8)
-    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.8)
+@pytest.mark.parametrize("host", ["127.0.0.1:8750", "localhost:8750", "127.0.0.1", "localhost:9000", "[::1]:22"])
+def test_hosts_that_mean_this_machine(viewer: Server, host: str) -> None:
+    assert ask(viewer, Host=host).status == 200
 
 
-def connect(viewer: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", viewer.port), timeout=10)
+def test_a_page_of_the_same_origin_is_answered(viewer: Server) -> None:
+    assert ask(viewer, TILE, Host="localhost:9000", Origin="http://localhost:9000").status == 200
+    assert ask(viewer, TILE, Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty").status == 200
 
 
-def everything(connection: socket.socket) -> bytes:
-    received = bytearray()
-    try:
-        while part := connection.recv(65_536):
-            received += part
-    except ConnectionError:
-        pass
-    return bytes(received)
+def test_a_link_on_another_page_opens_the_viewer_and_a_frame_does_not(viewer: Server) -> None:
+    from_elsewhere = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    assert ask(viewer, **from_elsewhere, Sec_Fetch_Dest="document").status == 200
+    assert ask(viewer, **from_elsewhere, Sec_Fetch_Dest="iframe").status == 403
+    assert ask(viewer, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="script").status == 403
 
 
-@pytest.mark.usefixtures("hurried")
-def test_slow_clients_are_told_so_and_left(viewer: Server, logged: list[logging.LogRecord]) -> None:
-    waiting = [connect(viewer) for _ in range(20)]
-    for number, connection in enumerate(waiting):
-        connection.sendall(request(f"/{token_of(viewer)}/")[: number * 2])
-    begun = time.monotonic()
-    assert {status for connection in waiting for status in statuses(everything(connection))} == {408}
-    assert time.monotonic() - begun < 8
-    for connection in waiting:
+@pytest.mark.parametrize("path", ["", "main.js", "api/info", "api/nothing", "nothing.js", "../server.py"])
+@pytest.mark.parametrize("headers", [{}, {"Host": "evil.example"}, {"Origin": "null"}])
+def test_every_answer_carries_the_policy(viewer: Server, path: str, headers: dict[str, str]) -> None:
+    found = ask(viewer, path, **headers).headers
+    assert found["content-security-policy"].startswith(
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
+    )
+    assert "frame-ancestors 'none'" in found["content-security-policy"]
+    assert "unsafe" not in found["content-security-policy"]
+    assert found["x-content-type-options"] == "nosniff"
+    assert found["referrer-policy"] == "no-referrer"
+    assert found["cross-origin-opener-policy"] == found["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_a_ticket_leads_to_the_page_once(viewer: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_(path: str, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=20)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        answer.read()
         connection.close()
-    settle(viewer)
-    good(viewer)
-    assert not logged
+        return answer
 
-
-@pytest.mark.usefixtures("hurried")
-def test_bytes_one_by_one_do_not_stretch_the_time(viewer: Server) -> None:
-    with connect(viewer) as connection:
-        begun = time.monotonic()
-        with pytest.raises(ConnectionError):
-            for letter in request(f"/{token_of(viewer)}/") * 20:
-                connection.sendall(bytes([letter]))
-                time.sleep(0.02)
-        assert time.monotonic() - begun < 8
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_second_request_has_its_own_time(viewer: Server) -> None:
-    whole = request(f"/{token_of(viewer)}/api/info", close=False)
-    with connect(viewer) as connection:
-        for _ in range(3):
-            connection.sendall(whole)
-            received = b""
-            while not received.endswith(b"}"):  # head and body may come apart
-                received += connection.recv(65_536)
-            assert statuses(received) == [200]
-            time.sleep(0.4)
-        connection.sendall(whole[:30])
-        assert statuses(everything(connection)) == [408]
-
-
-@pytest.mark.usefixtures("hurried")
-def test_clients_that_read_nothing_are_left(viewer: Server) -> None:
-    stuck = []
-    for _ in range(4):
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", viewer.port))
-        connection.sendall(request(f"/{token_of(viewer)}/{TILE}", close=False) * 100)
-        stuck.append(connection)
-    good(viewer)
-    settle(viewer)
-    for connection in stuck:
-        connection.close()
-    good(viewer)
-
-
-def test_connections_that_idle_are_closed(viewer: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(viewer) as connection:
-        monkeypatch.setattr(viewer._http.config, "timeout_keep_alive", 0.2)
-    with connect(viewer) as connection:
-        connection.sendall(request(f"/{token_of(viewer)}/api/info", close=False))
-        assert statuses(everything(connection)) == [200]
-
-
-def test_there_is_an_end_to_connections(viewer: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST", 10)
-    settle(viewer)
-    held = [connect(viewer) for _ in range(10)]
-    time.sleep(0.1)
-    for _ in range(5):
-        with connect(viewer) as connection:
-            assert statuses(everything(connection)) == [503]
-    for connection in held:
-        connection.close()
-    settle(viewer)
-    good(viewer)
+    first = urlsplit(viewer.once()).path
+    assert open_(first, Host="evil.example").status == 400
+    found = open_(first)
+    assert (found.status, found.headers["location"]) == (303, f"/{token_of(viewer)}/")
+    assert open_(first).status == 404
+    monkeypatch.setattr("attlas.view.server._TICKET_SECONDS", -1.0)  # it has expired
+    assert open_(urlsplit(viewer.once()).path).status == 404

@@ -112,12 +112,6 @@ def test_an_error_of_the_computation_is_an_answer(service: Service, monkeypatch:
     assert (answer.status, json.loads(answer.body)) == (500, {"error": "the disk is gone"})
 
 
-def test_etags_tell_contents_apart(service: Service) -> None:
-    tags = {service.answer("row", {**HEAD, "i": str(i)}).etag for i in range(5)}
-    assert len(tags) == 5
-    assert service.answer("tile", TILE).etag == service.answer("tile", dict(TILE)).etag
-
-
 def test_the_key_tells_contents_apart() -> None:
     torch.manual_seed(0)
     q = torch.randn(1, 2, 40, 4)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 
 from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
-from attlas.atlas.table import frame, records
+from attlas.atlas.table import frame, records, token_records
 from attlas.errors import DtypeError, OutOfRangeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
@@ -251,6 +252,71 @@ class Atlas:
         """
         return frame(records(self.entries), data)
 
+    def token_table(self, key: Any, head: int, sequence: int = 0, data: str = "records") -> Any:
+        """Return one record for each token of a head: how it attends, and what it receives.
+
+        Parameters
+        ----------
+        key : int, str or tuple
+            The attention, as ``atlas[key]`` takes it.
+        head : int
+            The head, as the model counts it.
+        sequence : int, default 0
+            Which sequence of the batch.
+        data : {"records", "pandas", "polars"}, default "records"
+            A list of dicts, or a data frame of a library that is installed.
+
+        Returns
+        -------
+        list of dict, or data frame
+            For each query that is a token and has an allowed key: ``position`` in the text, ``token``, ``entropy``
+            (in nats), ``effective_keys``, position, text and weight of the largest key (``top_key``, ``top_token``,
+            ``top_weight``), and ``mass_received``, the sum of the weights that the tokens of the text give to this
+            one. Texts are None where they are not known (another text, or no tokens recorded), and so is
+            ``mass_received`` in cross-attention and for a token that is no key.
+
+        Raises
+        ------
+        OutOfRangeError
+            If there is no such attention, head or sequence.
+        RecordingError
+            If its q and k were not kept.
+        ShapeError
+            If `data` is something else.
+        MissingExtraError
+            If the library is not installed.
+
+        See Also
+        --------
+        table : one record for each head.
+
+        Notes
+        -----
+        Cost: one pass over the matrix of this head, O(m + n) memory.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.atlas import Atlas, Entry
+        >>> q = k = torch.tensor([[[[3.0], [-3.0], [2.0]]]])
+        >>> A = attlas.attend(q, k, mask=attlas.Causal())
+        >>> atlas = Atlas(
+        ...     [Entry("attn", 0, "self", 0, (0,), (0, 3), 0, (1, 1, 3, 3), A)], tokens=["a", "b", "c"]
+        ... )
+        >>> for row in atlas.token_table(0, head=0):
+        ...     print(
+        ...         row["token"], "→", row["top_token"], f"{row['top_weight']:.3f}, {row['mass_received']:.3f}"
+        ...     )
+        a → a 1.000, 1.881
+        b → b 1.000, 1.000
+        c → a 0.881, 0.119
+        """
+        entry = self.entry(key)
+        text = self.texts[sequence] if self.texts and 0 <= sequence < len(self.texts) else None
+        queries = text if entry.kind in ("cross", self._main()) else None
+        keys = text if entry.kind == self._main() != "cross" else None
+        return frame(token_records(entry, head, sequence, queries, keys), data, "atlas.token_table()")
+
     def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
         """Compute statistics of every entry that keeps q and k, and keep the results in the entries.
 
@@ -339,6 +405,19 @@ class Atlas:
         from attlas.view import show  # a door to an upper room, opened only when called
 
         return show(self, **options)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the viewer's page as one HTML file that needs no server.
+
+        See `attlas.view.export` for the options.
+
+        Returns
+        -------
+        Path
+        """
+        from attlas.view import export
+
+        return export(self, path, **options)
 
     def _repr_html_(self) -> str:
         from attlas.view import preview

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from attlas.atlas.entry import Entry
 from attlas.atlas.padding import counted_rows
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import MissingExtraError, OutOfRangeError, ShapeError
+from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
 
-__all__ = ["columns_of", "frame", "records"]
+__all__ = ["columns_of", "frame", "records", "token_records"]
 
 Record: TypeAlias = "dict[str, Any]"
 _PLACES = ("layer", "head", "kind", "name", "call", "queries", "keys")
@@ -73,6 +74,68 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
     for name, result in entry.statistics.items():
         found |= _columns(name, result, entry, rows)
     return {name: numbers.double().tolist() for name, numbers in found.items()}
+
+
+def token_records(
+    entry: Entry, head: int, sequence: int, queries: list[str] | None, keys: list[str] | None
+) -> list[Record]:
+    """Return one record for each token that attends in one head, as `Atlas.token_table` says.
+
+    Parameters
+    ----------
+    entry : Entry
+        The attention.
+    head : int
+        The head, as the model counts it.
+    sequence : int
+        Which sequence of the batch.
+    queries, keys : list of str, optional
+        Texts of the tokens by their position, of the queries and of the keys.
+    """
+    where = "atlas.token_table()"
+    batch, _, m, n = entry.shape
+    if head not in entry.heads:
+        found = f"heads {', '.join(map(str, entry.heads))} of {entry.path}"
+        fix = f"head={entry.heads[0]}" if entry.heads else "record that head."
+        raise OutOfRangeError(where, "the head must be one that was recorded.", {"head": head}, found=found, fix=fix)
+    if not 0 <= sequence < batch:
+        rule, found = "sequence must be one of the batch.", f"{batch} sequences"
+        raise OutOfRangeError(where, rule, {"sequence": sequence}, found=found, fix="sequence=0")
+    index = entry.heads.index(head)
+    matrix = entry.need_matrix(where)[sequence : sequence + 1, index : index + 1]
+    tokens, attending = torch.ones(m, dtype=torch.bool), torch.ones(m, dtype=torch.bool)
+    counted = counted_rows(entry)
+    if counted is not None:
+        attending = counted.expand(entry.shape[:3])[sequence, index].cpu()
+        of_text = counted.expand(entry.shape[:3])[sequence].any(0).cpu()
+        tokens = of_text if entry.query_mask is None else entry.query_mask[sequence].cpu()
+    ends = torch.diff(tokens.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
+    spans = list(zip(ends[::2], ends[1::2], strict=True))  # queries of padding give no mass
+    row_statistics = (Entropy(), EffectiveKeys(), MaxWeight(), ArgMax())
+    if not m * n:
+        return []
+    results = matrix.collect(*row_statistics, *(ColumnMass(rows=span) for span in spans))
+    entropy, effective, weight, top = (t[0, 0].tolist() for t in results[: len(row_statistics)])
+    mass = torch.stack([t[0, 0].double() for t in results[len(row_statistics) :]]).sum(0).tolist() if spans else []
+    records_of_tokens: list[Record] = []
+    for row in attending.nonzero().flatten().tolist():
+        position, key = entry.queries[0] + row, entry.first_key + top[row]
+        own = position - entry.first_key
+        records_of_tokens.append({
+            "position": position,
+            "token": _text(queries, position),
+            "entropy": entropy[row],
+            "effective_keys": effective[row],
+            "top_key": key,
+            "top_token": _text(keys, key),
+            "top_weight": weight[row],
+            "mass_received": mass[own] if entry.kind != "cross" and 0 <= own < n else None,
+        })  # fmt: skip
+    return records_of_tokens
+
+
+def _text(tokens: list[str] | None, position: int) -> str | None:
+    return tokens[position] if tokens is not None and position < len(tokens) else None
 
 
 def _columns(name: str, result: Any, entry: Entry, counted: Tensor | None) -> dict[str, Tensor]:
@@ -162,7 +225,7 @@ def _first_keys(entry: Entry, counted: Tensor) -> Tensor:
     return keys.to(torch.int8).argmax(-1).expand(batch)
 
 
-def frame(found: list[Record], library: str) -> Any:
+def frame(found: list[Record], library: str, where: str = "atlas.table()") -> Any:
     """Return records as a data frame of pandas or polars.
 
     Raises
@@ -174,10 +237,10 @@ def frame(found: list[Record], library: str) -> Any:
     """
     if library not in ("records", "pandas", "polars"):
         raise ShapeError(
-            "atlas.table()",
+            where,
             'data must be "records", "pandas" or "polars".',
             found=f"data = {library!r}",
-            fix="atlas.table() for a list of dicts.",
+            fix='data="records" for a list of dicts.',
         )
     if library == "records":
         return found
@@ -185,9 +248,9 @@ def frame(found: list[Record], library: str) -> Any:
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "atlas.table()",
+            where,
             f"{library} must be installed to make its data frame.",
             found=f"no module named {library}",
-            fix=f"pip install {library}, or atlas.table() for a list of dicts.",
+            fix=f'pip install {library}, or data="records" for a list of dicts.',
         ) from error
     return module.DataFrame(found)

@@ -1,39 +1,17 @@
-"""The command line: which commands there are, and how their errors are shown."""
+"""The command line: runs a command, and shows its errors."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-import attlas
-from attlas.cli import demo, picture, record, regress, reporting, scaling, stats, view
+from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
-__all__ = ["main", "parser"]
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    top = argparse.ArgumentParser(
-        prog="attlas",
-        description="Exact attention whose weights you can look at, at any length.",
-        epilog="attlas COMMAND --help says what a command takes.",
-        allow_abbrev=False,
-    )
-    top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    demo.add(commands)
-    record.add(commands)
-    view.add(commands)
-    stats.add(commands)
-    picture.add(commands)
-    reporting.add(commands)
-    scaling.add(commands)
-    regress.add(commands)
-    return top
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     top, terminal = parser(), Terminal()
     arguments = top.parse_args(argv)
-    if not hasattr(arguments, "run"):
+    if not hasattr(arguments, "module"):
         top.print_help(sys.stderr)
         top.exit(2)
     try:
-        arguments.run(arguments, terminal)
+        importlib.import_module(f"attlas.cli.{arguments.module}").run(arguments, terminal)
     except AttlasError as error:
         terminal.complain(str(error))
         return 2

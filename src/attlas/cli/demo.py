@@ -10,24 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attlas
 from attlas import models, pictures
 from attlas.cli.figures import atlas_figure, head_figure
-from attlas.cli.files import read_text, save_text
+from attlas.cli.files import read_text, title_of
 from attlas.cli.loading import load, tokenize
 from attlas.cli.reader import read
 from attlas.cli.reading import Reading
-from attlas.cli.report import page
+from attlas.cli.reporting import write
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import offer
 from attlas.cli.words import COLUMNS, count, memory, others, percent
 from attlas.heads import KINDS, MIXED
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from matplotlib.figure import Figure
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
 _RUN = "run.atlas"
 _COLOURS = {
@@ -41,33 +40,6 @@ _COLOURS = {
     "favourite": ("magenta",),
     "breadth": ("magenta",),
 }
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "demo",
-        help="show what every head of a small trained model does on real text",
-        description="Run a trained model on a text, say what each of its heads does, and write a report and pictures.",
-        allow_abbrev=False,
-    )
-    command.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
-    )
-    command.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("demo-output"),
-        help="folder for the report (default: %(default)s)",
-    )
-    command.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
-    command.add_argument(
-        "--model", type=Path, metavar="DIR", help="folder of a Hugging Face causal model (default: the shipped GPT-2)"
-    )
-    command.add_argument("--no-browser", action="store_true", help="do not open the run in the browser at the end")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -92,7 +64,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.say()
     terminal.prose(memory(reading.cost))
     terminal.say()
-    _write(reading, arguments.out, terminal)
+    with terminal.step("writing the report"):
+        atlas = attlas.load(run_folder)
+        report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
+    _write(reading, report, terminal)
     offer(run_folder, terminal, browser=not arguments.no_browser)
 
 
@@ -128,13 +103,12 @@ def _table(reading: Reading, terminal: Terminal) -> None:
     )
     terminal.prose(title, "bold", indent="")
     terminal.say()
-    columns = [column for column in COLUMNS if column.short]
-    widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in columns]
+    widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in COLUMNS]
     room = terminal.width - 2 - max(len(", ".join((head.kinds[0].name, *others(head)))) for head in reading.heads)
-    keep = len(columns)
+    keep = len(COLUMNS)
     while keep > 4 and sum(widths[:keep]) + 2 * keep > room:  # those further right give way
         keep -= 1
-    left, columns, widths = columns[keep:], columns[:keep], widths[:keep]
+    left, columns, widths = COLUMNS[keep:], COLUMNS[:keep], widths[:keep]
     header = "  ".join(column.short.rjust(width) for column, width in zip(columns, widths, strict=True))
     terminal.say(terminal.style(f"  {header}  what it is", "dim"))
     for head in reading.heads:
@@ -164,9 +138,9 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         terminal.prose(rule, "dim", indent="    ")
 
 
-def _write(reading: Reading, out: Path, terminal: Terminal) -> None:
-    """Write report and pictures; without matplotlib, the report alone."""
-    written = [(save_text(page(reading), out / "report.html", "demo"), "opens in any browser, also offline")]
+def _write(reading: Reading, report: Path, terminal: Terminal) -> None:
+    """Draw the pictures beside the report, where matplotlib is installed, and say what was written."""
+    out, written = report.parent, [(report, "opens in any browser, also offline")]
     drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
         ("atlas.png", "every head on the text", atlas_figure),
         ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),

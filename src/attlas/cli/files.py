@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 import attlas
-from attlas.atlas import Atlas
+from attlas.atlas import Atlas, Entry
 from attlas.cli.terminal import UsageError
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
 
-__all__ = ["check_target", "open_folder", "read_text", "save_text"]
+__all__ = ["check_target", "entry_of", "open_folder", "read_text", "save_text", "title_of"]
 
 STDIN = "standard input"
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
@@ -112,6 +112,34 @@ def save_text(text: str, path: Path, where: str) -> Path:
     with whole_file(path, where) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
     return path
+
+
+def entry_of(atlas: Atlas, layer: int | str, where: str) -> Entry:
+    """Return the attention of a layer, by its number or its name.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    try:
+        return atlas.entry(layer)
+    except ShapeError as error:
+        known = atlas.layers()
+        fix = f"--layer {known[-1]}" if known else "a recording with an attention"
+        raise UsageError(
+            where,
+            "--layer must be one of the recording.",
+            {"there are": error.found},
+            found=f"--layer {layer}",
+            fix=fix,
+        ) from error
+
+
+def title_of(atlas: Atlas, folder: Path) -> str:
+    """Return what a page about a recording is called: its text and its model, as far as they are known."""
+    named = [str(part) for part in (atlas.details.get("source"), atlas.model) if part]
+    return " · ".join(named) or folder.resolve().name
 
 
 def _error(where: str, rule: str, found: str, fix: str) -> UsageError:

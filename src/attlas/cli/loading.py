@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attlas._compat import causal_models
 from attlas.cli.terminal import UsageError
 from attlas.errors import MissingExtraError
 
@@ -105,7 +106,7 @@ def load(
 def _class(transformers: Any, config: Any) -> Any:
     """Return the class that makes the model: a language model, or what a configuration says is none."""
     named = (getattr(config, "architectures", None) or [""])[0]
-    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    causal = causal_models(transformers).get(config.model_type)
     return transformers.AutoModelForCausalLM if causal is not None and named in ("", causal) else transformers.AutoModel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isabstract, signature
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch import Tensor
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
-from attlas.cli.report.payload import pack
 from attlas.cli.terminal import UsageError
 from attlas.heads.kinds import text_statistics
 from attlas.heads.recorded import NEEDED, heads_of
@@ -30,22 +30,28 @@ def _picture(side: int) -> stats.Picture:
     return stats.Picture(side, side, pool="max")
 
 
-# Name, and the statistic of n tokens and a number of heads.
-_MAKE: dict[str, Callable[[int, int], stats.Statistic]] = {
-    "entropy": lambda n, heads: stats.Entropy(),
-    "effective_keys": lambda n, heads: stats.EffectiveKeys(),
-    "max_weight": lambda n, heads: stats.MaxWeight(),
-    "max_logit": lambda n, heads: stats.MaxLogit(),
-    "logit_moments": lambda n, heads: stats.LogitMoments(),
-    "column_mass": lambda n, heads: stats.ColumnMass(),
-    "column_max": lambda n, heads: stats.ColumnMax(),
-    "coverage": lambda n, heads: stats.Coverage(),
-    "offsets": lambda n, heads: stats.Offsets(),
+def _made_alone() -> dict[str, type[stats.Statistic]]:
+    """Return the statistics of attlas that are made without arguments, by the names of their results."""
+    every = [getattr(stats, name) for name in stats.__all__]
+    classes = [one for one in every if isinstance(one, type) and issubclass(one, stats.Statistic)]
+    optional = [one for one in classes if not any(p.default is p.empty for p in signature(one).parameters.values())]
+    return {statistic_names([one()])[0]: one for one in optional if not isabstract(one)}
+
+
+def _make(name: str, n: int, heads: int) -> stats.Statistic:
+    """Return the statistic of a name, for n tokens and a number of heads."""
+    return _SIZED[name](n, heads) if name in _SIZED else _ALONE[name]()
+
+
+# Statistics whose size depends on the number of tokens and of heads.
+_SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {
     "top_k": lambda n, heads: stats.TopK(weights_of(n, heads)),
     "picture": lambda n, heads: _picture(count_blocks(n, side_of(heads))),
 }
-NAMES = (*_MAKE, KINDS_OF_HEADS)
-_USUAL = tuple(name for name in NAMES if name not in ("column_max", "coverage"))
+_USUAL = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
+          KINDS_OF_HEADS)  # fmt: skip
+_ALONE = _made_alone()
+NAMES = (*_USUAL, *(name for name in _ALONE if name not in _USUAL))
 
 
 def side_of(heads: int) -> int:
@@ -86,27 +92,23 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
             where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit"
         )
     if KINDS_OF_HEADS in wanted:
-        wanted += [name for name in NEEDED if name in _MAKE]
-    found_all = [make(len(ids), heads) for name, make in _MAKE.items() if name in wanted]
+        wanted += [name for name in NEEDED if name in NAMES]
+    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != KINDS_OF_HEADS]
     return [*found_all, *text_statistics(ids)[2:]] if KINDS_OF_HEADS in wanted else found_all
 
 
-def block_details(found: Sequence[Mapping[str, Tensor]], maps: Sequence[Tensor], period: int) -> dict[str, Any]:
+def block_details(found: Sequence[Mapping[str, Tensor]], period: int) -> dict[str, Any]:
     """Return what an atlas keeps of the layers' behaviour on a random block that occurs twice, as plain data.
 
     Parameters
     ----------
     found : sequence of mapping
         What `on_block` gave for each layer.
-    maps : sequence of Tensor, each (heads, side, side)
-        A picture of each head on the block.
     period : int
         Length of the block.
     """
     return {
         "period": period,
-        "side": maps[0].shape[-1],
-        "maps": [pack(t) for t in maps],
         "induction": [x["induction"].tolist() for x in found],
         "duplicate": [x["duplicate"].tolist() for x in found],
     }
@@ -119,8 +121,8 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
         return []
     n, count = first.shape[3], sum(len(entry.heads) for entry in atlas.entries)
     square = first.shape[2] == n and ids is not None and ids.shape[-1] == n
-    plain = [name for name in _USUAL if name in _MAKE and (square or name != "picture")]
-    wanted = [_MAKE[name](n, count) for name in plain]
+    plain = [name for name in _USUAL if name != KINDS_OF_HEADS and (square or name != "picture")]
+    wanted = [_make(name, n, count) for name in plain]
     wanted += text_statistics(ids)[2:] if square and ids is not None else []
     names = statistic_names(wanted)
     return wanted if any(name not in entry.statistics for entry in atlas.entries for name in names) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,49 +10,18 @@ from torch import Tensor
 
 from attlas import pictures
 from attlas.atlas import Atlas, Entry
-from attlas.cli.files import check_target, open_folder
-from attlas.cli.recorded import entry_of
-from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.files import check_target, entry_of, open_folder
+from attlas.cli.options import SIDE
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from matplotlib.figure import Figure
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
-_SIDE, _OVERVIEW = 1024, 96  # blocks along a side of one head, and of each of many, at most
+_OVERVIEW = 96  # blocks along a side of each of many heads, at most
 _LABELLED = 48  # tokens up to which every row and column has its text
-
-_EXAMPLES = """\
-examples:
-  attlas picture run.atlas -o all.png
-  attlas picture run.atlas --layer 2 --head 4 -o head.png
-  attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "picture",
-        help="draw a head of a recording, or all of them",
-        description="Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
-    command.add_argument("--layer", metavar="L", help="a layer, or a name such as cross.3 (default: all)")
-    command.add_argument("--head", type=int, metavar="H", help="a head of it (default: all)")
-    command.add_argument("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
-    command.add_argument("--columns", metavar="A:B", help="keys A to B - 1 only")
-    command.add_argument("--size", type=int, metavar="N", help=f"blocks along a side, at most (default: {_SIDE})")
-    command.add_argument("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
-    command.add_argument("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
-    command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="head.png, .svg or .pdf")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -61,7 +29,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     check_target(arguments.out, "-o", (".png", ".svg", ".pdf"), "picture")
     pictures.sheet(1, 1)  # without matplotlib, say so now
     if arguments.size is not None and not 1 <= arguments.size <= 8192:
-        raise _error("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {_SIDE}")
+        raise _error("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {SIDE}")
     atlas = open_folder(arguments.atlas, "picture")
     if not atlas.entries:
         raise _error(
@@ -96,7 +64,7 @@ def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Te
         )
     index = entry.heads.index(head)
     rows, columns = _window(entry, arguments)
-    size = arguments.size or _SIDE
+    size = arguments.size or SIDE
     with terminal.step(f"drawing layer {entry.layer}, head {head}"):
         maps = _blocks(entry, [index], rows, columns, size, arguments)[0]
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"

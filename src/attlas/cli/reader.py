@@ -20,10 +20,11 @@ from attlas.cli.numbers import block_details, chosen, side_of
 from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError
-from attlas.heads import Head, by_token, repeated_block
+from attlas.heads import Head, repeated_block
 from attlas.heads.kinds import from_statistics, on_block
 from attlas.heads.recorded import NEEDED
 from attlas.matrix import AttentionMatrix
+from attlas.recording.facts import token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 _PERIOD = 128  # length of the random block that occurs twice
-_FAVOURITES = 3  # tokens named for each head
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +41,8 @@ class _Layer:
     heads: tuple[Head, ...]
     statistics: dict[str, Any]
     block: dict[str, Tensor]
-    favourites: list[list[tuple[int, float]]]
     map: Tensor
     repeat: Tensor
-    received: Tensor
     values: Tensor
     indices: Tensor
 
@@ -101,14 +99,21 @@ def read(
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
     told = telling(heads)
-    window, query = window_of(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    window, _ = window_of(values[told.layer, told.head], indices[told.layer, told.head], ids)
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
     tokens = texts(loaded.tokenizer, ids)
     if keep is not None:
-        details = {"source": source, "command": command, "seconds": took, "peak": grown}
-        details["block"] = block_details([x.block for x in layers], [x.repeat for x in layers], period)
+        details: dict[str, Any] = {
+            "source": source,
+            "command": command,
+            "seconds": took,
+            "peak": grown,
+            "unseen": unseen,
+        }
+        details["token_bytes"] = token_bytes(loaded.tokenizer, ids.tolist())
+        details["block"] = block_details([x.block for x in layers], period)
         with terminal.step("saving the run"):
             _atlas(loaded, attentions, [x.statistics for x in layers], ids, tokens, details).save(keep, overwrite=True)
     allowed = torch.stack([A.logits[0, :, span, span].float().cpu() for A in attentions]) > -torch.inf
@@ -116,18 +121,14 @@ def read(
         model=loaded.name,
         source=source,
         unseen=unseen,
-        command=command,
         tokens=tokens,
         layers=len(layers),
         per_layer=len(layers[0].heads),
         heads=heads,
-        favourites=tuple(_named(loaded, found) for layer in layers for found in layer.favourites),
         maps=torch.stack([layer.map for layer in layers]),
-        received=torch.stack([layer.received for layer in layers]),
         values=values,
         indices=indices,
         window=window,
-        query=query,
         closeups=closeups.masked_fill(~allowed, torch.nan),
         period=period,
         repeats=torch.stack([layer.repeat for layer in layers]),
@@ -178,30 +179,18 @@ def _layer(
     statistics: list[stats.Statistic],
     side: int,
 ) -> _Layer:
-    n = len(ids)
     found = dict(zip(statistic_names(statistics), A.collect(*statistics), strict=True))
     block = on_block(R, period)
-    mass, largest = found["column_mass"][0].double().cpu(), found["top_k"]
-    totals, tokens = by_token(mass, ids)
-    shares, places = (totals / n).topk(min(_FAVOURITES, len(tokens)))
+    largest = found["top_k"]
     return _Layer(
         heads=from_statistics([found[name] for name in NEEDED], ids, block, layer),
         statistics=found,
         block=block,
-        favourites=[
-            list(zip(tokens[place].tolist(), share.tolist(), strict=True))
-            for share, place in zip(shares, places, strict=True)
-        ],
         map=found["picture"][0].float().cpu(),
         repeat=pictures.blocks(R[0], side),
-        received=mass / torch.arange(n, 0, -1),  # a key is seen by itself and by every later query
         values=largest.values[0].float().cpu(),
         indices=largest.indices[0].cpu(),
     )
-
-
-def _named(loaded: Loaded, found: list[tuple[int, float]]) -> tuple[tuple[str, float], ...]:
-    return tuple((str(loaded.tokenizer.decode([token])), share) for token, share in found)
 
 
 def _held(attentions: tuple[AttentionMatrix, ...]) -> int:

@@ -56,33 +56,20 @@ class Reading:
         Names of the model and of the text.
     unseen : bool
         Whether the text is known to have been kept out of the model's training.
-    command : str
-        What to type to get the same.
     tokens : tuple of str
         Text of each token; a token that ends inside a character has the empty string.
-    excerpts : tuple of range
-        Parts of a long text that are shown; empty where all of it is. The tensors below that have an axis
-        `shown` have one place for each token of them.
     layers, per_layer : int
         Layers, and heads in each.
     heads : tuple of Head
         Measures of every head, layer by layer.
-    favourites : tuple of tuple of (str, float)
-        For each head the token texts that get most weight, and their share; the first token aside.
     maps : Tensor, shape (layers, heads, s, s)
         Largest weight in each block of the matrix; NaN where nothing may attend.
-    received : Tensor, shape (layers, heads, shown)
-        Mean weight that each key gets from the queries that may see it.
-    values, indices : Tensor, shape (layers, heads, shown, k)
+    values, indices : Tensor, shape (layers, heads, n, k)
         Largest weights of each query, and the keys that have them.
     window : range
         Part of the text shown cell by cell.
-    query : int
-        A token of it from which the most telling head shows what it does.
     closeups : Tensor, shape (layers, heads, len(window), len(window))
         The weights there; NaN where nothing may attend.
-    exact : bool
-        Whether every weight of `closeups` is known; else those that are not among the largest of a query are 0.
     period : int
         Length of the random block that occurs twice; 0 where none was read.
     repeats : Tensor, shape (layers, heads, r, r)
@@ -96,30 +83,19 @@ class Reading:
     model: str
     source: str
     unseen: bool
-    command: str
     tokens: tuple[str, ...]
     layers: int
     per_layer: int
     heads: tuple[Head, ...]
-    favourites: tuple[tuple[tuple[str, float], ...], ...]
     maps: Tensor
-    received: Tensor
     values: Tensor
     indices: Tensor
     window: range
-    query: int
     closeups: Tensor
     period: int
     repeats: Tensor
     loss: float
     cost: Cost
-    excerpts: tuple[range, ...] = ()
-    exact: bool = True
-
-    @property
-    def shown(self) -> tuple[range, ...]:
-        """The parts of the text that are shown: all of it, or the excerpts."""
-        return self.excerpts or (range(len(self.tokens)),)
 
     @property
     def telling(self) -> Head:

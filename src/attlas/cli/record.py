@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import attlas
-from attlas import models, pictures
+from attlas import models
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli import numbers
@@ -25,7 +25,7 @@ from attlas.cli.files import read_text
 from attlas.cli.loading import Loaded, load, texts
 from attlas.cli.memory import Peak
 from attlas.cli.running import Ticks, forward, read_and_write
-from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, OutOfRangeError, RecordingError, RecordingWarning
 from attlas.files import replace_folder
@@ -34,71 +34,10 @@ from attlas.heads.kinds import on_block
 from attlas.recording.facts import token_bytes
 from attlas.recording.tap import subscribed
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+__all__ = ["run", "write"]
 
-__all__ = ["add", "run", "write"]
-
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
 _PERIOD = 128  # length of the random block that occurs twice
 _MOST = 2048  # tokens of the text that is read when none is given
-
-_EXAMPLES = """\
-examples:
-  attlas record --text book.txt -o run.atlas
-  cat *.py | attlas record --model ./my-model --text - --tokens 4096 --keep statistics -o run.atlas
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "record",
-        help="run a model on a text, and keep what its heads attend to",
-        description="Run a Hugging Face model on a text and record the attention of every head: queries, keys and one "
-        "number a row, in linear memory, with exact statistics of every cell.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    command.add_argument(
-        "--model", metavar="DIR_OR_ID", help="folder of a Hugging Face model, or its name on the hub (default: shipped)"
-    )
-    command.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe (default: timeit.py of Python)"
-    )
-    command.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
-    command.add_argument("--generate", type=int, metavar="N", default=0, help="let the model write N tokens more")
-    command.add_argument(
-        "--chunk",
-        type=int,
-        metavar="N",
-        help="read N tokens at a time: less memory where heads share keys (default: all at once)",
-    )
-    what = command.add_argument_group("what is recorded")
-    what.add_argument("--layers", metavar="L,L,...", help="layers, from 0; negative from the end (default: all)")
-    what.add_argument("--heads", metavar="H,H,...", help="heads of each layer (default: all)")
-    what.add_argument(
-        "--statistics",
-        metavar="NAME,NAME,...",
-        help=f"of {', '.join(numbers.NAMES)} (default: what stats, picture and report show)",
-    )
-    what.add_argument(
-        "--keep",
-        choices=("disk", "statistics"),
-        default="disk",
-        help="disk: queries and keys too, for any question later; statistics: the numbers only (default: disk)",
-    )
-    how = command.add_argument_group("how the model is run")
-    how.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of the weights (default: float32)")
-    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    how.add_argument(
-        "--patch-sdpa", action="store_true", help="record a model that calls scaled_dot_product_attention by itself"
-    )
-    out = command.add_argument_group("result")
-    out.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="where it goes, run.atlas")
-    out.add_argument("--overwrite", action="store_true", help="replace an atlas that is there")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -168,7 +107,7 @@ def _recorded(
         details: dict[str, Any] = {"source": source, "command": _command(arguments)}
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2), count_of_heads)
+                details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2))
 
         def said(atlas: Atlas) -> None:
             """Put into the atlas what is not known from its matrices."""
@@ -335,20 +274,17 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
     return ids
 
 
-def _block(loaded: Loaded, period: int, heads: int) -> dict[str, Any] | None:
-    """Measure every head on random tokens that occur twice: plain numbers, and a small packed picture of each."""
+def _block(loaded: Loaded, period: int) -> dict[str, Any] | None:
+    """Measure every head on random tokens that occur twice: plain numbers."""
     vocabulary = loaded.model.config.get_text_config().vocab_size
     with attlas.record(loaded.model) as atlas:
         forward(loaded.model, repeated_block(vocabulary, period))
     found: list[dict[str, Tensor]] = []
-    maps: list[Tensor] = []
-    side = numbers.side_of(heads)
     for A in atlas:
         if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
             return None
         found.append(on_block(A, period))
-        maps.append(pictures.blocks(A[0], side))
-    return numbers.block_details(found, maps, period)
+    return numbers.block_details(found, period)
 
 
 def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -9,6 +9,7 @@ import math
 import shlex
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,11 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.files import check_target
+from attlas.cli.options import KERNELS
+from attlas.cli.regress_columns import Column
 from attlas.cli.regress_table import (
     DELIMITERS,
+    Table,
     choose_features,
     finite,
     no_module,
@@ -28,80 +32,22 @@ from attlas.cli.regress_table import (
     split,
     usage_error,
 )
-from attlas.cli.terminal import Help, Terminal
-from attlas.cli.words import percent
+from attlas.cli.regress_words import say
+from attlas.cli.terminal import Terminal
 from attlas.errors import CheckpointError
 from attlas.files import whole_file
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["add", "run"]
+__all__ = ["run"]
 
 Floats = NDArray[np.float64]
 
-_KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
 _RULES = ("loo", "scott", "silverman")
 _DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
 _OF_A_FIT = ("weights", "kernel", "bandwidth", "degree", "outside", "plot", "save")  # --load decides these
 _SAMPLE = 2_000  # rows whose neighbours are counted
-_FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
-_SHOWN = 24  # features that are listed
-
-_EXAMPLES = """\
-examples:
-  attlas regress cars.csv --target price
-  attlas regress cars.csv --target price --features age,km --plot price.png
-  attlas regress cars.csv --target price --predict new.csv -o prices.csv --std
-  attlas regress cars.csv --target price --save price.safetensors
-  attlas regress --load price.safetensors --predict new.csv -o prices.csv
-  zcat log.csv.gz | attlas regress - --target seconds --bandwidth scott --json
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "regress",
-        help="predict a column of a table by kernel regression",
-        description="Predict one column of a table from others by kernel regression with a bandwidth per feature; "
-        "its leave-one-out error stands beside those of the mean and of a linear model.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    option = command.add_argument
-    option("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
-    option("--target", metavar="COLUMN", help="the column to predict")
-    option("--features", metavar="A,B,...", help="the columns to predict it from (default: all others)")
-    option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
-    option = command.add_argument_group("the regression").add_argument
-    option("--kernel", choices=_KERNELS, metavar="NAME", help=f"{', '.join(_KERNELS)} (default: the first)")
-    option(
-        "--bandwidth",
-        metavar="H",
-        help="loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)",
-    )
-    option("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
-    option("--outside", choices=("nan", "nearest"), help="prediction for rows out of reach (default: nan, none)")
-    option = command.add_argument_group("the table").add_argument
-    option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
-    option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
-    option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
-    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
-    option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
-    option("--drop-missing", action="store_true", help="leave out rows with a missing value")
-    option = command.add_argument_group("result").add_argument
-    option("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
-    option("-o", "--out", type=Path, metavar="FILE", help="these rows with predictions: .csv, .tsv or .parquet")
-    option("--std", action="store_true", help="add the standard deviation of the target around the prediction")
-    option("--plot", type=Path, metavar="FILE", help="draw the fit, or the effect of each feature: .png .svg .pdf")
-    option("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
-    option("--load", type=Path, metavar="FILE", help="predict with a fit that --save kept")
-    option("--json", action="store_true", help="print all numbers as JSON")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -120,7 +66,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         table = read(arguments.data, arguments)
         features = choose_features(table, arguments)
         weighted = [] if arguments.weights is None else [arguments.weights]
-        values = table.numbers([*features, arguments.target, *weighted], arguments)
+        columns = table.columns(features, arguments)
+        values = table.numbers([*columns, Column(arguments.target), *map(Column, weighted)], arguments)
         full = ~np.isnan(values).any(1)
         dropped, values = int((~full).sum()), values[full]
     x, y, weights = values[:, : len(features)], values[:, len(features)], None
@@ -137,19 +84,29 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
         raise usage_error("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
-    model, report = _fit(arguments, bandwidth, features, (x, y, weights), terminal)
+    columns, x, bandwidth = _expanded(columns, x, bandwidth)
+    model, report = _fit(arguments, bandwidth, columns, (x, y, weights), terminal)
     report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
         terminal.say(json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        _say(report, terminal)
+        say(report, terminal)
     _write(arguments, model, report, (x, y), terminal)
+
+
+def _expanded(columns: list[Column], values: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
+    """Return the columns with the levels that there are, their features, and a bandwidth for each of these."""
+    learned = [column.learned(part) for column, part in zip(columns, values.T, strict=True)]
+    columns = [column for column, _ in learned]
+    if np.size(bandwidth) > 1:  # the levels of a category share what was given for it
+        bandwidth = np.repeat(bandwidth, [len(column.features) for column in columns]).tolist()
+    return columns, np.column_stack([column.expand(part) for column, part in learned]), bandwidth
 
 
 def _fit(
     arguments: argparse.Namespace,
     bandwidth: Any,
-    features: list[str],
+    columns: Sequence[Column],
     data: tuple[Floats, Floats, Floats | None],
     terminal: Terminal,
 ) -> tuple[AttentionRegressor, dict[str, Any]]:
@@ -159,13 +116,21 @@ def _fit(
     x, y, weights = data
     settings = {name: getattr(arguments, name) for name in ("kernel", "degree", "outside")}
     model = AttentionRegressor(
-        bandwidth=bandwidth, weights_are="counts" if weights is None else "importance", **settings
+        bandwidth=bandwidth,
+        weights_are="counts" if weights is None else "importance",
+        verbose=terminal.err.isatty(),
+        **settings,
     )
     start = time.perf_counter()
     with terminal.step(f"{'learning the bandwidths' if bandwidth == 'loo' else 'fitting'} on {plural(len(y), 'row')}"):
         model.fit(x, y, weights)
+    model.verbose = False  # a saved fit does not depend on the terminal
     seconds = time.perf_counter() - start
-    model.feature_names_in_, model.target_name_ = np.array(features, dtype=object), arguments.target
+    features = [(name, column) for column in columns for name in column.features]
+    model.feature_names_in_ = np.array([name for name, _ in features], dtype=object)
+    model.target_name_ = arguments.target
+    if any(column.kind != "number" for column in columns):
+        model.table_columns_ = [[column.name, column.kind, [*column.levels]] for column in columns]
     with terminal.step("computing leave-one-out errors"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # x has no names here
         own = _judge(y - model.leave_one_out(), y, weights)
@@ -180,12 +145,16 @@ def _fit(
         "rule": bandwidth if isinstance(bandwidth, str) else "given",
         "weights": arguments.weights,
         "seconds": seconds,
-        "features": [_feature(*each) for each in zip(features, x.T, model.bandwidth_.tolist(), strict=True)],
+        "columns": [{"name": c.name, "kind": c.kind, "levels": [*c.levels], "told": c.told()} for c in columns],
+        "features": [
+            {**_feature(name, part, width), "column": column.name, "kind": column.kind}
+            for (name, column), part, width in zip(features, x.T, model.bandwidth_.tolist(), strict=True)
+        ],
         "leave_one_out": {"mean": alone, "linear": linear, "kernel_regression": own},
         "effective_neighbours": dict(
             zip(("percentile_5", "median"), np.quantile(neighbours, [0.05, 0.5]), strict=True)
         ),
-        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in _KERNELS[:2] else 0.0,
+        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in KERNELS[:2] else 0.0,
     }
 
 
@@ -288,6 +257,20 @@ def _load(path: Path) -> AttentionRegressor:
     return model
 
 
+def _columns_of(model: AttentionRegressor, table: Table, arguments: argparse.Namespace) -> list[Column]:
+    """Return the columns that a fit asks for, under the names that they have in the rows to predict for."""
+    names = [*getattr(model, "feature_names_in_", [])]
+    kept = getattr(model, "table_columns_", None) or [[name, "number", []] for name in names]
+    if arguments.load is None or (names and arguments.features is None):
+        return [Column(name, kind, tuple(levels)) for name, kind, levels in kept]
+    kept = kept or [["", "number", []]] * model.n_features_in_
+    given = split(arguments.features) if arguments.features is not None else table.names
+    if len(given) != len(kept):
+        found = f"{len(given)} columns, {plural(len(kept), 'feature')}"
+        raise usage_error("there must be a column for each feature of the fit.", found, "--features A,B,...")
+    return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(given, kept, strict=True)]
+
+
 def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal: Terminal) -> str:
     """Write the rows with their predictions; a cell is empty where there is none. Return what was written, in words."""
     out, target = arguments.out, arguments.target or getattr(model, "target_name_", None)
@@ -296,18 +279,16 @@ def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal:
     ]
     with terminal.step("predicting"):
         table = read(arguments.predict, arguments)
-        features = [*getattr(model, "feature_names_in_", [])]
-        if arguments.load is not None and (arguments.features is not None or not features):
-            features = split(arguments.features) if arguments.features is not None else table.names
-        if len(features) != model.n_features_in_:
-            found = f"{len(features)} columns, {model.n_features_in_} features"
-            raise usage_error("there must be a column for each feature of the fit.", found, "--features A,B,...")
-        absent = [name for name in features if table.names.count(name) != 1]
+        columns = _columns_of(model, table, arguments)
+        names_of = [column.name for column in columns]
+        absent = [name for name in names_of if table.names.count(name) != 1]
         if absent:
             rule = "every feature must be one column of the rows to predict for."
             found = f"no column {absent[0]} in {table.source}, which has {', '.join(table.names[:24])}"
             raise usage_error(rule, found, "rename the column, or leave it out with --features")
-        x = table.numbers(features, arguments)
+        values = table.numbers(columns, arguments)
+        x = np.column_stack([column.expand(part) for column, part in zip(columns, values.T, strict=True)])
+        x[np.isnan(values).any(1)] = np.nan  # no level is not one of them
         full, found_values = ~np.isnan(x).any(1), np.full((len(x), len(names)), np.nan)
         if full.any():
             with warnings.catch_warnings():
@@ -320,78 +301,6 @@ def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal:
     for name, column in zip(names, np.isnan(found_values).T, strict=True):
         text += f"; {int(column.sum()):,} without {name}" if column.any() else ""
     return text
-
-
-# ------------------------------------------------------------------------------------------------------------- words
-
-
-def _say(report: dict[str, Any], terminal: Terminal) -> None:
-    """Print a fit: bandwidths, errors beside those of plainer models, and a verdict."""
-    features, rule = report["features"], report["rule"]
-    title = f"{report['target']} from {plural(len(features), 'feature')}, {plural(report['rows'], 'row')}"
-    terminal.say(terminal.style(f"{title} of {report['source']}", "bold"))
-    rules = {"loo": "bandwidths of least leave-one-out error", "given": "bandwidths as given"}
-    how = f"{report['kernel'].capitalize()} kernel, {('local mean', 'local line')[report['degree']]}, "
-    how += rules.get(rule, f"bandwidths by {rule.capitalize()}'s rule")
-    how += f", rows weighted by {report['weights']}" if report["weights"] else ""
-    terminal.say(f"  {how}; fitted in {report['seconds']:.1f} s")
-    if report["dropped"]:
-        terminal.say(f"  left out for a missing value: {plural(report['dropped'], 'row')}")
-    if report["copies"]:
-        terminal.say(f"  copies of other rows: {plural(report['copies'], 'row')}")
-    ordered = sorted(features, key=lambda feature: float(feature["reach"]))
-    names = [feature["name"] for feature in ordered[:_SHOWN]]
-    width = min(max(map(len, ["feature", *names])), max(12, terminal.width - 55))
-    terminal.say()
-    terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
-    for feature in ordered[:_SHOWN]:
-        name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
-        line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
-        reach = feature["reach"]
-        note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= _FLAT else ""
-        note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
-        terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
-    if len(ordered) > _SHOWN:
-        terminal.say(terminal.style(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim"))
-    terminal.say()
-    errors = report["leave_one_out"]
-    texts = {name: number(errors[name]["error"]) for name in errors}
-    width = max(map(len, ["error", *texts.values()]))
-    terminal.say(terminal.style(f"  leave-one-out      {'error'.rjust(width)}      R²", "dim"))
-    for name, label in (("mean", "mean"), ("linear", "linear model"), ("kernel_regression", "kernel regression")):
-        r2 = errors[name]["r2"]
-        terminal.say(f"  {label:<17}  {texts[name].rjust(width)}  {'–' if math.isnan(r2) else f'{r2:.3f}':>6}")
-    terminal.say(terminal.style("  error: root mean square, in units of the target", "dim"))
-    terminal.say()
-    for line in _verdict(report):
-        terminal.say(f"  {line}")
-
-
-def _verdict(report: dict[str, Any]) -> list[str]:
-    """Say in words how the kernel compares, and over how many rows it takes its means."""
-    errors = report["leave_one_out"]
-    own, linear, mean = (errors[name]["error"] for name in ("kernel_regression", "linear", "mean"))
-    if mean == 0:
-        return ["The target is constant: there is nothing to predict."]
-    if own > 0.995 * mean or errors["kernel_regression"]["r2"] <= 0:
-        line = "Kernel regression predicts no better than the mean"
-        line += "; the linear model does." if linear < 0.98 * mean else ", nor does the linear model."
-        line = line if not math.isnan(linear) else "Kernel regression predicts no better than the mean."
-    elif math.isnan(linear):
-        line = "There are too few rows for a linear model."
-    elif own < 0.98 * linear and linear > 0:
-        line = f"The error is {percent(1.0 - own / linear)} below the linear model's: the relation is not linear."
-    elif own < 1.02 * linear:
-        line = "A linear model predicts as well, and is easier to explain."
-    else:
-        line = (
-            f"A linear model predicts better here{'; --degree 1 fits lines locally' if not report['degree'] else ''}."
-        )
-    low, median = (number(report["effective_neighbours"][name], 3) for name in ("percentile_5", "median"))
-    lines = [line, f"Effective neighbours of a prediction: median {median}, 5th percentile {low}."]
-    if report["alone"]:
-        lines.append(f"{percent(report['alone'])} of the rows reach no other; the mean predicts them in these errors.")
-    return lines
 
 
 # ----------------------------------------------------------------------------------------------------------- options

@@ -65,12 +65,16 @@ def figure(
         # Positions that no row reaches are gaps in the picture, which says it better than a warning.
         warnings.simplefilter("ignore")
         if x.shape[1] == 1:
-            return _curve(model, x, y, (features[0]["name"], target), subtitle)
+            return _curve(model, x, y, features[0], (target, subtitle))
         return _dependence(model, x, y, features, (target, subtitle))
 
 
 def _curve(
-    model: AttentionRegressor, x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str], subtitle: str
+    model: AttentionRegressor,
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    feature: dict[str, Any],
+    texts: tuple[str, str],
 ) -> Figure:
     figure = pictures.sheet(8.4, 5.0)
     ax = figure.subplots()
@@ -85,13 +89,13 @@ def _curve(
     ax.scatter(x[drawn, 0], y[drawn], s=9, color=pictures.SOFT, alpha=alpha, linewidths=0, zorder=2, rasterized=True)
     ax.fill_between(at, mean - error, mean + error, color=_DEEP, alpha=0.25, linewidth=0, zorder=3)
     ax.plot(at, mean, color=pictures.ACCENT, linewidth=2.0, zorder=4)
-    ax.set_xlabel(names[0], fontsize=9, color=pictures.SOFT, parse_math=False)
-    ax.set_ylabel(names[1], fontsize=9, color=pictures.SOFT, parse_math=False)
-    _frame(ax, 8)
+    ax.set_xlabel(feature["name"], fontsize=9, color=pictures.SOFT, parse_math=False)
+    ax.set_ylabel(texts[0], fontsize=9, color=pictures.SOFT, parse_math=False)
+    _frame(ax, 8, dates=feature["kind"].endswith("date"))
     ax.margins(x=0.01)
     shown = "" if len(drawn) == len(y) else f" · {len(drawn):,} of {len(y):,} rows are drawn"
     foot = f"line: the estimate, ± 2 standard errors · pale band: 90% of the values around it{shown}"
-    _titles(figure, f"{names[1]} over {names[0]}", subtitle, foot)
+    _titles(figure, f"{texts[0]} over {feature['name']}", texts[1], foot)
     return figure
 
 
@@ -102,9 +106,11 @@ def _dependence(
     features: Sequence[dict[str, Any]],
     texts: tuple[str, str],
 ) -> Figure:
-    order = sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"]))
-    telling = [index for index in order if features[index]["reach"] < _FLAT]
-    order = (telling or order)[:_PANELS]
+    groups: dict[str, list[int]] = {}  # the features of a category share a panel
+    for index in sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"])):
+        groups.setdefault(features[index]["column"], []).append(index)
+    telling = [group for group in groups.values() if features[group[0]]["reach"] < _FLAT]
+    order = (telling or [*groups.values()])[:_PANELS]
     across = 1 if len(order) == 1 else 4 if len(order) > 6 else 2 if len(order) in (2, 4) else 3
     down = math.ceil(len(order) / across)
     figure = pictures.sheet(max(2.9 * across + 0.6, 7.2), 2.5 * down + 1.2)
@@ -114,13 +120,16 @@ def _dependence(
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
     rows = int(np.clip(_PAIRS / (_STEPS * len(order) * len(y)), 20, 200))
     some = x[np.random.default_rng(0).permutation(len(x))[:rows]]
-    for ax, index in zip(axes.ravel(), order, strict=False):
-        _panel(ax, model, features[index], some, x[:, index], index)
+    for ax, group in zip(axes.ravel(), order, strict=False):
+        if features[group[0]]["kind"] == "category":
+            _levels(ax, model, [features[index] for index in sorted(group)], some, sorted(group))
+        else:
+            _panel(ax, model, features[group[0]], some, x[:, group[0]], group[0])
         if ax in axes[:, 0]:
             ax.set_ylabel(texts[0], fontsize=8.5, color=pictures.SOFT, parse_math=False)
     for ax in axes.ravel()[len(order) :]:
         ax.set_visible(False)
-    left = x.shape[1] - len(order)
+    left = len(groups) - len(order)
     hidden = f" · not drawn: {left} {'feature' if left == 1 else 'features'} of wider bandwidth" if left else ""
     foot = f"thick line: mean prediction with the feature set to this value in {len(some):,} rows · "
     foot += f"thin lines: {min(24, len(some))} single rows · ticks: deciles{hidden}"
@@ -151,7 +160,29 @@ def _panel(
     )
     ax.set_title(feature["name"], fontsize=9.5, loc="left", color=pictures.INK, parse_math=False)
     ax.set_title(f"h = {float(format(feature['bandwidth'], '.3g')):,g}", fontsize=8, loc="right", color=pictures.SOFT)
-    _frame(ax, 4)
+    _frame(ax, 4, dates=feature["kind"].endswith("date"))
+
+
+def _levels(
+    ax: Axes,
+    model: AttentionRegressor,
+    features: Sequence[dict[str, Any]],
+    some: NDArray[np.float64],
+    group: list[int],
+) -> None:
+    """Draw the partial dependence on a category: each row is asked at every level."""
+    asked = np.repeat(some, len(group), axis=0)
+    asked[:, group] = np.tile(np.eye(len(group)), (len(some), 1))
+    lines = np.asarray(model.predict(asked)).reshape(len(some), len(group))
+    at = np.arange(len(group))
+    ax.plot(at, lines[:24].T, color=_BAND, linewidth=0.9, zorder=2)
+    ax.plot(at, np.nanmean(lines, axis=0), "o", color=pictures.ACCENT, markersize=5, zorder=3)
+    ax.set_title(features[0]["column"], fontsize=9.5, loc="left", color=pictures.INK, parse_math=False)
+    _frame(ax, len(group))
+    texts = [feature["name"].removeprefix(f"{feature['column']}=") for feature in features]
+    short = [text if len(text) <= 10 else text[:9] + "…" for text in texts]
+    ax.set_xticks(at, short, fontsize=8, parse_math=False, rotation=90 if sum(map(len, short)) > 24 else 0)
+    ax.margins(x=0.1)
 
 
 def _between(column: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -175,10 +206,13 @@ def _titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
         layout.set(rect=(0.0, bottom, 1.0, 1.0 - top / height - bottom))  # type: ignore[call-arg]  # of this engine
 
 
-def _frame(ax: Axes, ticks: int) -> None:
+def _frame(ax: Axes, ticks: int, *, dates: bool = False) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(ticks))
+    ax.xaxis.set_major_locator(AutoDateLocator(maxticks=ticks) if dates else MaxNLocator(ticks))
+    if dates:  # matplotlib counts days since 1970-01-01, too
+        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
     ax.tick_params(labelsize=8, colors=pictures.SOFT, length=2.5)
     ax.grid(color="#e6ebec", linewidth=0.7, zorder=0)
     for side, spine in ax.spines.items():

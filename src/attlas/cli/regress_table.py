@@ -1,4 +1,4 @@
-"""Tables of ``attlas regress``: pandas reads them, and every cell that is used must be a number."""
+"""Tables of ``attlas regress``: pandas reads them, and every cell that is used must have a number."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attlas.cli.regress_columns import NUMBER, Column, cell_value, is_missing, trouble
 from attlas.cli.terminal import UsageError
 from attlas.errors import MissingExtraError
 
@@ -41,10 +42,7 @@ Floats = NDArray[np.float64]
 
 DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
 _ENCODINGS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "–"))
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", flags=re.ASCII)
-_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", flags=re.ASCII)
-_CELLS = "every cell that is used must be a number."
+_CELLS = "every cell that is used must be a number, a date, or one of a few texts."
 
 
 @dataclass(frozen=True)
@@ -58,28 +56,37 @@ class Table:
     lines: Any = None
     delimiter: str = ","
 
-    def numbers(self, wanted: list[str], arguments: argparse.Namespace) -> Floats:
-        """Return columns as numbers, NaN where a value is missing and may be.
+    def columns(self, names: list[str], arguments: argparse.Namespace) -> list[Column]:
+        """Return how each of these features becomes numbers."""
+        return [Column.of(name, self.frame.iloc[:, self.names.index(name)], arguments) for name in names]
+
+    def numbers(self, wanted: list[Column], arguments: argparse.Namespace) -> Floats:
+        """Return columns as numbers, one for each cell; NaN where a value is missing and may be.
 
         Raises
         ------
         UsageError
-            If a cell is no number, or is missing and may not be: line and column are named.
+            If a cell is no number (nor a date or a text of its column), or is missing and may not be: line and
+            column are named.
         """
-        columns = [self.frame.iloc[:, self.names.index(name)] for name in wanted]
-        values = [_as_numbers(column, arguments) for column in columns]
+        parts = [self.frame.iloc[:, self.names.index(column.name)] for column in wanted]
+        values = [column.numbers(part, arguments) for column, part in zip(wanted, parts, strict=True)]
         found = np.column_stack(values) if values else np.empty((len(self.frame), 0))
         for row, place in np.argwhere(~np.isfinite(found)):
-            cell = str(columns[place].iloc[row]).strip()
-            if arguments.drop_missing and cell.lower() in _MISSING:
+            column, cell = wanted[place], str(parts[place].iloc[row]).strip()
+            if arguments.drop_missing and (is_missing(cell) or column.kind == "category"):
                 continue
-            good = [name for name, each in zip(wanted, values, strict=True) if not _words(each, self, name)]
-            good = [name for name in good if name not in (arguments.target, arguments.weights)]
-            text, fix = _trouble(cell, columns[place], self.delimiter, arguments)
+            good = [
+                each.name
+                for each, part, numbers in zip(wanted, parts, values, strict=True)
+                if all(is_missing(str(text)) for text in part[~np.isfinite(numbers)])
+                and each.name not in (arguments.target, arguments.weights)
+            ]
+            text, fix = trouble(cell, column, parts[place], self.delimiter, arguments)
             choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
-            fix = fix or ("another column, or numbers in this one" if wanted[place] == arguments.target else choose)
+            fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
-            raise usage_error(_CELLS, text, fix, {self.source: f"{where}, column {wanted[place]}"})
+            raise usage_error(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
         return found
 
     def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
@@ -96,52 +103,6 @@ class Table:
         delimiter = "\t" if suffix == ".tsv" else self.delimiter
         header = [*self.names, *names] if self.named else False
         frame.to_csv(path, sep=delimiter, header=header, index=False, lineterminator="\n", encoding="utf-8")
-
-
-def _words(values: Floats, table: Table, name: str) -> bool:
-    """Tell whether a column has a cell that is neither a number nor missing."""
-    column = table.frame.iloc[:, table.names.index(name)]
-    return any(str(cell).strip().lower() not in _MISSING for cell in column[~np.isfinite(values)])
-
-
-def _as_numbers(column: pd.Series[Any], arguments: argparse.Namespace) -> Floats:
-    """Return a column as float64; NaN where a cell is no number."""
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(column):
-        return np.asarray(column.astype("float64"))
-    return np.array([_cell_value(str(cell).strip(), arguments) for cell in column], dtype=np.float64)
-
-
-def _cell_value(cell: str, arguments: argparse.Namespace) -> float:
-    if cell in ("True", "False", "TRUE", "FALSE", "true", "false"):
-        return float(cell.lower() == "true")
-    other = "." if arguments.decimal == "," else ","
-    if arguments.decimal == ",":  # from here on the decimal sign is a point, and the other one a comma
-        cell = cell.translate({44: ".", 46: ","})
-    if arguments.thousands == other and _GROUPS.fullmatch(cell):
-        cell = cell.replace(",", "")
-    return float(cell) if _NUMBER.fullmatch(cell) else math.nan
-
-
-def _trouble(cell: str, column: Any, delimiter: str, arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return what a cell holds that is no number, and the option that helps, if there is one."""
-    shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")
-    if cell.lower() in _MISSING:
-        return f"{shown}, a missing value" if cell else "an empty cell", "--drop-missing, which leaves out such rows"
-    sign = "." if arguments.decimal == "," else ","
-    cells = [text for text in map(str, column) if sign in text]
-    grouped = all(
-        _GROUPS.fullmatch(text.strip().translate({44: ".", 46: ","} if sign == "." else {})) for text in cells
-    )
-    if sign in cell and arguments.thousands is None and grouped and (delimiter == "," or cell.count(sign) > 1):
-        return f"{shown}, which has separators of thousands", f"--thousands {sign}"
-    if sign == "," and re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", cell):
-        both = ", --thousands , if it separates thousands" if grouped and arguments.thousands is None else ""
-        return f"{shown}, which has a comma", f"--decimal , if the comma is the decimal sign{both}"
-    if sign == "." and _NUMBER.fullmatch(cell):
-        return f"{shown}, which has a point and no comma", "--decimal . if the point is the decimal sign"
-    return (f"{shown}, which is beyond the range of float64" if _NUMBER.fullmatch(cell) else shown), ""
 
 
 def read(path: Path, arguments: argparse.Namespace) -> Table:
@@ -171,7 +132,7 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
     cells, lines = _rows(text, delimiter, source)
     named = arguments.header == "yes" or (
-        arguments.header == "auto" and any(math.isnan(_cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
+        arguments.header == "auto" and any(math.isnan(cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
     )
     names = [cell.strip() for cell in cells.iloc[0]] if named else [str(place + 1) for place in range(cells.shape[1])]
     return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
@@ -248,7 +209,7 @@ def _delimiter(text: str) -> str:
         even = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
         # A decimal comma counts as well: 1,5;2,5 is two numbers, and not 1 and 5;2 and 5.
         cells = [cell.strip() for row in rows for cell in row]
-        numbers = sum(bool(_NUMBER.fullmatch(cell) or _NUMBER.fullmatch(cell.replace(",", "."))) for cell in cells)
+        numbers = sum(bool(NUMBER.fullmatch(cell) or NUMBER.fullmatch(cell.replace(",", "."))) for cell in cells)
         if even * (0.01 + numbers / len(cells)) > merit:
             best, merit = delimiter, even * (0.01 + numbers / len(cells))
     return best

@@ -8,68 +8,23 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from attlas import models, pictures, scaling
+from attlas import pictures, scaling
 from attlas.cli.files import check_target, read_text, save_text
 from attlas.cli.loading import load, tokenize
+from attlas.cli.options import KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, percent
 from attlas.errors import MissingExtraError, ShapeError
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+__all__ = ["run"]
 
-__all__ = ["add", "run"]
-
-_KEYS, _QUERIES = 512, 256
 _MOST = 2**28  # numbers in the keys of one query
 _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "scaling",
-        help="show why the dot product is divided by sqrt(d)",
-        description="Compare variance of q·k, entropy, largest weight and slope of softmax with what theory predicts: "
-        "for random vectors of growing size, without and with the scale, or for every head of a model.",
-        allow_abbrev=False,
-    )
-    random = command.add_argument_group("random vectors")
-    random.add_argument("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
-    random.add_argument("--keys", type=int, metavar="N", help=f"keys of each query (default: {_KEYS})")
-    random.add_argument("--queries", type=int, metavar="N", help=f"queries that are drawn (default: {_QUERIES})")
-    random.add_argument(
-        "--distribution", metavar="NAME", help=f"{', '.join(scaling.DISTRIBUTIONS)} (default: the first)"
-    )
-    random.add_argument("--seed", type=int, metavar="N", help="seed of the draw (default: 0)")
-    model = command.add_argument_group("a model")
-    model.add_argument(
-        "--model",
-        type=Path,
-        nargs="?",
-        const=models.path(),
-        metavar="DIR",
-        help="folder of a Hugging Face causal model (without DIR: the shipped GPT-2)",
-    )
-    model.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
-    )
-    model.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
-    model.add_argument(
-        "--target",
-        metavar="WHAT=VALUE",
-        help="what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS",
-    )
-    out = command.add_argument_group("files")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw the numbers: .png, .svg or .pdf")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -87,8 +42,8 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
     for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
             raise _error(f"--{name} goes with --model.", f"--{name} without --model", f"--model DIR --{name} ...")
-    keys = _at_least("keys", arguments.keys, _KEYS, 2)
-    queries = _at_least("queries", arguments.queries, _QUERIES, 2)
+    keys = _at_least("keys", arguments.keys, KEYS, 2)
+    queries = _at_least("queries", arguments.queries, QUERIES, 2)
     distribution = arguments.distribution or next(iter(scaling.DISTRIBUTIONS))
     if distribution not in scaling.DISTRIBUTIONS:
         names = ", ".join(scaling.DISTRIBUTIONS)

@@ -10,21 +10,17 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attlas.atlas import Atlas
 from attlas.cli import numbers
-from attlas.cli.files import open_folder
-from attlas.cli.recorded import entry_of
-from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.files import entry_of, open_folder
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, others
 from attlas.heads import KINDS, Head
 from attlas.heads.kinds import told_by
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add", "open_atlas", "run"]
+__all__ = ["open_atlas", "run"]
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (
@@ -43,35 +39,6 @@ _SHOWN = (
 _PLAIN = ("layer", "head", "entropy", "effective_keys", "tokens")  # of a head, and no measure of its kind
 # What a head's measures say better: its table has them only where it has no measures.
 _SAID = ("first_key_mass",)
-
-_EXAMPLES = """\
-examples:
-  attlas stats run.atlas
-  attlas stats run.atlas --sort induction --top 5
-  attlas stats run.atlas --json | jq '.rows[] | select(.first > 0.5) | [.layer, .head]'
-  attlas stats run.atlas --csv > heads.csv
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "stats",
-        help="print what every head of a recording does",
-        description="Print a table of all recorded heads: exact means over every query of the text, and what each "
-        "head is.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
-    command.add_argument("--layer", type=int, metavar="L", help="one layer only; negative counts from the end")
-    command.add_argument("--sort", metavar="COLUMN", help="largest first; with a + before the name, smallest first")
-    command.add_argument("--top", type=int, metavar="N", help="the first N heads only")
-    form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print all numbers as JSON")
-    form.add_argument("--csv", action="store_true", help="print all numbers as CSV")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -12,52 +12,18 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attlas.cli import record
-from attlas.cli.files import open_folder
-from attlas.cli.terminal import Help, Terminal, UsageError
+from attlas.cli.files import open_folder, title_of
+from attlas.cli.options import parser
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
 from attlas.errors import AttlasError
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add", "offer", "run"]
+__all__ = ["offer", "run"]
 
 _FAREWELL = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
-
-_EXAMPLES = """\
-examples:
-  attlas view run.atlas
-  attlas view --text book.txt --tokens 4096
-  attlas view --model ./my-model --text book.txt -o run.atlas
-"""
-
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
-    command = commands.add_parser(
-        "view",
-        help="open a recording in the browser",
-        description="Open a recording in the browser: pan and zoom through the whole matrix of every head. The page "
-        "is served to this machine only, until Ctrl-C.",
-        epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    command.add_argument("atlas", nargs="?", type=Path, metavar="FOLDER", help="what attlas record has written")
-    new = command.add_argument_group("instead of a folder, a run that is recorded now")
-    new.add_argument("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
-    new.add_argument("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
-    new.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
-    new.add_argument("--generate", type=int, metavar="N", help="let the model write N tokens more")
-    new.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="keep the recording there (default: drop it)")
-    how = command.add_argument_group("the viewer")
-    how.add_argument("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
-    how.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -111,8 +77,6 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         atlas = open_folder(folder, "view")
     if not atlas.entries:
         raise _error("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
-    source = atlas.details.get("source")
-    named = [str(part) for part in (source, atlas.model) if part]
     tokens = f", {count(len(atlas.tokens))} tokens" if atlas.tokens else ""
 
     def announce(url: str) -> None:
@@ -121,8 +85,7 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         of = f" of {atlas.model}" if atlas.model else ""
         terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
 
-    title = " · ".join(named) or folder.resolve().name
-    service = Service(atlas, title=title, store=store_beside(folder))
+    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder))
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         stay(service, port=port, browser=browser, announce=announce)
@@ -177,10 +140,8 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     for name in ("model", "text", "tokens", "generate"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    record.add(parser.add_subparsers())
     try:
-        record.write(parser.parse_args(words), terminal)
+        record.write(parser().parse_args(words), terminal)
     except AttlasError as error:
         raise error.replaced(where="view") from error
     return Path(folder)

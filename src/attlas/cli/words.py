@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attlas.cli.reading import Cost
-from attlas.heads import NEAR, Head
+from attlas.heads import Head
 
 __all__ = ["COLUMNS", "Column", "count", "in_bytes", "memory", "others", "percent", "visible"]
 
@@ -17,122 +17,36 @@ class Column:
 
     Parameters
     ----------
-    title : str
+    short : str
         Heading.
-    meaning : str
-        What the number is, in one sentence.
     value : callable
-        Head to number or words.
+        Head to number.
     form : str
         Format of the number.
-    short : str
-        Heading in the terminal; empty where it is not printed there.
     measure : str
         Field of `Head` that decides about a kind, where the column shows one.
-    share : bool
-        Whether the number is a share of 1.
-    words : bool
-        Whether the column holds words.
-    explain : bool
-        Whether its meaning is not yet said by the kinds of head.
     """
 
-    title: str
-    meaning: str
-    value: Callable[[Head], float | str]
+    short: str
+    value: Callable[[Head], float]
     form: str = ".2f"
-    short: str = ""
     measure: str = ""
-    share: bool = False
-    words: bool = False
-    explain: bool = False
 
     def show(self, head: Head) -> str:
         """Return the value as it is printed."""
-        value = self.value(head)
-        return value if isinstance(value, str) else format(value, self.form)
+        return format(self.value(head), self.form)
 
 
 COLUMNS = (
-    Column("layer", "Layer, counted from 0.", lambda head: head.layer, "d", short="layer"),
-    Column("head", "Head, counted from 0.", lambda head: head.head, "d", short="head"),
-    Column(
-        "what it is",
-        "The kinds whose threshold it reaches.",
-        lambda head: ", ".join((head.kinds[0].name, *others(head))),
-        words=True,
-    ),
-    Column(
-        "entropy",
-        "Entropy of a row in nats, mean over queries.",
-        lambda head: head.entropy,
-        short="entropy",
-        explain=True,
-    ),
-    Column(
-        "eff. keys",
-        "Effective keys: exp(entropy) of a row, mean over queries. Over how many keys the weight is spread.",
-        lambda head: head.effective_keys,
-        ",.1f",
-        short="keys",
-        measure="breadth",
-        explain=True,
-    ),
-    Column(
-        "first",
-        "Weight on the first token, mean over later queries.",
-        lambda head: head.first,
-        short="first",
-        measure="first",
-        share=True,
-    ),
-    Column(
-        "previous",
-        "Weight on the token before.",
-        lambda head: head.previous,
-        short="previous",
-        measure="previous",
-        share=True,
-    ),
-    Column(
-        "induction",
-        "Weight on what followed, on a repeated random block.",
-        lambda head: head.induction,
-        short="induction",
-        measure="induction",
-        share=True,
-    ),
-    Column(
-        "ind. text",
-        "Induction on the text itself: weight on the keys that follow an earlier copy of the query's token, mean over "
-        "queries that have one.",
-        lambda head: head.induction_text,
-        short="on text",
-        share=True,
-        explain=True,
-    ),
-    Column(
-        "duplicate",
-        "Weight on the earlier copy, on a repeated random block.",
-        lambda head: head.duplicate,
-        measure="duplicate",
-        share=True,
-    ),
-    Column(
-        "near",
-        f"Weight on the last {NEAR} tokens, the query's own included.",
-        lambda head: head.near,
-        measure="near",
-        share=True,
-    ),
-    Column(
-        "distance",
-        "Mean distance: how many tokens back the weight lies, mean over queries.",
-        lambda head: head.distance,
-        ",.0f",
-        short="distance",
-        explain=True,
-    ),
+    Column("layer", lambda head: head.layer, "d"),
+    Column("head", lambda head: head.head, "d"),
+    Column("entropy", lambda head: head.entropy),
+    Column("keys", lambda head: head.effective_keys, ",.1f", "breadth"),
+    Column("first", lambda head: head.first, measure="first"),
+    Column("previous", lambda head: head.previous, measure="previous"),
+    Column("induction", lambda head: head.induction, measure="induction"),
+    Column("on text", lambda head: head.induction_text),
+    Column("distance", lambda head: head.distance, ",.0f"),
 )
 
 

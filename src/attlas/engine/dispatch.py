@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.native.backend import FusedKernels, PairwiseKernels
@@ -36,16 +37,20 @@ class Choice:
     costs : dict of str to float
         What was compared: the time of each backend that can compute it, by measurement; 1 is that of torch's fused
         kernel.
+    work : attlas.work.Work, optional
+        Products, exponentials and bytes, and the least time that they take on this processor.
     """
 
     backend: str
     because: str
     others: dict[str, str]
     costs: dict[str, float] = field(default_factory=dict)
+    work: Any = None
 
     def __repr__(self) -> str:
         lines = [f"backend: {self.backend}, since {self.because}"]
-        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
+        lines += [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())]
+        return "\n".join(lines + [repr(self.work)] * (self.work is not None))
 
 
 def candidates(request: Request, operation: Operation) -> Iterator[Backend]:

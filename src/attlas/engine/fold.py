@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.cover import Strip
 from attlas.engine.online import CACHED, exp, finite_shift, in_parts
 from attlas.engine.problem import Problem
+from attlas.engine.tiling import ColumnBlock
 from attlas.engine.workspace import Workspace
-from attlas.masks.base import Coverage
+from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
 __all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
@@ -44,19 +44,19 @@ def _group_maxima(x: Tensor) -> Tensor:
     return maxima if groups * GROUP == c else torch.cat([maxima, x[..., groups * GROUP :]], dim=-1)
 
 
-def allowed_cells(problem: Problem, at: Tile, strip: Strip) -> Tensor | None:
+def allowed_cells(problem: Problem, at: Tile, strip: ColumnBlock) -> Tensor | None:
     """Return True where a cell of the strip is allowed, or None where all are."""
     if problem.mask is None or strip.whole:
         return None
-    if len(strip.segments) == 1 and strip.segments[0][1] is Coverage.SOME:
+    if len(strip.segments) == 1 and strip.segments[0][1] is BlockState.PARTIAL:
         return problem.mask.allows(at.narrow(strip.columns)).expand(*at.shape[:3], len(strip.columns))
     out = torch.empty(*at.shape[:3], len(strip.columns), dtype=torch.bool, device=at.device)
     for columns, coverage in strip.segments:
         span = out[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        if coverage is Coverage.SOME:
+        if coverage is BlockState.PARTIAL:
             span.copy_(problem.mask.allows(at.narrow(columns)))
         else:
-            span.fill_(coverage is Coverage.ALL)
+            span.fill_(coverage is BlockState.FULL)
     return out
 
 
@@ -74,7 +74,7 @@ class Part:
         The matrix.
     at : Tile
         The place of the part.
-    strip : Strip
+    strip : ColumnBlock
         Its columns and what the mask says of them.
     score : callable
         Computes the logits of the part, `lowest` where masked, in memory that the part may write to.
@@ -103,7 +103,7 @@ class Part:
 
     problem: Problem
     at: Tile
-    strip: Strip
+    strip: ColumnBlock
     score: Callable[[], Tensor]
     row_lse: Callable[[], Tensor] | None
     space: Workspace
@@ -189,7 +189,7 @@ class Part:
         start = self.strip.columns.start
         for columns, coverage in self.strip.segments:
             place = slice(columns.start - start, columns.stop - start)
-            if coverage is Coverage.ALL:  # nothing here can be so low that exp is slow
+            if coverage is BlockState.FULL:  # nothing here can be so low that exp is slow
                 torch.exp(x[..., place], out=raw[..., place])
             else:
                 exp(x[..., place], out=raw[..., place])
@@ -233,10 +233,10 @@ class Part:
         start, r = self.strip.columns.start, self.shape[2]
         out: list[tuple[range, Tensor | None]] = []
         for columns, coverage in self.strip.segments:
-            if coverage is Coverage.NONE:
+            if coverage is BlockState.EMPTY:
                 continue
             cells = None
-            if coverage is Coverage.SOME and self.problem.mask is not None:
+            if coverage is BlockState.PARTIAL and self.problem.mask is not None:
                 cells = self.problem.mask.allows(self.at.narrow(columns))
                 cells = cells.expand(torch.broadcast_shapes(cells.shape, (r, len(columns))))
             out.append((range(columns.start - start, columns.stop - start), cells))
@@ -399,7 +399,7 @@ class Statistic(ABC):
 
         return statistic_of(A, self)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 
         Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
@@ -407,9 +407,9 @@ class Statistic(ABC):
         """
         return None
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the result from the numbers that `wants` asked for; the default is the one number."""
-        name, *_ = self.wants(problem) or found
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        """Return the result from the numbers that `outputs` asked for; the default is the one number."""
+        name, *_ = self.outputs(problem) or found
         return found[name]
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from attlas.engine import reference
-from attlas.engine.cover import Strip
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.problem import Problem
+from attlas.engine.tiling import ColumnBlock
 from attlas.engine.workspace import Workspace
 from attlas.errors import BackendError, TooLargeError
 from attlas.inputs import transforming
-from attlas.masks.base import Coverage
+from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
 
@@ -74,8 +74,8 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
 def _whole(problem: Problem, logits: Tensor, row_lse: Callable[[], Tensor] | None = None) -> Part:
     """Return the part that is the whole matrix."""
     at = problem.tile(*map(range, problem.shape))
-    coverage = Coverage.ALL if problem.mask is None else Coverage.SOME
-    strip = Strip(at.columns, ((at.columns, coverage),))
+    coverage = BlockState.FULL if problem.mask is None else BlockState.PARTIAL
+    strip = ColumnBlock(at.columns, ((at.columns, coverage),))
     return _RecordedPart(problem, at, strip, lambda: logits, row_lse, Workspace(problem.dtype, problem.device))
 
 

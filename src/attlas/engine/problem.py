@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import ModifiedError
-from attlas.inputs import accumulation_dtype, holds_numbers, tracing
+from attlas.inputs import accumulation_dtype, all_finite, holds_numbers, tracing
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
@@ -87,10 +87,10 @@ def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
         values = (*own, *owner._parameters.values(), *owner._buffers.values(), *owner._modules.values())
     for value in values:
-        for part in value if isinstance(value, list | tuple) else (value,):
+        for part in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(part, Tensor):
                 yield part
-            elif isinstance(part, nn.Module | Mask):
+            elif isinstance(part, (nn.Module, Mask)):
                 yield from _held(part)
 
 
@@ -252,7 +252,7 @@ class Problem:
         """Whether no logit can be infinite: known from the score and one look at the tokens."""
         if not self.score.finite or self.is_modest:
             return self.score.finite
-        return all(bool(torch.isfinite(t).all()) for part in self.tokens for t in flatten(part))
+        return all_finite(*(t for part in self.tokens for t in flatten(part)))
 
     @cached_property
     def interval(self) -> tuple[Tensor, Tensor] | None:

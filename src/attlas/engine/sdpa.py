@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.cover import Strip, strips
 from attlas.engine.fold import allowed_cells
 from attlas.engine.online import larger, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
-from attlas.masks.base import Coverage
+from attlas.engine.tiling import ColumnBlock, column_blocks
+from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
@@ -112,15 +112,14 @@ class Sdpa(Backend):
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
         problem, dot = request.problem, request.product
         aligned, e = _aligned(dot, v), v.shape[-1]
-        pieces = (
-            list(_pieces(problem, dot, request.plan))
-            if _in_one_call(problem, dot)
-            else _pieces(problem, dot, request.plan)
-        )
-        if isinstance(pieces, list) and len(pieces) == 1 and len(pieces[0].rows) == problem.shape[2]:
-            out, lse = _call(problem, dot, aligned, pieces[0], e)
+        pieces = _pieces(problem, dot, request.plan)
+        first = list(islice(pieces, 1))
+        if first and len(first[0].rows) == problem.shape[2]:
+            first += islice(pieces, 1)
+        if len(first) == 1 and len(first[0].rows) == problem.shape[2]:
+            out, lse = _call(problem, dot, aligned, first[0], e)
         else:
-            out, lse = _merged(problem, dot, aligned, pieces, e)
+            out, lse = _merged(problem, dot, aligned, chain(first, pieces), e)
             out = out.to(v.dtype)
         # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
@@ -164,10 +163,6 @@ def _plain(problem: Problem, dot: Dot) -> bool:
     return (problem.mask is None or square) and dot.bias is None and problem.sink is None
 
 
-def _in_one_call(problem: Problem, dot: Dot) -> bool:
-    return dot.bias is None and (problem.mask is None or isinstance(problem.mask, Causal))
-
-
 def _aligned(dot: Dot, v: Tensor) -> _Aligned:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
@@ -207,7 +202,7 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
     rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), most), 16)
     for span in cut(m, rows):
         at = problem.tile(range(batch), range(heads), span, range(n))
-        for strip in strips(at, problem.mask, plan.columns or n):
+        for strip in column_blocks(at, problem.mask, plan.columns or n):
             for part in _runs(strip):
                 place = at.narrow(part.columns)
                 added, unseen = _bias(problem, dot, place), None
@@ -219,16 +214,16 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
                 yield Piece(span, part.columns, False, added, unseen)
 
 
-def _runs(strip: Strip) -> Iterator[Strip]:
+def _runs(strip: ColumnBlock) -> Iterator[ColumnBlock]:
     """Divide a strip where the mask has something to say from where it has not: a kernel without one is faster."""
-    for _, group in groupby(strip.segments, lambda segment: segment[1] is Coverage.ALL):
+    for _, group in groupby(strip.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
-        while segments and segments[0][1] is Coverage.NONE:
+        while segments and segments[0][1] is BlockState.EMPTY:
             segments = segments[1:]
-        while segments and segments[-1][1] is Coverage.NONE:
+        while segments and segments[-1][1] is BlockState.EMPTY:
             segments = segments[:-1]
         if segments:
-            yield Strip(range(segments[0][0].start, segments[-1][0].stop), segments)
+            yield ColumnBlock(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 
 def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
@@ -275,7 +270,10 @@ def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -
         q[:, :, rows], k[:, :, columns], v[:, :, columns], 0.0, piece.causal, attn_mask=added, scale=dot.scale
     )
     shape = (*problem.shape[:2], len(piece.rows))
-    return out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
+    out, lse = out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
+    if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
+        out, lse = out.masked_fill(piece.unseen.unsqueeze(-1), 0.0), lse.masked_fill(piece.unseen, -math.inf)
+    return out, lse
 
 
 def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
@@ -284,8 +282,6 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
         part, part_lse = _call(problem, dot, aligned, piece, e)
-        if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
-            part_lse = part_lse.masked_fill(piece.unseen, -math.inf)
         rows = slice(piece.rows.start, piece.rows.stop)
         lse[:, :, rows], old, new = merge(lse[:, :, rows], part_lse)
         out[:, :, rows] = out[:, :, rows] * old.unsqueeze(-1) + part * new.unsqueeze(-1)

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.cover import Panel, Strip, panels, sizes, strips
 from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
+from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError
-from attlas.masks.base import Coverage
+from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
@@ -49,9 +49,9 @@ class Tiled(Backend):
         out = v.new_empty(batch, heads, m, v.shape[-1])
         lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
         space = _workspace(problem, tokens)
-        for panel in panels(problem, request.plan, wide=False):
+        for panel in row_blocks(problem, request.plan, wide=False):
             state = _start(problem, panel.at, v.shape[-1])
-            for strip in panel.strips:
+            for strip in panel.column_blocks:
                 at = panel.at.narrow(strip.columns)
                 values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
@@ -140,7 +140,7 @@ def fold(
     space = Workspace(problem.dtype, problem.device)
     found, complete = _no_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
-    for panel in panels(problem, plan, whole_rows=whole_rows, wide=lse is None):
+    for panel in row_blocks(problem, plan, whole_rows=whole_rows, wide=lse is None):
         for part in parts(problem, panel, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
@@ -156,25 +156,25 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     space = Workspace(problem.dtype, problem.device)
     found = _no_keys(problem)
-    for panel in panels(problem, plan):
+    for panel in row_blocks(problem, plan):
         for part in islice(parts(problem, panel, None, space), 1):  # any part of a row tells it
             found[panel.at.place] = part.exact_lse
     return found
 
 
-def parts(problem: Problem, panel: Panel, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
+def parts(problem: Problem, panel: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
     """Yield the parts of a panel, from left to right; each is used up before the next is asked for."""
     tokens, fill = problem.tokens, lowest(problem.dtype)
-    whole = lse is None and len(panel.strips) == 1
+    whole = lse is None and len(panel.column_blocks) == 1
     row_lse: Callable[[], Tensor] | None = None
     if lse is not None:
         row_lse = partial(lse.__getitem__, panel.at.place)
     elif not whole:
         row_lse = cache(partial(_row_lse, problem, tokens, panel, space))
-    for index, strip in enumerate(panel.strips):
+    for index, strip in enumerate(panel.column_blocks):
         at = panel.at.narrow(strip.columns)
         score = partial(_logits, problem, tokens, at, strip, fill, space)
-        yield Part(problem, at, strip, score, row_lse, space, index == 0, index == len(panel.strips) - 1)
+        yield Part(problem, at, strip, score, row_lse, space, index == 0, index == len(panel.column_blocks) - 1)
 
 
 @torch.no_grad()
@@ -233,13 +233,13 @@ def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | No
 def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     """Return the log-sum-exp of the rows of `at`."""
     width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
-    return _row_lse(problem, problem.tokens, Panel(at, strips(at, problem.mask, width)))
+    return _row_lse(problem, problem.tokens, RowBlock(at, column_blocks(at, problem.mask, width)))
 
 
-def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], panel: Panel, space: Workspace | None = None) -> Tensor:
-    state = _start(problem, panel.at, 0)
-    for strip in panel.strips:
-        at = panel.at.narrow(strip.columns)
+def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, space: Workspace | None = None) -> Tensor:
+    state = _start(problem, rows.at, 0)
+    for strip in rows.column_blocks:
+        at = rows.at.narrow(strip.columns)
         state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), None)
     return online.finish(state)[1]
 
@@ -261,9 +261,9 @@ def _start(problem: Problem, at: Tile, e: int) -> online.Running:
     return online.empty(at.shape[:3], e, like=like, sink=sink)
 
 
-def _tiles(problem: Problem, plan: Plan) -> Iterator[tuple[Panel, Strip, Tile]]:
-    for panel in panels(problem, plan, wide=False):
-        for strip in panel.strips:
+def _tiles(problem: Problem, plan: Plan) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
+    for panel in row_blocks(problem, plan, wide=False):
+        for strip in panel.column_blocks:
             yield panel, strip, panel.at.narrow(strip.columns)
 
 
@@ -324,7 +324,7 @@ def _logits(
     problem: Problem,
     tokens: tuple[Tokens, Tokens],
     at: Tile,
-    strip: Strip,
+    strip: ColumnBlock,
     fill: float = -math.inf,
     space: Workspace | None = None,
 ) -> Tensor:
@@ -347,14 +347,14 @@ def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tenso
     return logits
 
 
-def _masked(problem: Problem, logits: Tensor, at: Tile, strip: Strip, fill: float = -math.inf) -> Tensor:
+def _masked(problem: Problem, logits: Tensor, at: Tile, strip: ColumnBlock, fill: float = -math.inf) -> Tensor:
     if problem.mask is None or strip.whole:
         return logits
     for columns, coverage in strip.segments:
         span = logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        if coverage is Coverage.NONE:
+        if coverage is BlockState.EMPTY:
             span.fill_(fill)
-        elif coverage is Coverage.SOME:
+        elif coverage is BlockState.PARTIAL:
             span.masked_fill_(~problem.mask.allows(at.narrow(columns)), fill)
     return logits
 

@@ -22,6 +22,7 @@ from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
 from attlas.estimators.observations import Observations, are_copies, by_place, distinct
 from attlas.estimators.pooling import Pool
+from attlas.estimators.progress import Progress
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
@@ -56,6 +57,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     weights_are: str
     warm_start: bool
     random_state: Any
+    verbose: bool | int
     dtype: torch.dtype | None
     device: str | torch.device | None
 
@@ -223,6 +225,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             _check_number(where, name, getattr(self, name), least, whole=True)
         for name in ("tol", "tolerance"):
             _check_number(where, name, getattr(self, name), 0, whole=False)
+        if not isinstance(self.verbose, bool):
+            _check_number(where, "verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):
             _check_number(where, "loo_rows", self.loo_rows, 1, whole=True)
 
@@ -293,11 +297,12 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         task = self._task(keys, data, loss, repeated=counts and not copies)
         sample = _sample(len(data.X), rows, random)
         stages = self._objectives(task, sample, random)
-        smooth = self.kernel != "boxcar" and loss is not accuracy
-        settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth)
         unfit = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
         begin = None if warm is None or unfit else np.log(warm[used] / start[used])
-        found = search(stages, int(used.sum()), settings, begin)
+        with Progress(type(self).__name__, bool(self.verbose)) as report:
+            smooth = self.kernel != "boxcar" and loss is not accuracy
+            settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth, report)
+            found = search(stages, int(used.sum()), settings, begin)
         if loss is squared_error and copies:
             found = _with_spread(found, whole, data.values[place])
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
@@ -306,8 +311,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         kept = slice(None) if sample is None else sample
         predicted[kept] = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
         judged = ~np.isnan(predicted[place]).any(1)
-        weights = None if whole.weights is None else whole.weights[judged]
-        self._judge(predicted[place][judged], whole.values[judged], weights)
+        self._judge(
+            predicted[place][judged], whole.values[judged], None if whole.weights is None else whole.weights[judged]
+        )
 
     def _on_a_line(self, X: Array) -> bool:
         """Tell whether the search can look at every row of data of any length."""

@@ -50,7 +50,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         What a point without any neighbour within the reach of a bounded kernel gets: ``"nearest"``, the class of the
         nearest training point in bandwidths; ``"prior"``, the frequencies of the classes; or ``"nan"``: probabilities
         of NaN and the most frequent class, with one warning.
-    max_iter, tol, n_restarts, loo_rows, weights_are, warm_start, random_state, dtype, device
+    max_iter, tol, n_restarts, loo_rows, weights_are, warm_start, random_state, verbose, dtype, device
         As in `AttentionRegressor`.
 
     Attributes
@@ -121,6 +121,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         weights_are: str = "counts",
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | int = False,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
@@ -136,6 +137,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self.weights_are = weights_are
         self.warm_start = warm_start
         self.random_state = random_state
+        self.verbose = verbose
         self.dtype = dtype
         self.device = device
 

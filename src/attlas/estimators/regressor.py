@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, Self
 
@@ -68,6 +69,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Whether a further ``fit`` searches from the bandwidths of the last one, without grid and restarts.
     random_state : int, RandomState or None, default 0
         Where restarts and samples come from.
+    verbose : bool or int, default False
+        Whether a search tells on the standard error where it is.
     dtype : torch.dtype, optional
         ``torch.float32`` or ``torch.float64``; the default is float32 for float32 data, and float64 else. Local
         lines and the last search are always in float64.
@@ -176,6 +179,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         weights_are: str = "counts",
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | int = False,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
@@ -191,6 +195,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self.weights_are = weights_are
         self.warm_start = warm_start
         self.random_state = random_state
+        self.verbose = verbose
         self.dtype = dtype
         self.device = device
 
@@ -238,7 +243,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Predictions.
         std : ndarray of the same shape
             With ``return_std=True``. NaN, with a warning, where the data say nothing about it: fewer than two
-            effective neighbours, or so far from all data that the kernels at the point sum to less than 0.01.
+            effective neighbours (as in data without noise, where narrow bandwidths are best), or so far from all data
+            that the kernels at the point sum to less than 0.01. ``sqrt(loo_loss_)`` is the error over all points.
 
         Notes
         -----
@@ -368,9 +374,12 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
         unknown[lost] = True
         if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(lost)):
+            searched = isinstance(self.bandwidth, str) and self.bandwidth == "loo" and hasattr(self, "loo_loss_")
+            over_all = f" Over all points, sqrt(loo_loss_) is {math.sqrt(self.loo_loss_):.4g}." if searched else ""
             warnings.warn(
                 f"the {what} of {int(unknown.sum())} of {len(x)} points are NaN: they have fewer than two "
-                "effective_neighbours, or lie far from all training points, which say nothing about the spread there.",
+                "effective_neighbours, or lie far from all training points, which say nothing about the spread there."
+                f"{over_all}",
                 UserWarning,
                 stacklevel=3,
             )

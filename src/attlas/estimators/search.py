@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Settings:
         Where random starts come from.
     smooth : bool
         Whether the loss has a gradient; a search of Nelder and Mead takes its place else.
+    report : callable, optional
+        Called with a text before the grid and after each evaluation.
     """
 
     max_iter: int
@@ -48,6 +50,7 @@ class Settings:
     n_restarts: int
     random: np.random.RandomState
     smooth: bool = True
+    report: Callable[[str], object] = lambda text: None
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,8 @@ class Found:
 class _Descent:
     """One search from one start, with a record of what it looked at."""
 
-    def __init__(self, objective: Objective, settings: Settings, tol: float) -> None:
-        self.objective, self.settings, self.tol = objective, settings, tol
+    def __init__(self, objective: Objective, settings: Settings, tol: float, name: str) -> None:
+        self.objective, self.settings, self.tol, self.name = objective, settings, tol, name
         self.points: list[Floats] = []
         self.losses: list[float] = []
 
@@ -115,6 +118,7 @@ class _Descent:
         loss, slope = self.objective.value(torch.from_numpy(point.copy()), gradient=gradient)
         self.points.append(point.copy())
         self.losses.append(loss)
+        self.settings.report(f"{self.name}, evaluation {len(self.losses)}, leave-one-out loss {min(self.losses):.4g}")
         return loss, slope.numpy()
 
     def _both(self, point: Floats) -> tuple[float, Floats]:
@@ -147,22 +151,23 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
     and at `n_restarts` random points about the best; the best of all is where the last descent starts.
     """
     if warm is not None:
-        last = _Descent(stages[-1], settings, settings.tol)
+        last = _Descent(stages[-1], settings, settings.tol, "warm start")
         end = last.run(warm)
         none = np.empty(0)
         return Found(end.x, max(1, int(end.nit)), none, none, np.stack(last.points), np.asarray(last.losses))
+    settings.report(f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}")
     losses = stages[0].grid(torch.from_numpy(_SCALES)).numpy()
     starts = _starts(losses, features, settings)
     steps, best, least = 0, starts[0], np.inf
     if losses.max() > 0:
-        for start in starts:
-            descent = _Descent(stages[0], settings, settings.tol * _COARSE)
+        for number, start in enumerate(starts, 1):
+            descent = _Descent(stages[0], settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")
             end = descent.run(start)
             steps += int(end.nit)
             if end.fun < least:
                 best, least = end.x, end.fun
         for stage in stages[1:] or stages:
-            last = _Descent(stage, settings, settings.tol)
+            last = _Descent(stage, settings, settings.tol, "last search")
             end = last.run(best)
             best, steps = end.x, steps + int(end.nit)
         visited, visited_loss = np.stack(last.points), np.asarray(last.losses)

@@ -26,7 +26,7 @@ __all__ = ["read_fit", "write_fit"]
 _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
 _ARRAYS = ("X_", "support_", "bandwidth_")
-_FACTS = ("n_features_in_", "target_name_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
+_FACTS = ("n_features_in_", "target_name_", "table_columns_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
 _WRONG = (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
           RecursionError, MemoryError)  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.attend import attend, explain_choice
+from attlas.attend import attend
 from attlas.estimators.kernels import KERNELS, product_error
 from attlas.estimators.loo import LeaveOneOut, Objective, Task
 from attlas.estimators.strips import one_thread, over_strips
@@ -19,6 +19,7 @@ from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, pooled
 from attlas.estimators.sums.laplace import beside_each
 from attlas.estimators.sums.task import Task as Asked
+from attlas.work import explain_choice
 
 __all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
 

@@ -185,7 +185,7 @@ class _Counted(stats.Offsets):
     def finish(self, carry: Any) -> Any:
         return carry[0]
 
-    def wants(self, problem: Any) -> None:
+    def outputs(self, problem: Any) -> None:
         return None
 
 

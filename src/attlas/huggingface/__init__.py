@@ -28,12 +28,12 @@ except ImportError as error:
         found="no module named transformers",
         fix="pip install 'attlas[hf]'",
     ) from error
-if int(transformers.__version__.split(".")[0]) < 5:
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     raise MissingExtraError(
         "attlas.huggingface",
-        "transformers must be of version 5 or newer.",
+        "transformers must be of version 5.20 or newer.",
         found=f"transformers {transformers.__version__}",
-        fix="pip install -U 'transformers>=5'",
+        fix="pip install -U 'transformers>=5.20'",
     )
 
 from transformers import AttentionInterface, AttentionMaskInterface

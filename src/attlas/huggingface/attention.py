@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attlas._compat import changes
 from attlas.attend import attend, attention
 from attlas.huggingface.compiled import pooled_and_weights
 from attlas.huggingface.masks import LazyMask, mask_of, writes
@@ -144,7 +145,7 @@ def _own_keys(key: Tensor) -> Tensor:
     A static cache writes every step into the tensor that it returned before. A tensor that was ever written to in
     place is copied; tensors of inference mode do not count their changes, so they are copied too.
     """
-    return key.clone() if key.is_inference() or key._version else key
+    return key.clone() if key.is_inference() or changes(key) else key
 
 
 def _of_one_query(

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from attlas._compat import ATTENTION, OUTPUT_ATTENTIONS_STORED, VALIDATORS
+
 __all__ = ["accept_output_attentions"]
 
 
@@ -26,12 +28,12 @@ def accept_output_attentions(name: str) -> None:
 
     @functools.wraps(refusing)
     def validate(self: Any) -> None:
-        if self._attn_implementation != name:
+        if getattr(self, ATTENTION) != name:
             refusing(self)
 
     def set_value(self: Any, value: bool) -> None:
-        if self._attn_implementation == name:
-            self._output_attentions = value
+        if getattr(self, ATTENTION) == name:
+            setattr(self, OUTPUT_ATTENTIONS_STORED, value)
         else:
             setting.fset(self, value)
 
@@ -42,5 +44,5 @@ def accept_output_attentions(name: str) -> None:
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        listed = vars(kind).get("__class_validators__", [])
+        listed = vars(kind).get(VALIDATORS, [])
         listed[:] = [validate if one is refusing else one for one in listed]

@@ -12,29 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
+from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
 from attlas.huggingface.compiled import written_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
 from attlas.recording.tap import heard
 from attlas.tiles import Tile
 
 __all__ = ["LazyMask", "attention_mask", "mask_of", "writes"]
-
-# What the parts of transformers that are known here close over.
-_HELD = {
-    "and_masks": {"mask_functions"},
-    "or_masks": {"mask_functions"},
-    "sliding_window_overlay": {"sliding_window"},
-    "sliding_window_bidirectional_overlay": {"sliding_window"},
-    "chunked_overlay": {"chunk_size", "left_padding"},
-    "blockwise_overlay": {"block_sequence_ids"},
-    "padding_mask_function": {"padding_mask"},
-    "packed_sequence_mask_function": {"packed_sequence_mask"},
-    "remap_positions_for_packed_sequence": {"mask_function", "position_ids"},
-    "add_offsets_to_mask_function": {"mask_function", "q_offset", "kv_offset"},
-}
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -90,7 +76,7 @@ class LazyMask(Tensor):
         first_query: int = 0,
         first_key: int = 0,
     ) -> LazyMask:
-        tensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device(device))
+        tensor: LazyMask = wrapper(cls, shape, dtype, torch.device(device))
         tensor.mask = mask
         tensor.first_query = first_query
         tensor.first_key = first_key
@@ -155,7 +141,7 @@ class LazyMask(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default):
+        if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, TO_COPY):
             dtype, device = kwargs.get("dtype") or args[0].dtype, kwargs.get("device") or args[0].device
             if dtype.is_floating_point:
                 return args[0]._again(tuple(args[0].shape), dtype, device)
@@ -163,7 +149,7 @@ class LazyMask(Tensor):
             part = _leading_part(*args)
             if part is not None:
                 return args[0]._again(part, args[0].dtype, args[0].device)
-        args, kwargs = pytree.tree_map_only(LazyMask, _written_out, (args, kwargs))
+        args, kwargs = tree_map_only(LazyMask, _written_out, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -381,7 +367,7 @@ def _made_by(rule: Rule) -> tuple[str, Mapping[str, Any]]:
         return "", {}
     name, held = rule.__qualname__.partition(".<locals>")[0], inspect.getclosurevars(rule).nonlocals
     # Another version may have changed what is inside: then it is a function like any other.
-    return (name, held) if held.keys() >= _HELD.get(name, {name}) else ("", {})
+    return (name, held) if held.keys() >= MASK_PARTS.get(name, {name}) else ("", {})
 
 
 def _chunks(held: Mapping[str, Any], place: _Place) -> Mask | None:

@@ -1,7 +1,7 @@
 """Which pairs of query and key may attend: asked tile by tile, never stored whole."""
 
 from attlas.mask_picture import picture
-from attlas.masks.base import And, Coverage, Mask, Not, Or
+from attlas.masks.base import And, BlockState, Mask, Not, Or
 from attlas.masks.custom import FunctionMask, from_function, from_tensor
 from attlas.masks.documents import Documents, Padding, Prefix
 from attlas.masks.local import Causal, Dilated, Window
@@ -9,6 +9,6 @@ from attlas.masks.runs import Bits, Runs, runs_of
 from attlas.masks.stored import AdditiveMask, TensorMask
 
 __all__ = [
-    "AdditiveMask", "And", "Bits", "Causal", "Coverage", "Dilated", "Documents", "FunctionMask", "Mask", "Not",
+    "AdditiveMask", "And", "Bits", "BlockState", "Causal", "Dilated", "Documents", "FunctionMask", "Mask", "Not",
     "Or", "Padding", "Prefix", "Runs", "TensorMask", "Window", "from_function", "from_tensor", "picture", "runs_of",
 ]  # fmt: skip

@@ -17,19 +17,19 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.scores.base import Score
 
-__all__ = ["And", "Coverage", "Mask", "Not", "Or", "edges"]
+__all__ = ["And", "BlockState", "Mask", "Not", "Or", "edges"]
 
 
-class Coverage(enum.Enum):
-    """How much of a tile a mask allows; ``SOME`` is always a safe answer.
+class BlockState(enum.Enum):
+    """How much of a tile a mask allows; ``PARTIAL`` is always a safe answer.
 
     Attributes
     ----------
-    NONE
+    EMPTY
         No pair of the tile may attend: the engine skips it.
-    SOME
+    PARTIAL
         Some pairs may, or the mask cannot tell without asking for every cell.
-    ALL
+    FULL
         Every pair may attend: the engine does not ask for the cells.
 
     See Also
@@ -38,13 +38,13 @@ class Coverage(enum.Enum):
 
     Examples
     --------
-    >>> [amount.name for amount in Coverage]
-    ['NONE', 'SOME', 'ALL']
+    >>> [state.name for state in BlockState]
+    ['EMPTY', 'PARTIAL', 'FULL']
     """
 
-    NONE = 0
-    SOME = 1
-    ALL = 2
+    EMPTY = 0
+    PARTIAL = 1
+    FULL = 2
 
 
 class Mask(Stored, ABC):
@@ -96,8 +96,8 @@ class Mask(Stored, ABC):
         Tensor of bool, broadcastable to (batches, heads, rows, columns)
         """
 
-    def coverage(self, at: Tile) -> Coverage:
-        """Return how much of the tile is allowed; without a better rule, ``SOME``.
+    def coverage(self, at: Tile) -> BlockState:
+        """Return how much of the tile is allowed; without a better rule, ``PARTIAL``.
 
         Parameters
         ----------
@@ -107,10 +107,10 @@ class Mask(Stored, ABC):
 
         Returns
         -------
-        Coverage
-            ``NONE`` only if `allows` is False everywhere, ``ALL`` only if it is True everywhere.
+        BlockState
+            ``EMPTY`` only if `allows` is False everywhere, ``FULL`` only if it is True everywhere.
         """
-        return Coverage.SOME
+        return BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         """Return the first key of each row and the one after its last, where every row sees one run of keys.
@@ -269,15 +269,15 @@ class And(_Pair):
     """
 
     def allows(self, at: Tile) -> Tensor:
-        if self.left.coverage(at) is Coverage.ALL:
+        if self.left.coverage(at) is BlockState.FULL:
             return self.right.allows(at)
-        if self.right.coverage(at) is Coverage.ALL:
+        if self.right.coverage(at) is BlockState.FULL:
             return self.left.allows(at)
         return self.left.allows(at) & self.right.allows(at)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         left = self.left.coverage(at)
-        return left if left is Coverage.NONE else min(left, self.right.coverage(at), key=_amount)
+        return left if left is BlockState.EMPTY else min(left, self.right.coverage(at), key=_amount)
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         left, right = self.left.interval(at), self.right.interval(at)
@@ -328,15 +328,15 @@ class Or(_Pair):
     """
 
     def allows(self, at: Tile) -> Tensor:
-        if self.left.coverage(at) is Coverage.NONE:
+        if self.left.coverage(at) is BlockState.EMPTY:
             return self.right.allows(at)
-        if self.right.coverage(at) is Coverage.NONE:
+        if self.right.coverage(at) is BlockState.EMPTY:
             return self.left.allows(at)
         return self.left.allows(at) | self.right.allows(at)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         left = self.left.coverage(at)
-        return left if left is Coverage.ALL else max(left, self.right.coverage(at), key=_amount)
+        return left if left is BlockState.FULL else max(left, self.right.coverage(at), key=_amount)
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         left, right = self.left.interval(at), self.right.interval(at)
@@ -380,7 +380,7 @@ class Not(Mask):
     def allows(self, at: Tile) -> Tensor:
         return ~self.inner.allows(at)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         return _OPPOSITE[self.inner.coverage(at)]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
@@ -417,8 +417,8 @@ def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
     return int(index.min()), int(index.max())
 
 
-_OPPOSITE = {Coverage.NONE: Coverage.ALL, Coverage.SOME: Coverage.SOME, Coverage.ALL: Coverage.NONE}
+_OPPOSITE = dict(zip(BlockState, reversed(BlockState), strict=True))
 
 
-def _amount(coverage: Coverage) -> int:
+def _amount(coverage: BlockState) -> int:
     return coverage.value

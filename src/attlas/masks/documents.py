@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe
-from attlas.masks.base import Coverage, Mask, edges
+from attlas.masks.base import BlockState, Mask, edges
 from attlas.tiles import Tile
 
 __all__ = ["Documents", "Padding", "Prefix"]
@@ -43,16 +43,16 @@ class _Counted(Mask):
         lengths = self.of(at).to(at.device).view(-1, 1, 1, 1)
         return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         ends, lengths = edges(at), self.of(at)
         if ends is None or not lengths.numel():
-            return Coverage.SOME
+            return BlockState.PARTIAL
         _, _, first, last = ends
         if self.side == "left":  # the same rule, from the other end
             first, last = at.n - 1 - last, at.n - 1 - first
         if first >= int(lengths.max()):
-            return Coverage.NONE
-        return Coverage.ALL if last < int(lengths.min()) else Coverage.SOME
+            return BlockState.EMPTY
+        return BlockState.FULL if last < int(lengths.min()) else BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         lengths = self.of(at).to(at.device).view(-1, 1, 1)
@@ -98,7 +98,7 @@ class Prefix(_Counted):
     -----
     Key j is allowed where ``j < length``, wherever the query stands. Alone it hides all later keys; the mask
     of a prefix language model [1]_, which reads its prefix in both directions and goes on causally, is
-    ``Prefix(length) | Causal()``. Coverage takes constant time for each sequence and is exact.
+    ``Prefix(length) | Causal()``. The state of a block takes constant time for each sequence and is exact.
 
     References
     ----------
@@ -157,7 +157,7 @@ class Padding(_Counted):
     -----
     Key j is allowed where ``j < length``, on the left side where ``j >= n - length``. Only keys are
     masked: a query that is filling still gets weights, which nothing reads; with ``side="left"`` and
-    `Causal` it sees no key, and its weights and output are 0. Coverage takes constant time for each
+    `Causal` it sees no key, and its weights and output are 0. The state of a block takes constant time for each
     sequence and is exact, so tiles of filling are skipped.
 
     Examples
@@ -236,7 +236,7 @@ class Documents(Mask):
     -----
     Key j is allowed where ``ids[j] == query_ids[i]``. A causal model reads packed documents with
     ``Documents(ids) & Causal()``. Filling with an id of its own sees itself only, and is harmless.
-    Cost: the ids are kept, with a copy on the CPU for `coverage` and one on each device that asks. Coverage
+    Cost: the ids are kept, with a copy on the CPU for `coverage` and one on each device that asks. BlockState
     compares the smallest and largest ids of a tile's rows and columns: time rows + columns, and exact for
     documents one after the other, where only tiles on the diagonal are computed.
 
@@ -277,17 +277,17 @@ class Documents(Mask):
         columns = self.keys.tile(at, at.columns, at.column_index, 0, at.device)
         return rows[:, None, :, None] == columns[:, None, None, :]
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         # An index on a GPU cannot be read without waiting for it.
         if edges(at) is None or not len(at.batch_ids):
-            return Coverage.SOME
+            return BlockState.PARTIAL
         cpu = torch.device("cpu")
         low, high = torch.aminmax(self.queries.tile(at, at.rows, at.row_index, self.first(at), cpu), dim=1)
         key_low, key_high = torch.aminmax(self.keys.tile(at, at.columns, at.column_index, 0, cpu), dim=1)
         if bool(((high < key_low) | (key_high < low)).all()):
-            return Coverage.NONE
+            return BlockState.EMPTY
         one = (low == high) & (key_low == key_high) & (low == key_low)
-        return Coverage.ALL if bool(one.all()) else Coverage.SOME
+        return BlockState.FULL if bool(one.all()) else BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         if not len(at.batch_ids):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks.base import Coverage, Mask, edges
+from attlas.masks.base import BlockState, Mask, edges
 from attlas.tiles import Tile
 
 __all__ = ["Causal", "Dilated", "Window"]
@@ -63,16 +63,16 @@ class _Local(Mask):
         shift = self.shift(at)
         return first_column - last_row - shift, last_column - first_row - shift
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         distances = self.distances(at)
         if distances is None:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         low, high = distances
         if (self.left is not None and high < -self.left) or (self.right is not None and low > self.right):
-            return Coverage.NONE
+            return BlockState.EMPTY
         if (self.left is None or low >= -self.left) and (self.right is None or high <= self.right):
-            return Coverage.ALL
-        return Coverage.SOME
+            return BlockState.FULL
+        return BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         place = (at.i + self.shift(at)).view(1, 1, -1)
@@ -118,7 +118,7 @@ class Causal(_Local):
 
     The second is what ``is_causal=True`` of torch's `scaled_dot_product_attention` means; the two agree
     for m = n. With more queries than keys (m > n), the first m - n queries of ``Causal()`` see no key:
-    their weights and their output are 0. Coverage of a tile takes constant time and is exact, so the upper half of the
+    their weights and their output are 0. The state of a tile takes constant time and is exact, so the upper half of the
     matrix costs nothing.
 
     Examples
@@ -176,7 +176,7 @@ class Window(_Local):
           · · ■ ■ ■ ■
           · · · ■ ■ ■
 
-    Coverage of a tile takes constant time and is exact: m queries cost m times the window, not m · n.
+    The state of a tile takes constant time and is exact: m queries cost m times the window, not m · n.
 
     References
     ----------
@@ -242,7 +242,7 @@ class Dilated(_Local):
           ■ · ■ · ■ ·
           · ■ · ■ · ■
 
-    Coverage takes constant time and is exact. Tiles inside the window are computed whole, so a step saves
+    The state of a block takes constant time and is exact. Tiles inside the window are computed whole, so a step saves
     no time.
 
     References
@@ -280,18 +280,18 @@ class Dilated(_Local):
         on_grid = at.j % self.step == (at.i + self.shift(at)) % self.step
         return on_grid & super().allows(at)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         distances = self.distances(at)
         if distances is None:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         low, high = distances
         inside = super().coverage(at)
-        if inside is Coverage.ALL and (self.step == 1 or (low == high and low % self.step == 0)):
-            return Coverage.ALL
+        if inside is BlockState.FULL and (self.step == 1 or (low == high and low % self.step == 0)):
+            return BlockState.FULL
         low = low if self.left is None else max(low, -self.left)
         high = high if self.right is None else min(high, self.right)
         # The first multiple of step from low on is beyond high: no cell of the tile is on the grid.
-        return Coverage.NONE if low + -low % self.step > high else Coverage.SOME
+        return BlockState.EMPTY if low + -low % self.step > high else BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         return super().interval(at) if self.step == 1 else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import ShapeError, TooLargeError
-from attlas.masks.base import Coverage, Mask
+from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
 __all__ = ["Bits", "Runs", "runs_of"]
@@ -138,20 +138,20 @@ class Runs(Mask):
         inside = change.view(-1, width).cumsum(-1, dtype=torch.int8)[:, :-1]
         return inside.view(*rows.shape, width - 1).bool()
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         if at.scattered or 0 in at.shape:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         line = self._rows(at, None).flatten() * (self.n + 1)
         low, high = line + at.columns.start, line + at.columns.stop
         if not len(self.starts):
-            return Coverage.NONE
+            return BlockState.EMPTY
         # The last run that begins before the tile ends, and the last that has begun where the tile begins.
         last = torch.searchsorted(self._line_starts, high) - 1
         over = torch.searchsorted(self._line_starts, low, right=True) - 1
         if not bool(((last >= 0) & (self._line_stops[last] > low)).any()):
-            return Coverage.NONE
+            return BlockState.EMPTY
         whole = bool(((over >= 0) & (self._line_stops[over] >= high)).all())
-        return Coverage.ALL if whole else Coverage.SOME
+        return BlockState.FULL if whole else BlockState.PARTIAL
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         own_batch, own_heads, ends = self.first.shape

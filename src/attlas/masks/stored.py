@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 from attlas.inputs import as_plain, tracing
-from attlas.masks.base import Coverage, Mask
+from attlas.masks.base import BlockState, Mask
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias, cells_of, heads_of
 from attlas.tiles import Tile, cut
@@ -51,10 +51,10 @@ class _Stored(Mask):
     def allows(self, at: Tile) -> Tensor:
         return self.rule(cells_of(self.cells, at)).to(at.device)
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         # Less than a block is as quickly computed as judged; a list of places has no block.
         if at.scattered or len(at.rows) < _BLOCK or len(at.columns) < _BLOCK:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         height, width = self.cells.shape[2:]
         columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
         strips = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
@@ -65,8 +65,8 @@ class _Stored(Mask):
             found = found or bool(some.any())
             whole = whole and bool(every.all())
             if found and not whole:
-                return Coverage.SOME
-        return Coverage.ALL if whole else Coverage.NONE
+                return BlockState.PARTIAL
+        return BlockState.FULL if whole else BlockState.EMPTY
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> TensorMask | None:
         if not (0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attlas._compat import changes
 from attlas.attend import attend, attention
 from attlas.errors import RecordingError, ShapeError
 from attlas.inputs import tracing
@@ -106,7 +107,7 @@ def pooled(
 
 def checked_dropout(name: str, dropout: float) -> float:
     """Return a probability as a float, or raise."""
-    if isinstance(dropout, int | float) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
+    if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
         return float(dropout)
     raise ShapeError(
         f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
@@ -130,4 +131,4 @@ def _versions(layer: nn.Module) -> tuple[int, ...]:
     """Return numbers that change with every change of a parameter in place."""
     if torch.compiler.is_compiling():
         return ()
-    return tuple(p._version for p in layer.parameters())
+    return tuple(changes(p) for p in layer.parameters())

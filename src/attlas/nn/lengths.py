@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import Coverage, Mask
+from attlas.masks import BlockState, Mask
 from attlas.tiles import Tile
 
 __all__ = ["ValidLengths"]
@@ -56,13 +56,13 @@ class ValidLengths(Mask):
             lengths = lengths.narrow(1, at.rows.start, len(at.rows)) if rows is None else lengths[:, rows.to(at.device)]
         return at.j < lengths[:, None, :, None]
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         if at.column_index is not None or not len(at.columns):
-            return Coverage.SOME
+            return BlockState.PARTIAL
         least, most = self._ends
         if at.columns.start >= most:
-            return Coverage.NONE
-        return Coverage.ALL if at.columns.stop <= least else Coverage.SOME
+            return BlockState.EMPTY
+        return BlockState.FULL if at.columns.stop <= least else BlockState.PARTIAL
 
     @cached_property
     def _ends(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from attlas._compat import ATTENTION
 from attlas.errors import RecordingError, RecordingWarning
 from attlas.recording.census import INTERFACE, SDPA, Census, Site, calls
 
@@ -72,7 +73,7 @@ def _way_out(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
 
 def _implementation(module: nn.Module) -> str | None:
     """Return the attention function that the configuration of a module of transformers names."""
-    name: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    name: str | None = getattr(getattr(module, "config", None), ATTENTION, None)
     return name
 
 

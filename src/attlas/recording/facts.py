@@ -31,7 +31,7 @@ _FACTS = (
 def name_of(model: nn.Module) -> str:
     """Return the name that a model was loaded by, or that of its class."""
     config = getattr(model, "config", None)
-    return str(getattr(config, "_name_or_path", "") or type(model).__name__)
+    return str(getattr(config, "name_or_path", "") or type(model).__name__)
 
 
 def details_of(model: nn.Module, keep: str) -> dict[str, Any]:

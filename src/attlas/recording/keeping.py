@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from attlas._compat import changes
 from attlas.indexing import Axes
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
@@ -38,7 +39,7 @@ def own(t: Tensor, device: torch.device | None = None) -> Tensor:
         return t.to(device)
     # A static cache writes new keys into the tensor that it handed out; a tensor that was written to since it was
     # made, or is part of a larger one, is copied.
-    written = t.is_inference() or t._version != 0
+    written = t.is_inference() or changes(t) != 0
     return t.clone() if written or t.untyped_storage().nbytes() > t.nbytes else t
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
+from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
 __all__ = ["heads_here", "refuse_context_parallel"]
 
-_CONTEXT = "torch.distributed.tensor.experimental._context_parallel._attention"
 _TENSOR = "torch.distributed.tensor"
 
 
@@ -25,8 +25,7 @@ def refuse_context_parallel(where: str) -> None:
     where : str
         The function that was called.
     """
-    module = sys.modules.get(_CONTEXT)
-    if module is not None and functional.scaled_dot_product_attention in getattr(module, "_replaced_functions", ()):
+    if functional.scaled_dot_product_attention in replaced_by_context_parallel():
         raise BackendError(
             where,
             "every process must hold all keys of its queries.",

@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
-__all__ = ["Passes", "in_backward"]
+from attlas._compat import in_backward
 
-
-def in_backward() -> bool:
-    """Return whether a backward pass runs: what a forward does there was done before (gradient checkpointing)."""
-    return bool(torch._C._current_graph_task_id() != -1)
+__all__ = ["Passes"]
 
 
 class Passes:

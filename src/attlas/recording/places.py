@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.masks import Causal, Coverage, Mask
+from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
 from attlas.scores import Score
 from attlas.tiles import Tile
@@ -43,7 +43,9 @@ class Block:
         if self.m == 1 and self.column == 0 and not found.is_causal:
             found = And(Causal(self.n - 1 - self.row), found)
         outside = range(self.column), range(self.column + self.n, keys)
-        blind = all(found.coverage(self._tile(columns, keys)) is Coverage.NONE for columns in outside if len(columns))
+        blind = all(
+            found.coverage(self._tile(columns, keys)) is BlockState.EMPTY for columns in outside if len(columns)
+        )
         return found if blind else None
 
     def _tile(self, columns: range, keys: int) -> Tile:
@@ -139,24 +141,24 @@ class Stacked(Mask):
         near = replace(at, columns=range(len(nearest)), column_index=nearest)
         return block.mask.allows(moved_tile(near, block.m, block.n, block.row, block.column)) & inside
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         if at.scattered or not len(at.rows) or not len(at.columns):
-            return Coverage.SOME
+            return BlockState.PARTIAL
         starts = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")
         first, last = (torch.searchsorted(self._starts, starts, right=True) - 1).tolist()
         found = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _JUDGED)]}
         if last - first >= _JUDGED:
-            found.add(Coverage.SOME)
-        return found.pop() if len(found) == 1 else Coverage.SOME
+            found.add(BlockState.PARTIAL)
+        return found.pop() if len(found) == 1 else BlockState.PARTIAL
 
-    def _covers(self, block: Block, at: Tile) -> Coverage:
+    def _covers(self, block: Block, at: Tile) -> BlockState:
         start, stop = at.columns.start, at.columns.stop
         if stop <= block.column or start >= block.column + block.n:
-            return Coverage.NONE
+            return BlockState.EMPTY
         if start < block.column or stop > block.column + block.n:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         if block.mask is None:
-            return Coverage.ALL
+            return BlockState.FULL
         rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
         return block.mask.coverage(moved_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
 

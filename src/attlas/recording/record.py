@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
@@ -23,7 +24,7 @@ from attlas.recording.census import Census, Site
 from attlas.recording.disk import Disk
 from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here, refuse_context_parallel
-from attlas.recording.passes import Passes, in_backward
+from attlas.recording.passes import Passes
 from attlas.recording.patch import patched
 from attlas.recording.selection import Selection
 from attlas.recording.strand import Policy, Step, Strand

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from attlas._compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.census import INTERFACE, calls
 
 __all__ = ["switched"]
 
 _NAME = "attlas"
-_KEY = "_attn_implementation_internal"
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def switched(model: nn.Module) -> Iterator[None]:
     model : nn.Module
         Any module; where no part of it is a model of transformers that can be switched, nothing happens.
     """
-    before = {id(config): (config, getattr(config, _KEY)) for config in _configs(model)}
+    before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in _configs(model)}
     try:
         if any(value != _NAME for _, value in before.values()):
             for part in _switchable(model):
@@ -34,12 +34,12 @@ def switched(model: nn.Module) -> Iterator[None]:
                 part.set_attn_implementation(huggingface.NAME)
                 # Layers may hold a configuration that the model does not know as a part of its own (X-CLIP).
                 for module in part.modules():
-                    if hasattr(getattr(module, "config", None), _KEY) and calls(module, INTERFACE):
-                        setattr(module.config, _KEY, huggingface.NAME)
+                    if hasattr(getattr(module, "config", None), ATTENTION_STORED) and calls(module, INTERFACE):
+                        setattr(module.config, ATTENTION_STORED, huggingface.NAME)
         yield
     finally:
         for config, value in before.values():
-            setattr(config, _KEY, value)
+            setattr(config, ATTENTION_STORED, value)
 
 
 def _switchable(model: nn.Module) -> list[Any]:
@@ -51,7 +51,7 @@ def _switchable(model: nn.Module) -> list[Any]:
             continue
         inside.update(map(id, module.modules()))
         # A model that cannot says so in a log only; who records it is told by an error that names the module.
-        able = [m for m in module.modules() if getattr(m, "_can_set_attn_implementation", bool)()]
+        able = [m for m in module.modules() if getattr(m, CAN_SWITCH, bool)()]
         if able:
             found.append(module)
     return found
@@ -62,7 +62,7 @@ def _configs(model: nn.Module) -> Iterator[Any]:
     waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
     while waiting:
         config = waiting.pop()
-        if id(config) in seen or not hasattr(config, _KEY):
+        if id(config) in seen or not hasattr(config, ATTENTION_STORED):
             continue
         seen.add(id(config))
         waiting += [part for name in getattr(config, "sub_configs", ()) if (part := getattr(config, name, None))]

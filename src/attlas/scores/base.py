@@ -167,7 +167,7 @@ class Score(Stored, nn.Module):
         return Sum(self, other)
 
     def __radd__(self, other: object) -> Score:
-        return self if other == 0 and not isinstance(other, Tensor) else self + other  # type: ignore[operator]
+        return self if not isinstance(other, Tensor) and other == 0 else self + other  # type: ignore[operator]
 
     def __sub__(self, other: Score) -> Score:
         return self + -1.0 * other

@@ -122,12 +122,12 @@ class ColumnMass(_OfQueries):
         mass, queries = carry
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         self.window(problem)
         counted = not self.mean or interval_of(problem) is not None
         return {"column_mass": True} if self.rows is None and counted else None
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         mass: Tensor = found["column_mass"]
         return mass / queries_of_keys(problem).clamp(min=1.0) if self.mean else mass
 
@@ -176,7 +176,7 @@ class ColumnMax(_OfQueries):
             into.copy_(self.merge(into, part.weights[..., rows, :].amax(dim=-2)))
         return carry
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         self.window(problem)
         return {"column_max": True} if self.rows is None else None
 

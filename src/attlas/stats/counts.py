@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,39 +28,43 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     return problem.interval
 
 
-def _interval(problem: Problem) -> tuple[Tensor, Tensor]:
-    found = interval_of(problem)
-    return found if found is not None else (problem.q.new_zeros(1, 1, 0), problem.q.new_zeros(1, 1, 0))
+def _unknown(problem: Problem, *size: int) -> Tensor:
+    """Return counts of a mask that is not one run of keys per row: NaN, which no mean can hide."""
+    return torch.full((1, 1, *size), math.nan, dtype=problem.dtype, device=problem.device)
 
 
-def _counted(first: Tensor, stop: Tensor, size: int) -> Tensor:
-    """Return how many of the runs [first, stop) hold each of `size` places."""
+def _counted(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
+    """Return how many of the rows' runs of keys, each shifted, hold each of `size` positions."""
+    runs = interval_of(problem)
+    if runs is None:
+        return _unknown(problem, size)
+    first, stop = (end + shift for end in runs)
     one = torch.ones_like(first)
     steps = first.new_zeros(*first.shape[:2], size + 1)
     steps.scatter_add_(-1, first, one).scatter_add_(-1, stop, -one)
-    return steps.cumsum(-1)[..., :size]
+    return steps.cumsum(-1)[..., :size].to(problem.dtype)
 
 
 def queries_of_keys(problem: Problem) -> Tensor:
-    """Return how many queries may see each key, broadcastable to (batch, heads, n)."""
-    first, stop = _interval(problem)
-    return _counted(first, stop, problem.shape[3]).to(problem.dtype)
+    """Return how many queries may see each key, broadcastable to (batch, heads, n); NaN where that is not known."""
+    return _counted(problem, problem.shape[3])
 
 
 def cells_of_diagonals(problem: Problem) -> Tensor:
-    """Return how many cells of each diagonal are allowed, broadcastable to (batch, heads, m + n - 1)."""
-    first, stop = _interval(problem)
+    """Return how many cells of each diagonal are allowed, (batch or 1, heads or 1, m + n - 1); NaN if unknown."""
     m, n = problem.shape[2:]
-    shift = m - 1 - torch.arange(m, device=first.device)
-    return _counted(first + shift, stop + shift, m + n - 1).to(problem.dtype)
+    return _counted(problem, m + n - 1, m - 1 - torch.arange(m, device=problem.device))
 
 
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
-    """Return how many cells of each block are allowed, broadcastable to (batch, heads, height, width)."""
+    """Return how many cells of each block are allowed, (batch or 1, heads or 1, height, width); NaN if unknown."""
     rows, columns = blocks
     if problem.mask is None:
         return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
-    first, stop = _interval(problem)
+    runs = interval_of(problem)
+    if runs is None:
+        return _unknown(problem, len(rows) - 1, len(columns) - 1)
+    first, stop = runs
     inside = slice(int(rows[0]), int(rows[-1]))
     bands, edges = len(rows) - 1, len(columns)
     band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)

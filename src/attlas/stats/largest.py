@@ -113,11 +113,11 @@ class TopK(Statistic):
         _name_unseen(carry.indices)
         return carry
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         self._check_fits(problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Any:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
         _name_unseen(found["top_keys"], last=True)
         return Largest(found["top_values"], found["top_keys"])
 
@@ -211,10 +211,10 @@ class ArgMax(TopK):
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        return super().wants(problem)
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        return super().outputs(problem)
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         return self.finish(Largest(found["top_values"], found["top_keys"]))
 
 
@@ -266,11 +266,11 @@ class TailMass(TopK):
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
-        wanted = super().wants(problem)
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        wanted = super().outputs(problem)
         return None if wanted is None else {**wanted, "mass": True}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         return self.finish((Largest(found["top_values"], found["top_keys"]), found["mass"]))
 
 
@@ -346,7 +346,7 @@ class Coverage(Statistic):
             raise ShapeError("Coverage()", rule, found=found, fix="give each part some rows with all their keys.")
         return a + b
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"coverage": self.levels}
 
 

@@ -115,13 +115,13 @@ class Picture(Statistic):
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         if interval_of(problem) is None:
             return None
         blocks = self._edges(problem)
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         cells = cells_of_blocks(problem, self._edges(problem))
         empty = cells == 0
         if self.pool == "mean":
@@ -250,10 +250,10 @@ class Offsets(Statistic):
         mass, cells = carry
         return mass if cells is None else mass / cells.clamp(min=1.0)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         mass: Tensor = found["offsets"]
         return mass / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else mass
 

@@ -89,7 +89,7 @@ class RowMass(_PerRow):
     def of(self, part: Part) -> Tensor:
         return part.mass
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True}
 
 
@@ -127,7 +127,7 @@ class Entropy(_PerRow):
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"entropy": True}
 
 
@@ -176,10 +176,10 @@ class EffectiveKeys(Statistic):
         none = squares == 0
         return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True, "squares": True}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         return self.finish((found["mass"], found["squares"]))
 
 
@@ -207,10 +207,10 @@ class MaxWeight(_LargestOfRow):
     def of(self, part: Part) -> Tensor:
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         largest: Tensor = found["top_values"][..., 0]
         return largest.clone()
 
@@ -243,7 +243,7 @@ class MaxLogit(_LargestOfRow):
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"max_logit": True}
 
 
@@ -385,10 +385,10 @@ class LogitMoments(Statistic):
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Moments:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
         return Moments(found["mean"], found["variance"])
 
 

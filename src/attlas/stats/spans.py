@@ -192,13 +192,13 @@ class Spans(Statistic):
         )
         return table / queries.unsqueeze(-1)
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         rows, columns = self.start(problem).bands
         if rows is None or columns is None:
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
         pieces = self.start(problem)
         pieces.mass = found["picture_sum"]
         return self.finish(pieces)

@@ -66,7 +66,7 @@ class Pooled(Statistic):
         carry[b, h, rows] += torch.matmul(part.weights, values)
         return carry
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"out": self._values(problem)}
 
     def _values(self, problem: Problem) -> Tensor:

@@ -1,8 +1,9 @@
 """The viewer: a matrix of any size in the browser, every number exact."""
 
 from attlas.view.notebook import show
+from attlas.view.offline import export
 from attlas.view.server import Server, serve
 from attlas.view.service import Answer, Service
 from attlas.view.still import preview
 
-__all__ = ["Answer", "Server", "Service", "preview", "serve", "show"]
+__all__ = ["Answer", "Server", "Service", "export", "preview", "serve", "show"]

@@ -108,13 +108,13 @@ class Blocks(Statistic):
     def finish(self, carry: Pooled) -> Pooled:
         return carry
 
-    def wants(self, problem: Problem) -> Mapping[str, Any] | None:
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         if problem.mask is not None and problem.interval is None:
             return None
         edges = torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)
         return {"picture_sum": edges, "picture_max": edges}
 
-    def made(self, found: Mapping[str, Any], problem: Problem) -> Pooled:
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Pooled:
         first, stop = _runs(problem)
         cells, lead = count_cells(first, stop, self.rows.edges, self.columns.edges), problem.shape[:2]
         keys = (stop - first).expand(*lead, -1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.indexing import Axes
-from attlas.masks import And, Coverage, Mask
+from attlas.masks import And, BlockState, Mask
 from attlas.masks.base import edges
 from attlas.matrix import AttentionMatrix
 from attlas.tiles import Tile, cut
@@ -53,12 +53,12 @@ class ButFirst(Mask):
     def allows(self, at: Tile) -> Tensor:
         return at.j >= 1
 
-    def coverage(self, at: Tile) -> Coverage:
+    def coverage(self, at: Tile) -> BlockState:
         found = edges(at)
         if found is None:
-            return Coverage.SOME
+            return BlockState.PARTIAL
         first, last = found[2:]
-        return Coverage.ALL if first >= 1 else Coverage.NONE if last < 1 else Coverage.SOME
+        return BlockState.FULL if first >= 1 else BlockState.EMPTY if last < 1 else BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         first = torch.ones_like(at.i).view(1, 1, -1)

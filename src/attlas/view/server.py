@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import signal
 import socket
 import sys
 import threading
+import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
 from attlas.errors import MissingExtraError, PortError, ShapeError
-from attlas.view.assets import assets
-from attlas.view.guard import Guard
 from attlas.view.service import Service
-from attlas.view.urgency import Urgency
-from attlas.view.workers import Workers
 
 if TYPE_CHECKING:
     from attlas.atlas import Atlas
@@ -30,6 +29,8 @@ __all__ = ["Server", "has_browser", "need_extra", "serve", "stay", "store_beside
 
 HOST = "127.0.0.1"
 _FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free
+_TICKET_SECONDS = 60.0
+_FAREWELL_SECONDS = 1  # for answers that are being sent when the server stops
 
 
 class Server:
@@ -66,9 +67,7 @@ class Server:
 
     Notes
     -----
-    Requests run in a few threads: the quick ones and exact rows first, then the tiles nearest the centre of what
-    the page looks at. When a browser gives a request up, its computation stops before the next tile. At most
-    128 connections are held; a request must come within 10 seconds, and its answer be read within 30.
+    Requests run in threads. When a browser gives a request up, its computation stops before the next tile.
 
     Examples
     --------
@@ -84,29 +83,63 @@ class Server:
 
     def __init__(self, service: Service, *, port: int | None = None) -> None:
         need_extra()
-        from attlas.view.app import application
-        from attlas.view.connections import HTTPServer
+        import uvicorn
 
-        files = assets()
+        from attlas.view.app import HEADERS, application
+
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
-        self._guard = Guard()
-        self.url = f"http://{HOST}:{self.port}/{self._guard.token}/"
-        self._workers = Workers(service, Urgency(), max(2, min(4, os.cpu_count() or 1)))
-        self._http = HTTPServer(application(self._workers, self._guard, files), self._workers.drop)
+        token = secrets.token_urlsafe(24)
+        self.url = f"http://{HOST}:{self.port}/{token}/"
+        self._tickets: dict[str, float] = {}
+        app = application(service, token, self._tickets, lambda: self._http.should_exit)
+        self._http = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                headers=HEADERS,
+                timeout_graceful_shutdown=_FAREWELL_SECONDS,
+            )
+        )
         self._thread: threading.Thread | None = None
 
     def once(self) -> str:
         """Return an address that leads to the page once, within a minute: for a command line, which others can see."""
-        return f"http://{HOST}:{self.port}/{self._guard.ticket()}"
+        ticket = secrets.token_urlsafe(24)
+        self._tickets[ticket] = time.monotonic() + _TICKET_SECONDS
+        return f"http://{HOST}:{self.port}/open/{ticket}"
 
     def run(self) -> None:
-        """Serve in this thread until Ctrl-C, SIGTERM or `stop`; a server runs once."""
+        """Serve in this thread until Ctrl-C, SIGTERM, the end of the terminal or `stop`; a server runs once."""
         try:
-            self._http.run(sockets=[self._socket])
+            with self._signals():
+                self._http.run(sockets=[self._socket])
         finally:
             self._socket.close()
-            self._workers.close()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Stop at signals, and go on after: uvicorn raises those that it has heard once more."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+        # nohup ignores the end of the terminal, and so does the viewer then.
+        heard = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._http.handle_exit) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def start(self) -> None:
         """Serve in a thread of its own until `stop`."""
@@ -114,14 +147,13 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it: running requests are dropped, connections closed, threads joined."""
+        """End it: running requests are given up, connections closed."""
         self._http.should_exit = True
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         elif not self._http.started:
             self._socket.close()
-            self._workers.close()
 
     def __enter__(self) -> Self:
         self.start()

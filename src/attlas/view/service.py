@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -52,8 +51,6 @@ class Answer:
         Share of the answer that is computed; 1 where it is complete.
     final : bool
         Whether the same question gets the same answer from now on.
-    etag : str
-        Changes with the body.
     status : int
         As HTTP counts: 200; 400 for wrong parameters, 404 for what does not exist, 409 for weights that were not
         recorded, 499 when nobody waits any more, 500 when the computation failed, 503 when the service is closed.
@@ -71,7 +68,6 @@ class Answer:
     body: bytes
     progress: float = 1.0
     final: bool = True
-    etag: str = ""
     status: int = 200
     sampled: bool = False
 
@@ -155,6 +151,19 @@ class Service:
         }
 
     @property
+    def source(self) -> Source:
+        """What is shown."""
+        return self._source
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return entry and head of all heads, the most telling first; what that takes is computed in this thread."""
+        while self._table.step():
+            pass
+        while self.answer("heads", {}).progress < 1:
+            pass
+        return self._table.order()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What may be asked."""
         return tuple(self._questions)
@@ -181,6 +190,8 @@ class Service:
             return _refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
             return _refusal(503, "the viewer was closed")
+        if wanted is not None and not wanted():
+            return _refusal(499, "nobody waits for the answer")
         try:
             with self._worker.question():
                 return question(Parameters(parameters), wanted)
@@ -360,21 +371,17 @@ def _column(head: Head, j: int, wanted: Wanted) -> Array:
 def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> Answer:
     values = values.astype("<f4") if values.dtype.kind == "f" else values.astype("<u2")
     body = values.tobytes()
-    return Answer("binary", body, progress, progress >= 1 and not sampled, _etag(body), 200, sampled)
+    return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
 
 
 def _json(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
     # A text may hold half of a surrogate pair; JSON can only say it escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
-    return Answer("json", body, progress, final and progress >= 1, _etag(body), status)
+    return Answer("json", body, progress, final and progress >= 1, status)
 
 
 def _refusal(status: int, text: str) -> Answer:
     return _json({"error": text}, final=False, status=status)
-
-
-def _etag(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _number(value: float) -> float | None:

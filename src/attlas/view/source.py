@@ -16,6 +16,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
+from attlas.view.about import about
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
@@ -149,6 +150,7 @@ class Source:
             "model": self.atlas.model,
             "text_length": self.length,
             "texts": len(self.text),
+            "about": about(self.atlas),
             "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
         }

@@ -16,6 +16,7 @@ from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import KINDS, MIXED
 from attlas.heads.kinds import text_statistics
+from attlas.heads.patterns import NEAR
 from attlas.heads.recorded import heads_of
 from attlas.stats import Statistic
 from attlas.view.source import Source
@@ -65,7 +66,42 @@ _ON_BLOCK = ("induction", "duplicate")
 # What the two columns "on the text" are made of: over all queries, where those are over the ones that have a copy.
 _RAW = ("agreement", "agreement_2")
 _UNKNOWN = "A statistic of the recording, mean over the queries."
-_WORDS = {kind.name: {"short": kind.short, "does": kind.does, "measure": kind.measure} for kind in (*KINDS, MIXED)}
+# What is said of a head of a kind: what it does, and of which share of its weight; {0} is the share.
+_SAID = {
+    "induction": (
+        "remembers what came next",
+        "Show it random tokens, then the same tokens again: {0} of its attention goes to the token that followed the "
+        "first time.",
+    ),
+    "duplicate": (
+        "finds the same token again",
+        "Show it random tokens, then the same tokens again: {0} of its attention goes to the earlier copy.",
+    ),
+    "previous": ("looks at the token before", "{0} of its attention goes to the token before."),
+    "fixed": ("looks a fixed way back", "{0} of its attention goes to the tokens at one distance."),
+    "current": ("stays where it is", "{0} of its attention stays on the token itself."),
+    "first": ("rests on the first token", "{0} of its attention rests on the first token."),
+    "near": ("reads its neighbourhood", f"{{0}} of its attention stays within the last {NEAR} tokens."),
+    "favourite": ("keeps returning to one token", "{0} of its attention goes to the copies of one token."),
+    "breadth": (
+        "looks everywhere",
+        "On average, its attention is spread as if it looked evenly at {0} of the tokens that it may see.",
+    ),
+}
+_WORDS = {
+    kind.name: {
+        "short": kind.short,
+        "does": kind.does,
+        "measure": kind.measure,
+        "threshold": kind.threshold,
+        "definition": kind.definition,
+        "headline": _SAID[kind.measure][0] if kind.measure else "follows no simple pattern",
+        "evidence": _SAID[kind.measure][1]
+        if kind.measure
+        else "It picks by content: no other kind's threshold is reached.",
+    }
+    for kind in (*KINDS, MIXED)
+}
 
 
 class _Known(NamedTuple):
@@ -140,6 +176,16 @@ class HeadTable:
             "kinds": _WORDS,
             "telling": None if telling is None else {"entry": telling[1], "head": telling[2]},
         }
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return entry and head of all heads, the most telling first; those without known kinds come last."""
+        ranked = []
+        for number, shown in enumerate(self._source.entries):
+            known = self._ready.get(number)
+            for head in range(shown.entry.shape[1]):
+                rank = known.prominence[head] if known and known.prominence else (False, -math.inf)
+                ranked.append((rank, number, head))
+        return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
     def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
         """Return what an entry shows; None where it is not known yet, and there is no time to look now."""

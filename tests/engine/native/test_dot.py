@@ -133,6 +133,16 @@ def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]
     torch.testing.assert_close(*mass, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@each_set
+@pytest.mark.parametrize("size", [1e4, 3e4, 1e6])
+def test_logits_so_large_that_neighbours_lie_nats_apart(name: str, size: float, use: Callable[[str], None]) -> None:
+    """The largest logit so far, rounded, may lie below a logit by more than float32 has exponents for."""
+    use(name)
+    q, k, v = torch.randn(300, 32) * size, torch.randn(350, 32) * size, torch.randn(350, 3)
+    out = attlas.attend(q, k, plan=NATIVE) @ v
+    torch.testing.assert_close(out.double(), attlas.attend(q.double(), k.double()) @ v.double(), rtol=1e-5, atol=1e-5)
+
+
 @needs_kernels
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -379,3 +379,42 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+class _OneNumber(stats.Statistic):
+    """Says for its subclasses which number they are made of, and leaves the definition to them."""
+
+    name: str
+
+    def outputs(self, problem):
+        return {self.name: True}
+
+
+class OwnMass(_OneNumber):
+    name = "mass"
+
+    def start(self, problem):
+        raise AssertionError("the kernels find this number")
+
+    step = start
+
+    def finish(self, carry):
+        return carry
+
+
+class Doubled(stats.RowMass):
+    def finish(self, carry):
+        return 2.0 * carry
+
+
+class Renamed(stats.Entropy):
+    """Changes nothing."""
+
+
+@pytest.mark.skipif(not library.runnable(), reason="the kernels are not compiled")
+def test_wants_of_a_base_class_is_asked() -> None:
+    A = attlas.attend(torch.randn(1, 2, 64, 16), torch.randn(1, 2, 80, 16), plan=NATIVE)
+    mass, doubled, entropy = A.collect(OwnMass(), Doubled(), Renamed())
+    torch.testing.assert_close(mass, torch.ones(1, 2, 64))
+    torch.testing.assert_close(doubled, torch.full((1, 2, 64), 2.0))
+    torch.testing.assert_close(entropy, stats.entropy(A))

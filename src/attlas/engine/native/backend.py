@@ -14,19 +14,19 @@ from torch import Tensor
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Statistic
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
-from attlas.engine.native.pairwise import Family, finite
+from attlas.engine.native.pairwise import Family
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.problem import Problem
-from attlas.inputs import tracing
+from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
 
 __all__ = ["FusedKernels", "PairwiseKernels"]
 
-# Cells from which the kernels are faster than a few tiles, by measurement. Of a dot product they always are from so
-# many queries on; with fewer, packing the keys takes longer than a tile.
+# Cells from which the kernels are faster than a few tiles, by measurement. For statistics of a dot product they are
+# from 4 queries on, and from 32 on where the keys are many numbers: packing keys for fewer takes longer than a tile.
 _WORTH = 1 << 14
-_QUERIES = 4
+_FEW, _SOME, _MANY_NUMBERS = 4, 32, 1 << 21
 
 
 class _Kernels(Backend):
@@ -82,7 +82,8 @@ class FusedKernels(_Kernels):
     def cost(self, request: Request, operation: Operation) -> float:
         problem = request.problem
         if operation == "statistics":
-            return 5.0 if problem.shape[2] < _QUERIES and _is_small(problem) else 1.0
+            m = problem.shape[2]
+            return 5.0 if m < _FEW or (m < _SOME and problem.k.numel() >= _MANY_NUMBERS) else 1.0
         pays = dot.pays(problem) and (operation == "output" or dot_backward.pays(problem))
         return 0.6 if pays else 1.2
 
@@ -98,7 +99,10 @@ class FusedKernels(_Kernels):
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
         found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
-        return None if found is None else (found["out"].to(v.dtype), found["lse"])
+        # From here on float32 has no two logits that are less than some nats apart.
+        if found is None or larger(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
+            return None
+        return found["out"].to(v.dtype), found["lse"]
 
     def backward(
         self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
@@ -139,7 +143,7 @@ class PairwiseKernels(_Kernels):
             return None
         kind = additive.AdditiveKernels if type(request.problem.score) is Additive else distance.DistanceKernels
         work = kind(request.problem, q, k, request.plan)
-        return work if finite(work.parameters()) else None
+        return work if all_finite(work.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         work = self.work(request)

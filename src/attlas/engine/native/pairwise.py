@@ -15,10 +15,11 @@ from attlas.engine.native import library, masking, request
 from attlas.engine.online import merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
-from attlas.masks.base import Coverage
+from attlas.inputs import all_finite
+from attlas.masks.base import BlockState
 from attlas.tiles import cut
 
-__all__ = ["Family", "Rows", "View", "fields", "finite", "refusal", "views", "with_sink"]
+__all__ = ["Family", "Rows", "View", "fields", "refusal", "views", "with_sink"]
 
 
 class Rows(NamedTuple):
@@ -64,11 +65,6 @@ def refusal(problem: Problem, entry: str) -> str | None:
     return None
 
 
-def finite(*tensors: Tensor) -> bool:
-    """Tell whether no number is NaN or infinite: a kernel leaves out what a mask hides, and would miss some of them."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
-
-
 def views(problem: Problem, plan: Plan) -> Iterator[View]:
     """Yield the queries in parts, each with its mask; those that see no key are left out.
 
@@ -85,9 +81,9 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
     for some in cut(m, rows):
         at = problem.tile(range(batch), range(heads), some, range(n))
         coverage = problem.mask.coverage(at)
-        if coverage is Coverage.NONE:
+        if coverage is BlockState.EMPTY:
             continue
-        if coverage is Coverage.ALL:
+        if coverage is BlockState.FULL:
             yield View(some, {})
             continue
         yield View(some, *masking.of_cells(problem.mask.allows(at), len(some), n))
@@ -195,7 +191,7 @@ class Family:
         """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where tokens are not finite."""
         batch, heads, m, _ = self.problem.shape
         values = v.detach().to(self.problem.dtype)
-        if not finite(self.q, self.k, values):
+        if not all_finite(self.q, self.k, values):
             return None
         out, lse = self.new(batch, heads, m, v.shape[-1]), no_keys(batch, heads, m)
         for view in views(self.problem, self.plan):
@@ -209,7 +205,7 @@ class Family:
             del held
             if not whole:
                 out[view.place], lse[view.place] = part, part_lse
-        if not finite(out):  # values so large that their sum is not: the tiled backend has its own way with them
+        if not all_finite(out):  # values so large that their sum is not: the tiled backend has its own way with them
             return None
         lse, share = with_sink(self.problem, lse)
         return (out if share is None else out * share.unsqueeze(-1)).to(v.dtype), lse
@@ -217,7 +213,7 @@ class Family:
     def rows(self) -> Rows | None:
         """Return log-sum-exp, entropy and largest logit of each row; None where tokens are not finite."""
         batch, heads, m, _ = self.problem.shape
-        if not finite(self.q, self.k):
+        if not all_finite(self.q, self.k):
             return None
         found = [no_keys(batch, heads, m), *(self.new(batch, heads, m, fill=fill) for fill in (0.0, -torch.inf))]
         for view in views(self.problem, self.plan):
@@ -236,7 +232,7 @@ class Family:
 
     def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
         """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
-        if not finite(self.q, self.k):
+        if not all_finite(self.q, self.k):
             return None
         nothing, structure = self.k[..., :0], library.structure("Dot")
 
@@ -255,7 +251,7 @@ class Family:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
         batch, heads, _, n = self.problem.shape
         values = x.detach().to(self.problem.dtype)
-        if not finite(self.q, self.k, values, lse.clamp(min=-1.0)):
+        if not all_finite(self.q, self.k, values, lse.clamp(min=-1.0)):
             return None
         total = self.new(batch, heads, n, x.shape[-1])
         keys = spread_heads(self.k, heads)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.cover import strips
 from attlas.engine.native import library, masking
 from attlas.engine.problem import Problem
-from attlas.masks.base import Coverage, Mask
+from attlas.engine.tiling import column_blocks
+from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
 __all__ = ["GIVEN", "Picture", "compute", "mask_of", "panels"]
@@ -107,12 +107,14 @@ def panels(problem: Problem) -> Iterator[_Panel]:
 
 def _cells(mask: Mask, at: Tile) -> Tensor:
     """Return True where the mask lets rows see keys, shape (batches or 1, heads or 1, rows, n)."""
-    segments = strips(at, mask, len(at.columns), whole_rows=True)[0].segments
-    asked = {columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is Coverage.SOME}
+    segments = column_blocks(at, mask, len(at.columns), whole_rows=True)[0].segments
+    asked = {
+        columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is BlockState.PARTIAL
+    }
     shape = torch.broadcast_shapes((1, 1), *(cells.shape[:-2] for cells in asked.values()))
     cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool, device="cpu")
     for columns, coverage in segments:
-        if coverage is not Coverage.NONE:
+        if coverage is not BlockState.EMPTY:
             cells[..., columns.start : columns.stop] = asked.get(columns, True)
     return cells
 

@@ -28,7 +28,7 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
     levels: object = None
     pooled = False
     for statistic in statistics:
-        wants = statistic.wants(problem) if _speaks_for_itself(statistic) else None
+        wants = statistic.outputs(problem) if _speaks_for_itself(statistic) else None
         if wants is not None and "coverage" in wants:
             if levels not in (None, wants["coverage"]):
                 wants = None  # one set of levels in one pass
@@ -66,20 +66,26 @@ def fold(
     if lse is None:
         lse = found["lse"]
     results = [
-        MISSING if wants is None else statistic.made(_own(found, wants, wanted), problem)
+        MISSING if wants is None else statistic.from_outputs(_own(found, wants, wanted), problem)
         for statistic, wants in zip(statistics, asked, strict=True)
     ]
     return results, lse
 
 
+_STEPS = ("start", "step", "finish", "of", "merge")
+
+
 def _speaks_for_itself(statistic: Statistic) -> bool:
-    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes."""
-    for kind in type(statistic).__mro__:
-        if "wants" in vars(kind):
-            return True
-        if vars(kind).keys() & {"start", "step", "finish", "of", "merge"}:
-            return False
-    return False
+    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes.
+
+    A class that says what its subclasses want, and leaves `step` to them, speaks for all of them.
+    """
+    own = type(statistic)
+    owner = next(kind for kind in own.__mro__ if "outputs" in vars(kind))
+    step = getattr(owner, "step", None)
+    if step is None or getattr(step, "__isabstractmethod__", False):
+        return True
+    return all(getattr(own, name, None) is getattr(owner, name, None) for name in _STEPS)
 
 
 def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ export function drawGrid(ctx, pane, { scale, dpr, look }) {
 
 /** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` says whose number a cell shows. */
 export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
-  if (scale < NUMBERS_FROM) return;
+  if (scale < NUMBERS_FROM || layers[0].level > 0) return;
   const { region, X, Y } = pane;
   ctx.font = `${Math.min(13, Math.round(scale * 0.24 + 1))}px ${look.sans}`;
   ctx.textAlign = "center";

@@ -294,7 +294,7 @@ function headline(target, found) {
   if (block?.masked) return [line("tip-mask", "masked")];
   if (target.level) {
     if (block?.pending) return [line("tip-mask", "not computed yet")];
-    const side = whole(2 ** target.level);
+    const side = whole(target.side);
     const words = `${pool === "max" ? "largest" : "mean"} of ${side} × ${side} cells`;
     const value = pool === "max" && largest ? exactly(largest[2], largest[3]) : block ? `≈ ${digits(block.weight)}` : "…";
     const lines = [line("tip-weight", value, " ", make("small", {}, words))];

@@ -6,6 +6,7 @@ import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
 import { drawPicture } from "./picture.js";
+import { vectorLimit, vectorOf } from "./vector.js";
 
 export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
   let running = null;
@@ -24,6 +25,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   const kinds = [
     { name: "link", title: "Copy link", run: copyLink, words: () => "This view: head, place, zoom, colours, pin. It works while this viewer runs." },
     { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below." },
+    { name: "svg", title: "Vector picture", run: saveVector, words: vectorWords },
     { name: "csv", title: "Table", run: saveTable, words: tableWords },
     { name: "html", title: "Offline page", run: savePage, words: pageWords },
   ];
@@ -51,6 +53,12 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const heads = packedHeads(store.state).length > 1 ? " of both heads" : "";
     return `CSV of the ${whole(count)} cells in view, ${numbers}${heads}, with positions and tokens (${limit}).`;
   }
+  function vectorWords() {
+    const count = countOf(region());
+    const limit = `at most ${whole(vectorLimit)}`;
+    if (count > vectorLimit) return `SVG of the cells in view, for print: ${whole(count)} cells are in view, ${limit} fit: zoom in.`;
+    return `SVG of the ${whole(count)} cells in view with their tokens, for print (${limit}).`;
+  }
   function pageWords() {
     const { state } = store;
     const heads = packedHeads(state);
@@ -63,7 +71,10 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const { info } = store.state;
     if (!info) return;
     for (const kind of kinds) kind.says.textContent = kind.words();
-    kinds[2].button.disabled = countOf(region()) > csvLimit || countOf(region()) === 0;
+    const count = countOf(region());
+    for (const [name, limit] of [["svg", vectorLimit], ["csv", csvLimit]]) {
+      kinds.find((kind) => kind.name === name).button.disabled = count > limit || count === 0;
+    }
     const readable = info.entries[store.state.entry].readable !== false;
     if (!readable) for (const kind of kinds.slice(2)) kind.button.disabled = true;
   }
@@ -114,9 +125,31 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const title = info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "attlas";
     return `${title}-${headMark(info, entry, head).replace("·", "-")}.${ending}`;
   };
-  async function savePicture(signal) {
+  function styleOf() {
     const read = getComputedStyle(root);
-    const style = Object.fromEntries(["card", "ink", "soft", "line", "sans"].map((name) => [name, read.getPropertyValue(`--${name}`).trim()]));
+    return Object.fromEntries(["card", "ink", "soft", "line", "land", "sans"].map((name) => [name, read.getPropertyValue(`--${name}`).trim()]));
+  }
+  // The text of every token beside some cells.
+  async function textsOf(cells, given) {
+    const texts = new Map();
+    const stretches = [
+      [given.first_query + cells.r0, given.first_query + cells.r1],
+      [given.first_key + cells.c0, given.first_key + cells.c1],
+    ];
+    for (const [start, stop] of stretches) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
+    return (position) => texts.get(position) ?? "";
+  }
+  async function saveVector(signal) {
+    const { state } = store;
+    const { entry, head, batch, variant } = state;
+    const cells = region();
+    const { weights } = await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal });
+    const textOf = await textsOf(cells, state.info.entries[entry]);
+    download(fileName("svg"), new Blob([vectorOf({ weights, cells, state, style: styleOf(), textOf })], { type: "image/svg+xml;charset=utf-8" }));
+    return `${whole(countOf(cells))} cells saved.`;
+  }
+  async function savePicture(signal) {
+    const style = styleOf();
     const { state } = store;
     const view = map.visibleRegion();
     const canvas = drawPicture(await map.picture(dense, signal), view, state, style);
@@ -141,13 +174,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       });
       heads.push({ name: headMark(info, entry, head).replace("·", "_"), ...found });
     }
-    const texts = new Map();
-    const stretches = [
-      [given.first_query + cells.r0, given.first_query + cells.r1],
-      [given.first_key + cells.c0, given.first_key + cells.c1],
-    ];
-    for (const [start, stop] of stretches) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
-    const textOf = (position) => texts.get(position) ?? "";
+    const textOf = await textsOf(cells, given);
     // A blob of a million lines as one string would need twice its size: the table is small enough for one.
     download(fileName("csv"), new Blob([table(heads, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
     return `${whole(countOf(cells))} cells saved.`;

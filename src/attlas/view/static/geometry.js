@@ -10,10 +10,10 @@ const SIZES = {
 const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
 const NARROW = 560;
 
-/** The level whose blocks are at least one device pixel wide, and less than two. */
-export function levelFor(pixels, levels) {
+/** The level whose blocks are at least one device pixel wide, and less than two; none finer than `finest`. */
+export function levelFor(pixels, levels, finest = 0) {
   const level = Math.ceil(-Math.log2(pixels) - 1e-6);
-  return Math.min(levels - 1, Math.max(0, level));
+  return Math.min(levels - 1, Math.max(finest, level));
 }
 
 /** How far the gutters have opened for tokens: 0 zoomed out, 1 from TOKENS_FROM pixels a cell on. */

@@ -9,8 +9,8 @@ const FINER = 2; // levels down to which finer tiles stand in
  * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
  * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by.
  */
-export function layerOf(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null }) {
-  const level = levelFor(scale * dpr, entry.levels);
+export function layerOf(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
+  const level = levelFor(scale * dpr, entry.levels, finest);
   const { region } = pane;
   const clip = (value, most) => Math.min(most, Math.max(0, value));
   if (!transposed) return { pane, source, entry, other, level, transposed, U: pane.px, V: pane.py, region };

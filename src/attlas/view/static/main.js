@@ -54,7 +54,7 @@ export function mount(root, transport, options = {}) {
     const tokens = createTokens(requests, info.text_length);
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
-    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers };
+    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools };
     if (options.hash) endings.push(bindHash(store));
     endings.push(shell.connect(context));
     const panels = [

@@ -1,7 +1,7 @@
 // Answers from a packed file: the page runs from a disk, without a server and without a network.
 
 import { unpack } from "./base64.js";
-import { decode, MASKED, PENDING } from "./colour.js";
+import { decode, MASKED, PENDING, ZERO } from "./colour.js";
 import { headMark } from "./numbers.js";
 import { tilesOf } from "./pack.js";
 import { TransportError } from "./transport.js";
@@ -13,7 +13,7 @@ export function packedTransport(data) {
   const { parts } = data;
   const { batch, variant, pool } = data.state;
   // What the page must not offer, because the file does not hold it.
-  const info = { ...data.info, held: data.packed.map(({ entry, head }) => ({ entry, head })), only: { batch, variant, pool } };
+  const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
   const opened = new Map();
 
   // A part by its name, unpacked once.
@@ -43,8 +43,33 @@ export function packedTransport(data) {
     if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere("this tile");
     return new Uint16Array(side * side).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
   }
-  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level, and then
-  // it is `rounded`.
+  // A row of which the file holds the largest weights only: the others are NaN, those that the mask hides 0.
+  async function keptRow(head, i) {
+    const { given, kept } = head;
+    const [gaps, codes] = await Promise.all([part(`gaps:${head.name}`), part(`kept:${head.name}`)]);
+    const row = new Float32Array(given.n).fill(NaN);
+    if (given.causal) row.fill(0, Math.max(0, given.first_query + i - given.first_key + 1));
+    const [gap, code] = [new Int32Array(gaps), new Uint16Array(codes)];
+    for (let at = i * kept; at < (i + 1) * kept; at++) if (code[at] > ZERO) row[i - gap[at]] = decode(code[at]);
+    return row;
+  }
+  // The largest cell of some rows, where the weights that the file lacks cannot be larger; else nothing.
+  async function keptTop({ given, kept, name }, r0, r1, c0, c1) {
+    const [gaps, codes] = await Promise.all([part(`gaps:${name}`), part(`kept:${name}`)]);
+    const [gap, code] = [new Int32Array(gaps), new Uint16Array(codes)];
+    let [best, bound] = [null, ZERO];
+    for (let i = r0; i < r1; i++) {
+      const allowed = given.causal ? Math.min(given.n, given.first_query + i - given.first_key + 1) : given.n;
+      if (allowed > kept) bound = Math.max(bound, code[(i + 1) * kept - 1]);
+      for (let at = i * kept; at < (i + 1) * kept; at++) {
+        const j = i - gap[at];
+        if (j >= c0 && j < c1 && code[at] > (best?.[2] ?? ZERO)) best = [i, j, code[at]];
+      }
+    }
+    return best && best[2] >= bound ? [[best[0], best[1], decode(best[2])]] : [];
+  }
+  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level or of the
+  // largest weights of a row, and then it is `rounded`.
   async function region(params, r0, r1, c0, c1) {
     const head = headOf(params);
     const { n } = head.given;
@@ -59,7 +84,12 @@ export function packedTransport(data) {
     if (row) return { weights: new Float32Array(row).slice(c0, c1), rounded: false };
     const column = c1 - c0 === 1 ? await part(`column:${head.name}:${c0}`) : null;
     if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
-    if (head.finest > 0) throw notHere("the weights of single cells of this head; it holds blocks, and the row and column that were pinned");
+    if (head.finest > 0) {
+      if (!head.kept) throw notHere("the weights of single cells of this head; it holds blocks");
+      if (r1 - r0 > 1 && c1 - c0 > 1) throw notHere("the weights of single cells of this head; it holds blocks, and the largest weights of each row");
+      for (let r = r0; r < r1; r++) out.set((await keptRow(head, r)).subarray(c0, c1), (r - r0) * (c1 - c0));
+      return { weights: out, rounded: true, partial: true };
+    }
     for (let y = Math.floor(r0 / side); y * side < r1; y++) {
       for (let x = Math.floor(c0 / side); x * side < c1; x++) {
         const codes = new Uint16Array(await tile({ ...params, pool: data.state.pool, level: 0, y, x }));
@@ -80,12 +110,13 @@ export function packedTransport(data) {
     const [i, j] = [number(params.i), number(params.j)];
     const known = parts[`cell:${head.name}:${i}:${j}`];
     if (known) return known;
-    const { weights: row, rounded } = await region(params, i, i + 1, 0, head.given.n);
+    const { weights: row, rounded, partial } = await region(params, i, i + 1, 0, head.given.n);
     const masked = head.given.causal && head.given.first_key + j > head.given.first_query + i;
-    const entropy = row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
-    const mass = await part(`track:${head.name}:column_mass`);
+    const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => part(`track:${head.name}:${name}`)));
+    const entropy = partial ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     return {
-      weight: row[j],
+      weight: Number.isNaN(row[j]) ? null : row[j],
+      below: Number.isNaN(row[j]) ? row.reduce((least, weight) => (weight > 0 ? Math.min(least, weight) : least), 1) : undefined,
       logit: null,
       lse: null,
       allowed: !masked,
@@ -97,6 +128,8 @@ export function packedTransport(data) {
   }
   async function top(params) {
     const [r0, r1, c0, c1] = bounds(params);
+    const head = headOf(params);
+    if (head.finest > 0 && head.kept && !parts[`exact:${head.name}`]) return { cells: await keptTop(head, r0, r1, c0, c1), rounded: true };
     const { weights, rounded } = await region(params, r0, r1, c0, c1);
     const width = c1 - c0;
     const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
@@ -138,7 +171,12 @@ export function packedTransport(data) {
   }
   async function line(params, name) {
     const head = headOf(params);
-    return name === "row" ? region(params, number(params.i), number(params.i) + 1, 0, head.given.n) : region(params, 0, head.given.m, number(params.j), number(params.j) + 1);
+    const place = number(name === "row" ? params.i : params.j);
+    const found = name === "row" ? await region(params, place, place + 1, 0, head.given.n) : await region(params, 0, head.given.m, place, place + 1);
+    if (!found.partial) return found;
+    const mass = name === "row" ? null : await part(`track:${head.name}:column_mass`);
+    // Rows sum to 1, but where a sink takes a share.
+    return { ...found, total: name === "row" ? (head.given.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
   async function stored(name, what) {
     const found = await part(name);
@@ -152,7 +190,7 @@ export function packedTransport(data) {
     return `${entry}:${head}`;
   }
 
-  const numbers = ({ weights, rounded }) => ({ buffer: weights.buffer, rounded });
+  const numbers = ({ weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
@@ -182,25 +220,26 @@ export function packedTransport(data) {
 
 /** What is known of the numbers of the file, for the help: [title, text]. */
 export function numberFacts({ packed }) {
-  const whole = "were computed from queries and keys when the page was saved";
+  const whole = "were computed from queries and keys when the page was written";
   if (packed.every((each) => each.exact)) return ["Every number is exact", `Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they ${whole}. None is read from the picture.`];
-  const [title, rest] = packed.some((each) => each.finest > 0)
-    ? ["Single weights are of one row and one column", "Other numbers are of blocks, from the picture."]
-    : ["Most numbers are rounded", "Other weights are read from the picture, within 0.034 %: of those, three digits are shown, behind ≈."];
-  return [title, `The weights of the pinned row and column, and the tracks, are exact float32 values; they ${whole}. ${rest} The recording itself, opened with attlas view, has all of them exactly.`];
+  const rows = packed.some((each) => each.kept) ? `Of the other heads the largest ${Math.max(...packed.map((each) => each.kept))} weights of each query are here, and blocks. ` : "";
+  return ["Most numbers are rounded", `Tracks and the weights of a pinned row are exact float32 values; they ${whole}. ${rows}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.`];
 }
 
 // What is not in the file, in words for its foot.
 export function missingWords(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
-  const kept = packed.map(({ entry, head }) => headMark(info, entry, head)).join(" and ");
-  const words = [`Offline copy: ${packed.length} of ${heads} heads (${kept})`];
-  const coarse = packed.filter((each) => each.finest > 0);
-  if (coarse.length) words.push(`blocks from ${2 ** coarse[0].finest} × ${2 ** coarse[0].finest} cells on, no single weights`);
-  else if (packed.every((each) => each.exact)) words.push("weights exact in float32");
-  else words.push("weights within 0.034 %, those of the pinned row and column exact");
-  words.push(state.pool === "mean" ? "blocks as means only" : "blocks as maxima only");
-  words.push(state.variant === "nosink" ? "without the first key only" : "with the first key only");
-  return `${words.join(", ")}.`;
+  const words = [`Offline copy of ${packed.length === heads ? "all" : `${packed.length} of`} ${heads} heads`];
+  const finest = Math.min(...packed.map((each) => each.finest));
+  const detailed = packed.filter((each) => each.finest === finest && !each.block);
+  const names = detailed.length > 4 ? `${detailed.length} of them` : detailed.map(({ entry, head }) => headMark(info, entry, head)).join(" and ");
+  const rest = packed.length > detailed.length ? ", overviews of the others" : "";
+  const depth = finest ? `blocks from ${2 ** finest} × ${2 ** finest} cells on` : "every cell";
+  if (detailed.length) words.push(`${depth}${rest ? ` of ${names}${rest}` : ""}`);
+  const kept = Math.max(0, ...packed.map((each) => each.kept));
+  if (packed.every((each) => each.exact)) words.push("weights exact in float32");
+  else if (kept) words.push(`the ${kept} largest weights of each query`);
+  words.push(`blocks as ${state.pool === "mean" ? "means" : "maxima"}, ${state.variant === "nosink" ? "without" : "with"} the first key`);
+  return `${words.join("; ")}.`;
 }

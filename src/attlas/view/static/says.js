@@ -1,32 +1,79 @@
-// One line over the map: what the head that is shown does, as far as its numbers tell.
+// Over the map: what the head that is shown does, in one sentence with the number behind it; and a box with all numbers.
 
-import { make } from "./elements.js";
-import { headName, percent } from "./numbers.js";
+import { createDialog, make } from "./elements.js";
+import { digits, headName, percent } from "./numbers.js";
 
-/** Mount the line. */
-export function mountSays(element, { store }) {
+const others = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // beside those that name kinds
+
+/** Mount the lines, and the button of the box among the tools of the map. */
+export function mountSays(element, { store, uid, root, tools }) {
   const name = make("b");
   const does = make("span");
-  element.append(name, " ", does);
+  const open = make("button", { type: "button", title: "The numbers of this head, and from which value on it is called so" }, "Evidence");
+  open.addEventListener("click", () => store.set({ panel: "head" }));
+  const why = make("div", { hidden: true }, open);
+  element.append(name, does);
+  tools.prepend(why);
+  const dialog = createDialog(root, "What this head does", uid, () => {
+    if (store.state.panel === "head") store.set({ panel: "" });
+  });
+  dialog.element.classList.add("why");
+  dialog.body.tabIndex = 0;
+
   const show = ({ info, heads, entry, head, second, compare }) => {
-    const row = heads?.rows.find((each) => each.entry === entry && each.head === head);
-    const [first] = row?.kinds ?? [];
-    const kind = heads?.kinds?.[first];
-    const value = kind && row.values[kind.measure];
-    const share = typeof value === "number" ? `, ${percent(value)}` : "";
-    name.textContent = `${headName(info, entry, head)}${first ? `: ${first}${share}` : ""}`;
-    if (second && compare !== "none") {
-      does.textContent = { side: "beside ", triangle: "below the diagonal, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
-    } else does.textContent = kind ? kind.does : "";
-    const column = heads?.columns.find((each) => each.name === kind?.measure);
-    element.title = column ? `${percent(value)}: ${column.description}` : "";
+    const row = rowOf(heads, entry, head);
+    const kind = heads?.kinds?.[row?.kinds[0]];
+    const compared = second && compare !== "none" && { side: "beside ", triangle: "below the diagonal, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
+    name.textContent = `${headName(info, entry, head)}${kind && !compared ? ` ${kind.headline}` : ""}`;
+    does.textContent = compared || (kind ? kind.evidence.replace("{0}", percent(row.values[kind.measure] ?? 0)) : "");
+    why.hidden = !kind || Boolean(compared);
+  };
+  const fill = ({ info, heads, entry, head }) => {
+    const row = rowOf(heads, entry, head);
+    if (!row) return;
+    const kinds = Object.entries(heads.kinds).filter(([, kind]) => kind.measure in row.values);
+    kinds.sort(([a, first], [b, other]) => row.kinds.includes(b) - row.kinds.includes(a) || row.values[other.measure] - row.values[first.measure]);
+    const known = others.map((each) => heads.columns.find((column) => column.name === each)).filter((column) => column && row.values[column.name] !== null);
+    dialog.body.replaceChildren(
+      make("p", { class: "why-lead" }, make("b", {}, `${headName(info, entry, head)}: ${row.kinds.join(", ") || "not known"}. `), heads.kinds[row.kinds[0]]?.does ?? ""),
+      make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => line(name, kind, row.values[kind.measure], row.kinds.includes(name)))),
+      make("dl", { class: "why-more" }, ...known.map((column) => make("div", { title: column.description }, make("dt", {}, column.label), make("dd", {}, `${digits(row.values[column.name])} ${column.unit}`)))),
+      make("h3", {}, "This recording"),
+      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, linked(text))))),
+    );
+  };
+  const look = (state) => {
+    if (state.panel !== "head") return dialog.close();
+    fill(state);
+    return dialog.open();
   };
   show(store.state);
-  const off = store.on(["heads", "entry", "head", "second", "compare"], show);
+  look(store.state);
+  const off = [store.on(["heads", "entry", "head", "second", "compare"], show), store.on(["panel", "heads", "entry", "head"], look)];
   return {
     destroy() {
-      off();
+      for (const end of off) end();
+      dialog.destroy();
+      why.remove();
       element.replaceChildren();
     },
   };
+}
+
+const rowOf = (heads, entry, head) => heads?.rows.find((each) => each.entry === entry && each.head === head);
+
+// A kind, how far the head is it, and from where on it is called so.
+function line(name, kind, value, reached) {
+  const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, make("i"), make("em"));
+  bar.firstChild.style.width = `${100 * Math.min(1, value)}%`;
+  bar.lastChild.style.left = `${100 * kind.threshold}%`;
+  const rule = `${kind.definition[0].toUpperCase()}${kind.definition.slice(1)}: at least ${Math.round(100 * kind.threshold)} %.`;
+  return make("div", { class: reached ? "reached" : "" }, make("dt", {}, name), make("dd", {}, bar, make("span", { class: "why-share" }, percent(value)), make("small", {}, rule)));
+}
+
+// Words in which an address is a link.
+function linked(text) {
+  const parts = make("span");
+  for (const word of text.split(/(https:\/\/\S+)/)) parts.append(word.startsWith("https://") ? make("a", { href: word, rel: "noreferrer" }, word) : word);
+  return parts;
 }

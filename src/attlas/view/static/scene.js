@@ -3,6 +3,7 @@
 import { causalOffset, levelFor, panesOf, placed } from "./geometry.js";
 import { layerOf } from "./layers.js";
 import { headName } from "./numbers.js";
+import { finestOf, sideOf } from "./state.js";
 import { sourceOf } from "./tiles.js";
 
 /** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
@@ -34,6 +35,7 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
   const first = sourceOf({ entry: state.entry, head: state.head, batch, variant, pool });
   const other = second && compare !== "none" ? sourceOf({ ...second, batch, variant, pool }) : null;
   const sources = compare === "side" ? [first, other] : [first];
+  const finest = finestOf(info, first, ...(other ? [other] : []));
   const boxes = panesOf(width, height, scale, { side: compare === "side", hasSpans });
   const panes = boxes.map((box, at) => {
     const source = sources[at];
@@ -43,15 +45,15 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
     // Of some layers only statistics were kept: there is nothing to draw.
     pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
     pane.names = namesOf(info, compare, source, other);
-    pane.layers = [layerOf(pane, source, entry, { scale, dpr, other: compare === "ratio" ? other : null })];
+    pane.layers = [layerOf(pane, source, entry, { scale, dpr, finest, other: compare === "ratio" ? other : null })];
     if (compare === "triangle") {
       const shift = causalOffset(entry);
-      pane.layers.unshift(layerOf(pane, other, info.entries[other.entry], { scale, dpr, transposed: true, shift }));
+      pane.layers.unshift(layerOf(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
     }
     return pane;
   });
-  const level = levelFor(scale * dpr, panes[0].entry.levels);
-  return { panes, scale, dpr, level, compare, refused, width, height };
+  const level = levelFor(scale * dpr, panes[0].entry.levels, finest);
+  return { info, panes, scale, dpr, level, compare, refused, width, height };
 }
 
 /**
@@ -60,7 +62,7 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
  */
 export function targetOf(scene, pane, i, j) {
   const { entry, source } = pane;
-  const { level, compare } = scene;
+  const { info, level, compare } = scene;
   const offset = causalOffset(entry);
   const main = pane.layers.at(-1);
   let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", shown: (r, c) => ({ i: r, j: c }) }];
@@ -69,13 +71,13 @@ export function targetOf(scene, pane, i, j) {
     [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: "second head", shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
-  const size = 2 ** level;
+  const size = sideOf(info, target.source, level);
   const [r0, c0] = [Math.floor(r / size) * size, Math.floor(c / size) * size];
   const block = { r0, r1: Math.min(entry.m, r0 + size), c0, c1: Math.min(entry.n, c0 + size) };
   // A block is out of sight when all of it is.
   const allowed = !entry.causal || block.c0 <= block.r1 - 1 + offset;
   const [firstQuery, firstKey] = [entry.first_query, entry.first_key];
-  return { ...target, i: r, j: c, level, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
+  return { ...target, i: r, j: c, level, side: size, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
 }
 
 /** The pane at a place of the stage, and the cell there; null outside the matrix. */

@@ -44,7 +44,7 @@ export function createShell(root, uid) {
     text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
     colourbar: slot("colourbar"),
     status: slot("status"),
-    says: make("p", { class: "says" }),
+    says: make("div", { class: "says" }),
     tools: make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);

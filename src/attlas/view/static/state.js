@@ -30,7 +30,7 @@ export const DEFAULTS = Object.freeze({
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
-  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "export" | "compare"
+  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
@@ -123,9 +123,24 @@ export function readHash(text) {
   return found;
 }
 
+/** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
+export function heldHead(info, { entry, head }) {
+  return info.held?.find((each) => each.entry === entry && each.head === head) ?? null;
+}
+
+/** The finest level of the pictures of some heads that all of them have here. */
+export function finestOf(info, ...sources) {
+  return Math.max(0, ...sources.map((source) => heldHead(info, source)?.finest ?? 0));
+}
+
+/** How many cells a pixel of a level stands for, along each side. */
+export function sideOf(info, source, level) {
+  return Math.max(2 ** level, heldHead(info, source)?.block ?? 1);
+}
+
 /** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
 export function holds(info, entry, head) {
-  return !info.held || info.held.some((each) => each.entry === entry && each.head === head);
+  return !info.held || heldHead(info, { entry, head }) !== null;
 }
 
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */

@@ -2,6 +2,7 @@
 
 import { make } from "./elements.js";
 import { whole } from "./numbers.js";
+import { sideOf } from "./state.js";
 
 const POLL = 1300; // ms between two looks at how far a pass is
 
@@ -59,9 +60,10 @@ function jobOf(jobs, { entry, head, variant }) {
 }
 
 /** What one pixel stands for, in words. */
-export function blockText(level, { pool }) {
+export function blockText(level, state) {
   if (!level) return "every cell is drawn";
-  const side = whole(2 ** level);
+  const { pool } = state;
+  const side = whole(sideOf(state.info, state, level));
   return `a pixel shows the ${pool === "max" ? "largest weight" : "mean"} of ${side} × ${side} cells`;
 }
 

@@ -26,13 +26,18 @@ export function largest(values, count) {
   return best.reverse();
 }
 
+const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
+const sumOf = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
+const countOf = (weights, passes) => weights.reduce((count, weight) => count + passes(weight), 0);
+
 export function mountText(element, { store, transport, map, tokens, announce, uid }) {
   let weights = null; // Float32Array of the row or column that is shown
   let rounded = false; // whether they are
+  let total = null; // their sum, null where it is not known
   let asked = null;
   let shownCount = listed;
   let timer = 0;
-  const lines = new Map(); // rows and columns that came last: key -> {weights, rounded}
+  const lines = new Map(); // rows and columns that came last: key -> {weights, rounded, total}
 
   const by = segmented(
     "Whose weights",
@@ -96,7 +101,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const key = `${entry}/${head}/${batch}/${variant}/${name}/${i}/${j}`;
     if (!lines.has(key)) {
       const answer = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
-      lines.set(key, { weights: new Float32Array(answer.buffer), rounded: Boolean(answer.rounded) });
+      const found = new Float32Array(answer.buffer);
+      lines.set(key, { weights: found, rounded: Boolean(answer.rounded), total: answer.total === undefined ? sumOf(found) : answer.total });
       if (lines.size > keptLines) lines.delete(lines.keys().next().value);
     }
     return lines.get(key);
@@ -129,7 +135,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       cell?.catch(() => {}); // told below, after the row
       const found = await line;
       if (signal.aborted) return;
-      ({ weights, rounded } = found);
+      ({ weights, rounded, total } = found);
       shownCount = listed;
       flow.repaint();
       await showList();
@@ -167,7 +173,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, "query and key of the pinned cell"];
-    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4), "attention weight of this pair"]];
+    const weight = cell.weight === null ? `≤ ${digits(cell.below)}` : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4);
+    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : weight, "attention weight of this pair"]];
     if (cell.allowed !== false) {
       if (!cell.rounded) lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
       if (cell.logit !== null) lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
@@ -189,7 +196,6 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (found !== weights || held === null) return;
     showSubject();
     const scale = weights[places[0]] || 1;
-    const total = weights.reduce((sum, value) => sum + value, 0);
     const named = places.reduce((sum, place) => sum + weights[place], 0);
     list.replaceChildren(
       ...places.map((place) => {
@@ -216,10 +222,12 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         return make("li", {}, button);
       }),
     );
-    const left = weights.reduce((count, value) => count + (value > 0), 0) - places.length;
-    const tail = state.by === "query" ? ` ${percent(Math.max(0, total - named))} on ${whole(left)} other ${left === 1 ? "key" : "keys"}` : ` ${whole(left)} other ${left === 1 ? "query" : "queries"}; ${digits(total)} in all`;
-    rest.textContent = places.length ? (left > 0 ? `${tail.trim()}.` : "") : "No key may be looked at here.";
-    more.hidden = left <= 0 && shownCount === listed;
+    const left = countOf(weights, (weight) => weight !== 0) - places.length;
+    const share = total === null || state.by === "key" ? "" : `${percent(Math.max(0, total - named))} on `;
+    const kind = state.by === "query" ? (left === 1 ? "key" : "keys") : left === 1 ? "query" : "queries";
+    const sum = state.by === "key" && total !== null ? `; ${digits(total)} in all` : "";
+    rest.textContent = places.length ? (left > 0 ? `${share}${whole(left)} other ${kind}${sum}.` : "") : "No key may be looked at here.";
+    more.hidden = countOf(weights, isKnown) <= places.length && shownCount === listed;
     more.textContent = shownCount === listed ? "more" : "fewer";
   }
 
@@ -235,7 +243,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (state.found?.matches.some(([start, stop]) => start <= position && position < stop)) classes.push("found");
     if (heldOf(state) !== null && weights !== null) {
       const weight = weightAt(position);
-      if (!weight) classes.push("masked");
+      if (weight === null || weight === 0) classes.push("masked");
       else {
         const share = shareOf(weight);
         if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
@@ -273,7 +281,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   function onHover(position) {
     const { pin } = store.state;
     const cell = position === null ? null : cellOf(position);
-    store.set({ hover: cell, reading: cell && pin && weights ? weightAt(position) : null });
+    store.set({ hover: cell, reading: cell && pin && weights && isKnown(weightAt(position)) ? weightAt(position) : null });
     if (cell && !pin) store.set({ pointed: cell }); // it stays, so that one can go on to the list
   }
   function onPick(position) {
@@ -323,6 +331,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   flow.start(extent(), store.state.info.text_length);
   showInk();
   load();
+  if (store.state.pointed) flow.reveal(own(store.state)); // a page may begin with a query
   return {
     destroy() {
       for (const end of off) end();

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attlas
-from attlas import Coverage, Plan
-from attlas.engine.cover import panels, sizes
+from attlas import BlockState, Plan
 from attlas.engine.problem import Problem
+from attlas.engine.tiling import row_blocks, sizes
 
 MASKS = {
     "none": lambda m, n: None,
@@ -54,13 +54,13 @@ def test_panels_cover_what_is_allowed_once(name: str, whole_rows: bool) -> None:
         seen = torch.zeros(problem.shape, dtype=torch.int32)
         rows_seen = torch.zeros(problem.shape[:3], dtype=torch.int32)
         claimed = torch.zeros(problem.shape, dtype=torch.int8)
-        for panel in panels(problem, plan, whole_rows=whole_rows, wide=wide):
+        for panel in row_blocks(problem, plan, whole_rows=whole_rows, wide=wide):
             b, h, rows = panel.at.place
             rows_seen[b, h, rows] += 1
             if whole_rows:
-                assert len(panel.strips) <= 1
+                assert len(panel.column_blocks) <= 1
             last = 0
-            for strip in panel.strips:
+            for strip in panel.column_blocks:
                 assert strip.columns.start >= last, "strips go from left to right"
                 last = strip.columns.stop
                 assert strip.columns.start == strip.segments[0][0].start
@@ -75,8 +75,8 @@ def test_panels_cover_what_is_allowed_once(name: str, whole_rows: bool) -> None:
         if problem.mask is not None:
             allowed = problem.mask.allows(at).expand(problem.shape)
         assert not bool((allowed & (seen == 0)).any()), "an allowed cell is left out"
-        assert not bool((allowed & (claimed == Coverage.NONE.value + 1)).any())
-        assert not bool((~allowed & (claimed == Coverage.ALL.value + 1)).any())
+        assert not bool((allowed & (claimed == BlockState.EMPTY.value + 1)).any())
+        assert not bool((~allowed & (claimed == BlockState.FULL.value + 1)).any())
 
     check()
 
@@ -106,8 +106,8 @@ def test_a_causal_mask_skips_half() -> None:
     problem = problem_of(attlas.Causal(), 4096, 4096, heads=1, key_heads=1)
     cells = sum(
         len(panel.at.rows) * len(strip.columns)
-        for panel in panels(problem, Plan("tiled", rows=256, columns=1024), wide=False)
-        for strip in panel.strips
+        for panel in row_blocks(problem, Plan("tiled", rows=256, columns=1024), wide=False)
+        for strip in panel.column_blocks
     )
     assert cells < 0.6 * 4096**2
 
@@ -116,7 +116,7 @@ def test_a_window_costs_its_width() -> None:
     problem = problem_of(attlas.Window(100, 0), 8192, 8192, heads=1, key_heads=1)
     cells = sum(
         len(panel.at.rows) * len(strip.columns)
-        for panel in panels(problem, Plan("tiled", rows=128), wide=False)
-        for strip in panel.strips
+        for panel in row_blocks(problem, Plan("tiled", rows=128), wide=False)
+        for strip in panel.column_blocks
     )
     assert cells < 8192 * 1000

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.masks.base import Coverage, Mask
+from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["Panel", "Sizes", "Strip", "panels", "sizes", "strips"]
+__all__ = ["ColumnBlock", "RowBlock", "Sizes", "column_blocks", "row_blocks", "sizes"]
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a panel as wide as the matrix still feeds the matrix product
@@ -27,24 +27,24 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Strip:
+class ColumnBlock:
     """Columns that are computed together, and how much of each segment of them is allowed."""
 
     columns: range
-    segments: tuple[tuple[range, Coverage], ...]
+    segments: tuple[tuple[range, BlockState], ...]
 
     @property
     def whole(self) -> bool:
         """Whether every cell of the strip is allowed."""
-        return all(coverage is Coverage.ALL for _, coverage in self.segments)
+        return all(coverage is BlockState.FULL for _, coverage in self.segments)
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class RowBlock:
     """Some rows of some heads, and the strips of columns in which they may attend."""
 
     at: Tile
-    strips: tuple[Strip, ...]
+    column_blocks: tuple[ColumnBlock, ...]
 
 
 def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Sizes:
@@ -83,7 +83,7 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
     return Sizes(1, max(c for c in range(1, together + 1) if group % c == 0), rows, columns)
 
 
-def panels(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[Panel]:
+def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[RowBlock]:
     """Yield the panels that cover a matrix; columns where nothing may attend are left out."""
     size = sizes(problem, plan, whole_rows=whole_rows, wide=wide)
     batch, heads, m, n = problem.shape
@@ -91,32 +91,32 @@ def panels(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool
         for head_range in cut(heads, size.heads):
             for rows in cut(m, size.rows):
                 at = problem.tile(batches, head_range, rows, range(n))
-                yield Panel(at, strips(at, problem.mask, size.columns, whole_rows=whole_rows))
+                yield RowBlock(at, column_blocks(at, problem.mask, size.columns, whole_rows=whole_rows))
 
 
-def strips(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool = False) -> tuple[Strip, ...]:
+def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool = False) -> tuple[ColumnBlock, ...]:
     """Return the strips of a panel, each at most `width` columns wide."""
     if not len(at.columns):
         return ()
-    segments = [(at.columns, Coverage.ALL)] if mask is None else _segments(at, mask)
+    segments = [(at.columns, BlockState.FULL)] if mask is None else _segments(at, mask)
     runs = _runs(segments)
     if not runs:
-        return (Strip(at.columns, ((at.columns, Coverage.NONE),)),) if whole_rows else ()
+        return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
     hull = range(runs[0].start, runs[-1].stop)
     if whole_rows or (len(hull) <= width and sum(map(len, runs)) * 2 >= len(hull)):
-        return (Strip(hull, _clip(segments, hull)),)
+        return (ColumnBlock(hull, _clip(segments, hull)),)
     columns = [range(run.start + c.start, run.start + c.stop) for run in runs for c in cut(len(run), width)]
-    return tuple(Strip(c, _clip(segments, c)) for c in columns)
+    return tuple(ColumnBlock(c, _clip(segments, c)) for c in columns)
 
 
-def _segments(at: Tile, mask: Mask) -> list[tuple[range, Coverage]]:
+def _segments(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
     """Divide the columns of a panel into segments of one coverage each, by bisection."""
-    out: list[tuple[range, Coverage]] = []
+    out: list[tuple[range, BlockState]] = []
     waiting = [at.columns]
     while waiting:
         columns = waiting.pop()
         coverage = mask.coverage(at.narrow(columns))
-        if coverage is Coverage.SOME and len(columns) > _FINEST:
+        if coverage is BlockState.PARTIAL and len(columns) > _FINEST:
             middle = (columns.start + columns.stop) // 2
             waiting += [range(middle, columns.stop), range(columns.start, middle)]
         elif out and out[-1][1] is coverage:
@@ -126,11 +126,11 @@ def _segments(at: Tile, mask: Mask) -> list[tuple[range, Coverage]]:
     return out
 
 
-def _runs(segments: list[tuple[range, Coverage]]) -> list[range]:
+def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     """Return the unbroken runs of columns in which something may attend."""
     runs: list[range] = []
     for columns, coverage in segments:
-        if coverage is Coverage.NONE:
+        if coverage is BlockState.EMPTY:
             continue
         if runs and runs[-1].stop == columns.start:
             runs[-1] = range(runs[-1].start, columns.stop)
@@ -139,6 +139,6 @@ def _runs(segments: list[tuple[range, Coverage]]) -> list[range]:
     return runs
 
 
-def _clip(segments: list[tuple[range, Coverage]], hull: range) -> tuple[tuple[range, Coverage], ...]:
+def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
     clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), coverage) for c, coverage in segments)
     return tuple((c, coverage) for c, coverage in clipped if len(c))

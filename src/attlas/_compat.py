@@ -1,0 +1,117 @@
+"""Private and undocumented names of torch, transformers and einops, in one place.
+
+Each comment says what attlas asks of the name, and which public name is missing. `tests/test_compat.py` fails with a
+sentence when one disappears. The engine has a few more of torch's, which the same test lists.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# Tensors in nested arguments, found and replaced. torch.utils.pytree is public in newer versions than 2.6 only.
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+try:
+    # Subclasses of a backend are the only way to tell einops of a tensor of one's own; there is no register().
+    from einops._backends import TorchBackend as EinopsBackend
+except ImportError:
+    EinopsBackend = None  # type: ignore[assignment, misc]
+
+__all__ = [
+    "ATTENTION",
+    "ATTENTION_STORED",
+    "CAN_SWITCH",
+    "MASK_PARTS",
+    "OUTPUT_ATTENTIONS_STORED",
+    "TO_COPY",
+    "VALIDATORS",
+    "EinopsBackend",
+    "causal_models",
+    "changes",
+    "in_backward",
+    "parse_to",
+    "replaced_by_context_parallel",
+    "transforming",
+    "tree_leaves",
+    "tree_map_only",
+    "wrapper",
+]
+
+# ------------------------------------------------------------------------------------------------------------- torch
+
+# What `.to()` and autograd call below __torch_dispatch__; torch.ops.aten names operations by their signature only.
+TO_COPY = torch.ops.aten._to_copy.default
+
+
+def changes(t: Tensor) -> int:
+    """Return how often a tensor was changed in place, as autograd counts it; no public name says so."""
+    return t._version
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass runs in this thread; torch tells it to its own checkpointing only."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return device and dtype from the arguments of ``Tensor.to``, which has several signatures."""
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    return device, dtype
+
+
+def transforming() -> bool:
+    """Return whether a transform of torch.func or forward-mode differentiation is at work.
+
+    torch.compiler.is_compiling() says so for the compiler; nothing public does for vmap, grad, jvp and dual levels.
+    """
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def wrapper(kind: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a tensor of a subclass with a shape and no numbers; torch's own subclasses are made by this name."""
+    return Tensor._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
+
+
+def replaced_by_context_parallel() -> Any:
+    """Return the functions that torch's ``context_parallel`` has replaced in this process; it has no public state."""
+    module = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
+    return getattr(module, "_replaced_functions", ())
+
+
+# ------------------------------------------------------------------------------------------------------ transformers
+
+# Of a configuration: the name of the attention function. set_attn_implementation() sets it, no public name reads it.
+ATTENTION = "_attn_implementation"
+# Where it is stored, to put it back as it was: None where the model had not chosen.
+ATTENTION_STORED = "_attn_implementation_internal"
+# Of a configuration: where output_attentions is stored, behind a setter that refuses all functions but eager.
+OUTPUT_ATTENTIONS_STORED = "_output_attentions"
+# Of a class of configurations: the checks that its objects run, one of which is validate_output_attentions.
+VALIDATORS = "__class_validators__"
+# Of a model: whether set_attn_implementation() works; it logs a warning else, and raises nothing.
+CAN_SWITCH = "_can_set_attn_implementation"
+
+# What the mask functions of transformers.masking_utils close over: a rule is taken apart by these names. Where one is
+# changed, the rule is asked for each pair, as a function of the user's own is: slower, and right.
+MASK_PARTS = {
+    "and_masks": {"mask_functions"},
+    "or_masks": {"mask_functions"},
+    "sliding_window_overlay": {"sliding_window"},
+    "sliding_window_bidirectional_overlay": {"sliding_window"},
+    "chunked_overlay": {"chunk_size", "left_padding"},
+    "blockwise_overlay": {"block_sequence_ids"},
+    "padding_mask_function": {"padding_mask"},
+    "packed_sequence_mask_function": {"packed_sequence_mask"},
+    "remap_positions_for_packed_sequence": {"mask_function", "position_ids"},
+    "add_offsets_to_mask_function": {"mask_function", "q_offset", "kv_offset"},
+}
+
+
+def causal_models(transformers: Any) -> Any:
+    """Return the class of the language model for each type of configuration, by name; auto classes only raise."""
+    return transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -1,0 +1,99 @@
+"""``attlas bench``: the limits of this processor, and attlas beside SDPA, FlexAttention and eager attention."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from attlas.cli.lock import Held, hold
+from attlas.cli.options import DTYPES
+from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.timing import Ratio, ratios
+
+if TYPE_CHECKING:
+    from attlas.processor import Limits
+
+__all__ = ["run"]
+
+_ROUNDS = 20
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Measure, and print the limits and the tables."""
+    for name in ("tokens", "heads", "size", "seconds"):
+        if not getattr(arguments, name) > 0:
+            found = f"--{name} {getattr(arguments, name):g}"
+            raise UsageError("bench", f"--{name} must be more than 0.", found=found, fix=f"leave --{name} out")
+    from attlas.processor import cache_folder  # torch is loaded from here on
+
+    file = cache_folder() / "bench.lock"
+    try:
+        with hold(file):
+            _measure(arguments, terminal)
+    except Held as other:
+        rule = "one run at a time: two would measure each other."
+        raise UsageError("bench", rule, {"lock": file}, found=str(other), fix="wait until it has ended.") from None
+    except OSError as error:
+        rule = "it keeps its lock and the limits of the processor in the user's cache folder."
+        fix = "XDG_CACHE_HOME=FOLDER attlas bench"
+        raise UsageError("bench", rule, {"folder": file.parent}, found=str(error), fix=fix) from error
+
+
+def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    import torch
+
+    from attlas import processor
+    from attlas.cli import bench_cases
+    from attlas.work import kernels
+
+    instruction_set = kernels()
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    terminal.say(terminal.style("attlas bench", "bold"))
+    terminal.say(f"  {processor.name()}; threads: {threads}; kernels: {instruction_set}; torch {torch.__version__}")
+    known = processor.known(instruction_set)
+    if known is None or arguments.again:
+        with terminal.step("measuring the limits of the processor", 6) as tick:
+            known = bench_cases.limits(tick)
+        processor.store(known, instruction_set)
+    _say_limits(known, terminal)
+    shape = (1, arguments.heads, arguments.tokens, arguments.size)
+    q, k, v = (torch.randn(shape).to(getattr(torch, arguments.dtype)) for _ in range(3))
+    terminal.say()
+    terminal.say(f"  {arguments.heads} heads × {arguments.tokens:,} tokens × {arguments.size}, {arguments.dtype}")
+    with torch.no_grad():
+        with terminal.step("compiling FlexAttention"):
+            flex = bench_cases.flex_attention(q, k, v)
+        if isinstance(flex, str):
+            terminal.say(f"  FlexAttention does not run here: {flex}")
+        for title, cases in bench_cases.output(q, k, v, flex):
+            _table(title, cases, arguments.seconds / 3, terminal)
+    _table(
+        "all pairs, forward and backward", bench_cases.forward_and_backward(q, k, v), arguments.seconds / 3, terminal
+    )
+
+
+def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal) -> None:
+    """Measure some cases, and print their ratios to the first."""
+    with terminal.step(title) as tick:
+        found = ratios(cases, next(iter(cases)), _ROUNDS, tick, seconds)
+    _say_table(title, found, terminal)
+
+
+def _say_table(title: str, found: dict[str, Ratio], terminal: Terminal) -> None:
+    wide = max(map(len, found))
+    terminal.say()
+    terminal.say(f"  {title}")
+    terminal.say(terminal.style(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim"))
+    for name, ratio in found.items():
+        spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
+        terminal.say(f"  {name:{wide}}  {1000 * ratio.seconds:6.1f} ms  {ratio.median:6.2f}  {spread}")
+
+
+def _say_limits(limits: Limits, terminal: Terminal) -> None:
+    """Print what the processor does per second."""
+    shown = [(f"products in {name}", limits.products[name]) for name in DTYPES]
+    shown += [("exponentials", limits.exponentials), ("bytes of memory", limits.bandwidth)]
+    terminal.say("  limits per second")
+    for name, rate in shown:
+        terminal.say(f"    {name:24s}  {rate / 1e9:8.1f} billion")

@@ -1,0 +1,372 @@
+"""The options of every command. They are known before torch is loaded, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attlas
+from attlas import models
+from attlas.cli.terminal import Help
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["DISTRIBUTIONS", "DTYPES", "KERNELS", "KEYS", "QUERIES", "SIDE", "STATISTICS", "parser"]
+
+DISTRIBUTIONS = ("normal", "uniform", "rademacher", "laplace")  # those of attlas.scaling
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")
+KEYS, QUERIES = 512, 256
+SIDE = 1024  # blocks along a side of one head, at most
+STATISTICS = (
+    "entropy",
+    "effective_keys",
+    "max_weight",
+    "max_logit",
+    "logit_moments",
+    "column_mass",
+    "offsets",
+    "top_k",
+    "picture",
+    "kinds",
+    "arg_max",
+    "column_arg_max",
+    "column_max",
+    "coverage",
+    "row_mass",
+)  # those of attlas.cli.numbers
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; ``module`` is the module of attlas.cli that runs a command."""
+    top = argparse.ArgumentParser(
+        prog="attlas",
+        description="Exact attention whose weights you can look at, at any length.",
+        epilog="attlas COMMAND --help says what a command takes.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_demo, _record, _view, _stats, _picture, _reporting, _scaling, _regress, _bench):
+        add(commands)
+    return top
+
+
+def _demo(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas demo``."""
+    command = commands.add_parser(
+        "demo",
+        help="show what every head of a small trained model does on real text",
+        description="Run a trained model on a text, say what each of its heads does, and write a report and pictures.",
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
+    )
+    command.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("demo-output"),
+        help="folder for the report (default: %(default)s)",
+    )
+    command.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
+    command.add_argument(
+        "--model", type=Path, metavar="DIR", help="folder of a Hugging Face causal model (default: the shipped GPT-2)"
+    )
+    command.add_argument("--no-browser", action="store_true", help="do not open the run in the browser at the end")
+    command.set_defaults(module="demo")
+
+
+_OF_RECORD = """\
+examples:
+  attlas record --text book.txt -o run.atlas
+  cat *.py | attlas record --model ./my-model --text - --tokens 4096 --keep statistics -o run.atlas
+"""
+
+
+def _record(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas record``."""
+    command = commands.add_parser(
+        "record",
+        help="run a model on a text, and keep what its heads attend to",
+        description="Run a Hugging Face model on a text and record the attention of every head: queries, keys and one "
+        "number a row, in linear memory, with exact statistics of every cell.",
+        epilog=_OF_RECORD,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--model", metavar="DIR_OR_ID", help="folder of a Hugging Face model, or its name on the hub (default: shipped)"
+    )
+    command.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe (default: timeit.py of Python)"
+    )
+    command.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
+    command.add_argument("--generate", type=int, metavar="N", default=0, help="let the model write N tokens more")
+    command.add_argument(
+        "--chunk",
+        type=int,
+        metavar="N",
+        help="read N tokens at a time: less memory where heads share keys (default: all at once)",
+    )
+    what = command.add_argument_group("what is recorded")
+    what.add_argument("--layers", metavar="L,L,...", help="layers, from 0; negative from the end (default: all)")
+    what.add_argument("--heads", metavar="H,H,...", help="heads of each layer (default: all)")
+    what.add_argument(
+        "--statistics",
+        metavar="NAME,NAME,...",
+        help=f"of {', '.join(STATISTICS)} (default: what stats, picture and report show)",
+    )
+    what.add_argument(
+        "--keep",
+        choices=("disk", "statistics"),
+        default="disk",
+        help="disk: queries and keys too, for any question later; statistics: the numbers only (default: disk)",
+    )
+    how = command.add_argument_group("how the model is run")
+    how.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
+    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    how.add_argument(
+        "--patch-sdpa", action="store_true", help="record a model that calls scaled_dot_product_attention by itself"
+    )
+    out = command.add_argument_group("result")
+    out.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="where it goes, run.atlas")
+    out.add_argument("--overwrite", action="store_true", help="replace an atlas that is there")
+    command.set_defaults(module="record")
+
+
+_OF_VIEW = """\
+examples:
+  attlas view run.atlas
+  attlas view --text book.txt --tokens 4096
+  attlas view --model ./my-model --text book.txt -o run.atlas
+"""
+
+
+def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas view``."""
+    command = commands.add_parser(
+        "view",
+        help="open a recording in the browser",
+        description="Open a recording in the browser: pan and zoom through the whole matrix of every head. The page "
+        "is served to this machine only, until Ctrl-C.",
+        epilog=_OF_VIEW,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", nargs="?", type=Path, metavar="FOLDER", help="what attlas record has written")
+    new = command.add_argument_group("instead of a folder, a run that is recorded now")
+    new.add_argument("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
+    new.add_argument("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
+    new.add_argument("--tokens", type=int, metavar="N", help="read the first N tokens only")
+    new.add_argument("--generate", type=int, metavar="N", help="let the model write N tokens more")
+    new.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="keep the recording there (default: drop it)")
+    how = command.add_argument_group("the viewer")
+    how.add_argument("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
+    how.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    command.set_defaults(module="view")
+
+
+_OF_STATS = """\
+examples:
+  attlas stats run.atlas
+  attlas stats run.atlas --sort induction --top 5
+  attlas stats run.atlas --json | jq '.rows[] | select(.first > 0.5) | [.layer, .head]'
+  attlas stats run.atlas --csv > heads.csv
+"""
+
+
+def _stats(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas stats``."""
+    command = commands.add_parser(
+        "stats",
+        help="print what every head of a recording does",
+        description="Print a table of all recorded heads: exact means over every query of the text, and what each "
+        "head is.",
+        epilog=_OF_STATS,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument("--layer", type=int, metavar="L", help="one layer only; negative counts from the end")
+    command.add_argument("--sort", metavar="COLUMN", help="largest first; with a + before the name, smallest first")
+    command.add_argument("--top", type=int, metavar="N", help="the first N heads only")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all numbers as JSON")
+    form.add_argument("--csv", action="store_true", help="print all numbers as CSV")
+    command.set_defaults(module="stats")
+
+
+_OF_PICTURE = """\
+examples:
+  attlas picture run.atlas -o all.png
+  attlas picture run.atlas --layer 2 --head 4 -o head.png
+  attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
+"""
+
+
+def _picture(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas picture``."""
+    command = commands.add_parser(
+        "picture",
+        help="draw a head of a recording, or all of them",
+        description="Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.",
+        epilog=_OF_PICTURE,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument("--layer", metavar="L", help="a layer, or a name such as cross.3 (default: all)")
+    command.add_argument("--head", type=int, metavar="H", help="a head of it (default: all)")
+    command.add_argument("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
+    command.add_argument("--columns", metavar="A:B", help="keys A to B - 1 only")
+    command.add_argument("--size", type=int, metavar="N", help=f"blocks along a side, at most (default: {SIDE})")
+    command.add_argument("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
+    command.add_argument("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
+    command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="head.png, .svg or .pdf")
+    command.set_defaults(module="picture")
+
+
+_OF_REPORTING = """\
+examples:
+  attlas report run.atlas -o report.html
+  attlas report run.atlas --heads 2.4,3.2 -o report.html
+"""
+
+
+def _reporting(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas report``."""
+    command = commands.add_parser(
+        "report",
+        help="write a recording as one HTML file",
+        description="Write the page of the viewer as one HTML file that needs no server: every head, the text and what "
+        "each token looks at. It opens at the most telling head, and loads nothing from anywhere.",
+        epilog=_OF_REPORTING,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument(
+        "--heads", metavar="L.H,...", help="layer and head of those in detail (default: the most telling head)"
+    )
+    command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="report.html")
+    command.set_defaults(module="reporting")
+
+
+def _scaling(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas scaling``."""
+    command = commands.add_parser(
+        "scaling",
+        help="show why the dot product is divided by sqrt(d)",
+        description="Compare variance of q·k, entropy, largest weight and slope of softmax with what theory predicts: "
+        "for random vectors of growing size, without and with the scale, or for every head of a model.",
+        allow_abbrev=False,
+    )
+    random = command.add_argument_group("random vectors")
+    random.add_argument("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
+    random.add_argument("--keys", type=int, metavar="N", help=f"keys of each query (default: {KEYS})")
+    random.add_argument("--queries", type=int, metavar="N", help=f"queries that are drawn (default: {QUERIES})")
+    random.add_argument("--distribution", metavar="NAME", help=f"{', '.join(DISTRIBUTIONS)} (default: the first)")
+    random.add_argument("--seed", type=int, metavar="N", help="seed of the draw (default: 0)")
+    model = command.add_argument_group("a model")
+    model.add_argument(
+        "--model",
+        type=Path,
+        nargs="?",
+        const=models.path(),
+        metavar="DIR",
+        help="folder of a Hugging Face causal model (without DIR: the shipped GPT-2)",
+    )
+    model.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read, UTF-8 (default: timeit.py of the standard library)"
+    )
+    model.add_argument("--tokens", type=int, metavar="N", help="how many tokens to read (default: up to 2048)")
+    model.add_argument(
+        "--target",
+        metavar="WHAT=VALUE",
+        help="what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS",
+    )
+    out = command.add_argument_group("files")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw the numbers: .png, .svg or .pdf")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    command.set_defaults(module="scaling")
+
+
+_OF_REGRESS = """\
+examples:
+  attlas regress cars.csv --target price
+  attlas regress cars.csv --target price --features age,km --plot price.png
+  attlas regress cars.csv --target price --predict new.csv -o prices.csv --std
+  attlas regress cars.csv --target price --save price.safetensors
+  attlas regress --load price.safetensors --predict new.csv -o prices.csv
+  zcat log.csv.gz | attlas regress - --target seconds --bandwidth scott --json
+"""
+
+
+def _regress(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas regress``."""
+    command = commands.add_parser(
+        "regress",
+        help="predict a column of a table by kernel regression",
+        description="Predict one column of a table from others by kernel regression with a bandwidth per feature; "
+        "its leave-one-out error stands beside those of the mean and of a linear model.",
+        epilog=_OF_REGRESS,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    option = command.add_argument
+    option("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
+    option("--target", metavar="COLUMN", help="the column to predict")
+    option("--features", metavar="A,B,...", help="the columns to predict it from (default: all others)")
+    option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
+    option = command.add_argument_group("the regression").add_argument
+    option("--kernel", choices=KERNELS, metavar="NAME", help=f"{', '.join(KERNELS)} (default: the first)")
+    option(
+        "--bandwidth",
+        metavar="H",
+        help="loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)",
+    )
+    option("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
+    option("--outside", choices=("nan", "nearest"), help="prediction for rows out of reach (default: nan, none)")
+    option = command.add_argument_group("the table").add_argument
+    option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
+    option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
+    option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
+    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
+    option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
+    option("--drop-missing", action="store_true", help="leave out rows with a missing value")
+    option = command.add_argument_group("result").add_argument
+    option("--predict", type=Path, metavar="FILE", help="rows to predict for; needs -o")
+    option("-o", "--out", type=Path, metavar="FILE", help="these rows with predictions: .csv, .tsv or .parquet")
+    option("--std", action="store_true", help="add the standard deviation of the target around the prediction")
+    option("--plot", type=Path, metavar="FILE", help="draw the fit, or the effect of each feature: .png .svg .pdf")
+    option("--save", type=Path, metavar="FILE", help="keep the fit, for --load: .safetensors")
+    option("--load", type=Path, metavar="FILE", help="predict with a fit that --save kept")
+    option("--json", action="store_true", help="print all numbers as JSON")
+    command.set_defaults(module="regress")
+
+
+def _bench(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas bench``."""
+    command = commands.add_parser(
+        "bench",
+        help="measure attlas on this machine, beside other ways to compute attention",
+        description="Print the time of attlas, FlexAttention and eager attention divided by that of PyTorch's fused "
+        "kernel (SDPA), and the limits of this processor. The limits are measured once and kept in the user's cache "
+        "folder; attlas.explain(A) compares with them. Takes about a minute, on a machine that does nothing else.",
+        allow_abbrev=False,
+    )
+    option = command.add_argument
+    option("--tokens", type=int, default=4096, metavar="N", help="queries and keys (default: %(default)s)")
+    option("--heads", type=int, default=8, metavar="N", help="heads (default: %(default)s)")
+    option("--size", type=int, default=64, metavar="D", help="size of each head (default: %(default)s)")
+    option(
+        "--dtype", default=DTYPES[0], choices=DTYPES, metavar="NAME", help=f"{', '.join(DTYPES)} (default: the first)"
+    )
+    option("--seconds", type=float, default=40.0, metavar="S", help="time for the three tables (default: 40)")
+    option("--again", action="store_true", help="measure the limits of the processor again")
+    command.set_defaults(module="bench")

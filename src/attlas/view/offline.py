@@ -1,0 +1,113 @@
+"""The page as one HTML file that works offline, written without a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from attlas.atlas import Atlas
+from attlas.errors import RecordingError, ShapeError
+from attlas.files import whole_file
+from attlas.matrix import AttentionMatrix
+from attlas.view import bundle
+from attlas.view.packing import Packer
+from attlas.view.service import Service
+
+__all__ = ["export"]
+
+
+def export(
+    shown: Atlas | AttentionMatrix,
+    path: str | os.PathLike[str],
+    *,
+    heads: Sequence[tuple[int, int]] | None = None,
+    tokens: Sequence[str] | None = None,
+    title: str = "",
+    query: int | None = None,
+    progress: Callable[[float], object] | None = None,
+) -> Path:
+    """Write a recording or a matrix as one HTML file: the page of the viewer, which then needs no server.
+
+    Parameters
+    ----------
+    shown : Atlas or AttentionMatrix
+        What is shown.
+    path : str or Path
+        The file; one that is there is replaced.
+    heads : sequence of (int, int), optional
+        Layer and head of those that are shown in detail, the one that the page opens at first. The default is the
+        most telling head.
+    tokens : sequence of str, optional
+        Text of each token; an atlas knows it.
+    title : str
+        What the page is called.
+    query : int, optional
+        The token whose row is coloured when the page opens.
+    progress : callable, optional
+        Is told the share that is done.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    ShapeError
+        If there is no such head.
+    RecordingError
+        If a part of the page cannot be computed.
+
+    See Also
+    --------
+    attlas.view.serve : every cell of every head.
+
+    Notes
+    -----
+    Of the heads in detail the file holds pictures down to single cells, as far as 3 MB before compression reach, and
+    all weights of small matrices; of the others an overview, and the largest weights of each query, the most telling
+    heads first. Cost: one pass over each head whose overview was not recorded.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> attlas.view.export(attlas.load("run.atlas"), "page.html", heads=[(2, 4)])  # doctest: +SKIP
+    """
+    with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
+        order = service.order()
+        chosen = order[:1] if heads is None else [_place(service, layer, head) for layer, head in heads]
+        data = Packer(service, chosen, order, tell=progress or (lambda share: None)).pack()
+        title = service.source.title
+    if not data["packed"]:
+        rule, fix = (
+            "a page needs weights, or a recorded picture of them.",
+            'attlas record without --statistics, or keep="disk"',
+        )
+        raise RecordingError("export", rule, found="neither", fix=fix)
+    first = {name: data["packed"][0][name] for name in ("entry", "head")}
+    pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
+    data["state"] = {**first, "batch": 0, "variant": "plain", "pool": "max", **pointed}
+    page = bundle.offline_page().replace("<title>attlas</title>", f"<title>{escape(title)} · attlas</title>", 1)
+    before, _, after = page.partition(bundle.DATA)
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    with whole_file(path, "export") as unfinished:
+        unfinished.write_text(f"{before}{text}{after}", encoding="utf-8", newline="\n")
+    return Path(path)
+
+
+def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
+    """Return entry and head of a head by its layer and its number."""
+    for number, shown in enumerate(service.source.entries):
+        if shown.entry.layer == layer and head in shown.entry.heads:
+            return number, shown.entry.heads.index(head)
+    known = {(shown.entry.layer, each) for shown in service.source.entries for each in shown.entry.heads}
+    low, high = min(known, default=(0, 0)), max(known, default=(0, 0))
+    raise ShapeError(
+        "export",
+        "every head must be one of the recording.",
+        found=f"layer {layer}, head {head}",
+        fix=f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}",
+    )

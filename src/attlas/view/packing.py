@@ -1,0 +1,270 @@
+"""What a page that works offline holds: some heads in detail and overviews of the others, as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.atlas import Entry
+from attlas.errors import RecordingError
+from attlas.stats.pooled import block_edges
+from attlas.view import codes
+from attlas.view.codes import Array
+from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
+from attlas.view.source import Place
+
+if TYPE_CHECKING:
+    from attlas.view.service import Answer, Service
+
+__all__ = ["DETAIL", "Packer", "levels_that_fit"]
+
+_TILE = 2 * TILE**2
+DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
+_OVERVIEWS = 6 << 20  # for those of the other heads,
+_TILES = 1 << 20  # and up to which they are tiles where a coarser picture was recorded
+_WEIGHTS = 900_000  # of single queries, of all heads together, about
+_PER_QUERY = 3, 8  # at least and at most
+_TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
+_THUMBNAILS = 256
+_PAUSE = 0.05  # seconds between two looks at a pass
+
+
+@dataclass
+class Packer:
+    """Gather what a page holds; parts that are not known yet are computed.
+
+    Parameters
+    ----------
+    service : Service
+        What answers.
+    heads : sequence of (int, int)
+        Entry and head of those in detail.
+    order : sequence of (int, int)
+        All heads, the most telling first: the overviews that fit are of the first ones.
+    limit : int
+        Bytes of the pictures in detail, before compression.
+    batch, variant, pool : int, str, str
+        As in the questions of the page.
+    pin : (int, int), optional
+        A cell of the first head whose row and column are kept exactly.
+    tell : callable
+        Is told the share that is done.
+    """
+
+    service: Service
+    heads: Sequence[tuple[int, int]]
+    order: Sequence[tuple[int, int]]
+    limit: int = DETAIL
+    batch: int = 0
+    variant: str = "plain"
+    pool: str = "max"
+    pin: tuple[int, int] | None = None
+    tell: Callable[[float], object] = lambda share: None
+
+    def pack(self) -> dict[str, Any]:
+        """Return what the page holds, less the state that it begins with.
+
+        Raises
+        ------
+        RecordingError
+            If a part cannot be computed.
+        """
+        self._parts: dict[str, Any] = {}
+        self._info = json.loads(self._ask("info").body)
+        places = [*self.heads, *(place for place in self.order if place not in self.heads)]
+        held, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
+        for done, place in enumerate(places):
+            self.tell(done / len(places))
+            entry = self._entry(place)
+            if place in self.heads and entry.matrix is not None:
+                record: dict[str, Any] | None = self._detail(place)
+            else:
+                record = self._overview(place, len(places), room)
+                room -= _TILE
+            if record is None:
+                continue
+            kept = 0 if record["exact"] else self._largest(place, len(places), weights)
+            weights -= kept * entry.shape[2]
+            held.append({"entry": place[0], "head": place[1], **record, "kept": kept})
+        self._thumbnails()
+        text = self.service.source.text
+        return {
+            "format": 1,
+            "info": self._info,
+            "packed": held,
+            "heads": json.loads(self._ask("heads").body),
+            "tokens": text.shown,
+            "joined": text.joined_in(range(len(text))),
+            "parts": self._parts,
+        }
+
+    def _entry(self, place: tuple[int, int]) -> Entry:
+        return self.service.source.entries[place[0]].entry
+
+    def _question(self, place: tuple[int, int]) -> dict[str, Any]:
+        return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
+
+    def _ask(self, question: str, /, **given: Any) -> Answer:
+        """Return a complete answer."""
+        while True:
+            answer = self.service.answer(question, {field: str(value) for field, value in given.items()})
+            if answer.status != 200:
+                found = json.loads(answer.body)["error"]
+                raise RecordingError(
+                    "export", "every head of the page must be computed.", found=found, fix="other heads"
+                )
+            if answer.progress >= 1:
+                return answer
+            time.sleep(_PAUSE)
+
+    def _put(self, key: str, values: bytes | Array, width: int) -> None:
+        self._parts[key] = _packed(values if isinstance(values, bytes) else values.tobytes(), width)
+
+    # ------------------------------------------------------------------------------------------------ one head
+
+    def _detail(self, place: tuple[int, int]) -> dict[str, Any]:
+        """Put the pictures of a head, down to the finest level that fits, its tracks, and all of a small head."""
+        name, question, entry = f"{place[0]}:{place[1]}", self._question(place), self._info["entries"][place[0]]
+        self._entry(place).need_matrix("export")
+        limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
+        levels = levels_that_fit(entry, limit)
+        for level in levels:
+            for y, x in _tiles_of(entry, level):
+                answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
+                self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
+        for track in TRACKS:
+            self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
+        exact = 4 * m * n <= limit
+        head = self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+        if exact and head is not None:
+            self._put(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
+        if self.pin is not None and place == self.heads[0]:
+            i, j = self.pin
+            self._put(f"row:{name}:{i}", self._ask("row", **question, i=i).body, 4)
+            self._put(f"column:{name}:{j}", self._ask("column", **question, j=j).body, 4)
+            self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._ask("cell", **question, i=i, j=j).body)
+        return {"finest": levels[-1], "block": None, "exact": exact}
+
+    def _overview(self, place: tuple[int, int], heads: int, room: int) -> dict[str, Any] | None:
+        """Put one picture of a head and two tracks; None where there is no room, or nothing to draw."""
+        entry, info, name = self._entry(place), self._info["entries"][place[0]], f"{place[0]}:{place[1]}"
+        level, (batch, _, m, n) = info["levels"] - 1, entry.shape
+        if 0 in (m, n) or self.batch >= batch:
+            return None
+        plain, size = self.variant == "plain", 2 * -(-m // (1 << level)) * -(-n // (1 << level))
+        found = None
+        if plain and self.pool == "max" and (entry.matrix is None or heads * size > _TILES):
+            found = _recorded(entry, self.batch, place[1], level)
+        if found is None and (entry.matrix is None or room < _TILE):
+            return None
+        question = self._question(place)
+        tile = (
+            found[1].tobytes() if found else self._ask("tile", **question, pool=self.pool, level=level, y=0, x=0).body
+        )
+        self._put(f"tile:{name}:{level}:0:0", tile, 2)
+        for track in _TRACKS:
+            values = entry.statistics.get(track) if plain else None
+            if isinstance(values, Tensor):
+                self._put(f"track:{name}:{track}", values[self.batch, place[1]].float().cpu().numpy(), 4)
+            elif entry.matrix is not None:
+                self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
+        if entry.matrix is None and found:
+            info.update(readable=True, causal=_looks_causal(entry, found[1]))
+        return {"finest": level, "block": found and found[0], "exact": False}
+
+    def _largest(self, place: tuple[int, int], heads: int, room: int) -> int:
+        """Put the largest weights of each query of a head, and return how many of each; 0 where there is no room."""
+        entry, name = self._entry(place), f"{place[0]}:{place[1]}"
+        m, n = entry.shape[2:]
+        count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
+        found = entry.statistics.get("top_k")
+        if self.variant != "plain" or count * m > room or (found is None and entry.matrix is None):
+            return 0
+        if found is None or found.values.shape[-1] < count:
+            A = entry.need_matrix("export")[self.batch : self.batch + 1, place[1] : place[1] + 1]
+            largest = A.collect(stats.TopK(count))[0]
+            values, keys = largest.values[0, 0], largest.indices[0, 0]
+        else:
+            values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
+        weights = values.double().cpu().numpy()
+        gaps = torch.arange(m)[:, None] - keys.cpu()
+        self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
+        self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
+        return count
+
+    def _thumbnails(self) -> None:
+        readable = [place for place in self.order if self._entry(place).matrix is not None]
+        for place in readable[:_THUMBNAILS]:
+            question = self._question(place)
+            question["batch"] = min(self.batch, self._entry(place).shape[0] - 1)
+            answer = self._ask("thumbnail", **question, pool=self.pool, size=64)
+            self._put(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
+
+
+def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
+    """Return the levels whose tiles take at most `limit` bytes, from the coarsest on, which is always there."""
+    chosen: list[int] = []
+    for level in reversed(range(entry["levels"])):
+        limit -= _TILE * len(_tiles_of(entry, level))
+        if chosen and limit < 0:
+            break
+        chosen.append(level)
+    return chosen
+
+
+def _tiles_of(entry: Mapping[str, Any], level: int) -> list[tuple[int, int]]:
+    """Return row and column of the tiles of a level; those above the diagonal of a causal matrix are left out."""
+    side, last = TILE << level, entry["first_query"] - 1
+    return [
+        (y, x)
+        for y in range(-(-entry["m"] // side))
+        for x in range(-(-entry["n"] // side))
+        if not entry["causal"] or entry["first_key"] + x * side <= last + min(entry["m"], (y + 1) * side)
+    ]
+
+
+def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Array] | None:
+    """Return the cells of a block of the recorded picture of maxima, and the picture as a tile of a level.
+
+    A pixel is the block in which its middle lies; None where there is no such picture, or it is finer than the tile.
+    """
+    picture, largest = entry.statistics.get("picture"), entry.statistics.get("top_k")
+    m, n = entry.shape[2:]
+    if not isinstance(picture, Tensor) or largest is None:
+        return None
+    blocks, top = picture[batch, head].double(), float(largest.values[batch, head].max())
+    if max(blocks.shape) > TILE or abs(float(blocks.nan_to_num().max()) - top) > 1e-3 * top:  # means are no maxima
+        return None
+    pixels = []
+    for size, count in ((m, blocks.shape[0]), (n, blocks.shape[1])):
+        middle = ((torch.arange(-(-size // (1 << level))) + 0.5) * (1 << level)).clamp(max=size - 1)
+        pixels.append(torch.searchsorted(block_edges(range(size), count), middle.long(), right=True) - 1)
+    whole = blocks[pixels[0]][:, pixels[1]].numpy()
+    side = max(-(-m // blocks.shape[0]), -(-n // blocks.shape[1]))
+    return side, pad(codes.encode(np.nan_to_num(whole), ~np.isnan(whole)))
+
+
+def _looks_causal(entry: Entry, tile: Array) -> bool:
+    """Tell from the picture's corner and from the largest weights whether queries see no later key."""
+    found, (m, n) = entry.statistics.get("top_k"), entry.shape[2:]
+    width = -(-n // (1 << levels_of(m, n) - 1))
+    ahead = found is not None and bool(((found.indices > torch.arange(m)[:, None]) & (found.values > 0)).any())
+    return m == n and not ahead and int(tile[0, width - 1]) == codes.MASKED
+
+
+def _packed(values: bytes, width: int) -> dict[str, Any]:
+    """Return numbers of `width` bytes as text: their high and low bytes apart, which compresses better."""
+    split = np.frombuffer(values, np.uint8).reshape(-1, width).T.tobytes()
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    text = base64.b64encode(deflate.compress(split) + deflate.flush()).decode("ascii")
+    return {"text": text, "width": width, "deflated": True}

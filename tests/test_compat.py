@@ -1,0 +1,142 @@
+"""The private names of torch, transformers and einops that attlas uses are there, and do what is asked of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from attlas import _compat
+
+SOURCE = Path(_compat.__file__).parent
+
+NAMES = [
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_map_only",
+    "torch.ops.aten._to_copy.default",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "torch.Tensor._version",
+    "torch.Tensor._is_view",
+    "torch.Tensor._make_wrapper_subclass",
+    "torch._C._current_graph_task_id",
+    "torch._C._nn._parse_to",
+    "torch._C._are_functorch_transforms_active",
+    "torch.autograd.forward_ad._current_level",
+    "torch.distributed.tensor.experimental._context_parallel._attention._replaced_functions",
+    "einops._backends.TorchBackend",
+    "transformers.PreTrainedConfig._attn_implementation",
+    "transformers.PreTrainedConfig.__class_validators__",
+    "transformers.PreTrainedConfig.validate_output_attentions",
+    "transformers.PreTrainedModel._can_set_attn_implementation",
+    "transformers.masking_utils.causal_mask_function",
+    "transformers.masking_utils.bidirectional_mask_function",
+    "transformers.masking_utils.sdpa_mask",
+    "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+]
+# Private names that stand elsewhere than in _compat, by the package that they stand in.
+ELSEWHERE = {
+    "engine": {"_version", "_is_view", "_scaled_dot_product_flash_attention_for_cpu",
+               "_scaled_dot_product_flash_attention_for_cpu_backward"},
+    "masks": {"_version"},
+}  # fmt: skip
+
+
+def found_at(path: str) -> object:
+    """Return what a dotted name stands for: the longest module of it, and attributes from there."""
+    parts = path.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing: object = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for part in parts[cut:]:
+            thing = inspect.getattr_static(thing, part) if isinstance(thing, type) else getattr(thing, part)
+        return thing
+    raise ImportError(path)
+
+
+@pytest.mark.parametrize("path", NAMES)
+def test_the_name_is_there(path: str) -> None:
+    library = path.partition(".")[0]
+    pytest.importorskip(library)
+    if "distributed" in path and not torch.distributed.is_available():
+        pytest.skip("this torch has no distributed tensors")
+    try:
+        found_at(path)
+    except (ImportError, AttributeError):
+        version = importlib.import_module(library).__version__
+        pytest.fail(f"{library} {version} has no {path} any more: mend what attlas._compat asks of it.")
+
+
+def test_every_private_name_stands_in_compat() -> None:
+    strange = []
+    for path in SOURCE.rglob("*.py"):
+        package = path.relative_to(SOURCE).parts[0]
+        if path.name == "_compat.py" or package == "view":
+            continue
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"(?:torch|aten|ATEN|transformers|einops)\b[\w.]*?\.(_[a-z]\w*)", text)
+        names += re.findall(r"\._(?:version|is_view|make_wrapper_subclass|attn_implementation\w*)\b", text)
+        names += re.findall(r"\"(_attn_implementation\w*|_can_set_attn_implementation|_output_attentions)\"", text)
+        allowed = ELSEWHERE.get(package, set())
+        strange += [f"{path.relative_to(SOURCE)}: {name}" for name in names if name.lstrip(".") not in allowed]
+    assert not strange, "name it in attlas._compat, with what is asked of it"
+
+
+def test_torch_answers_as_it_is_asked() -> None:
+    t = torch.zeros(3)
+    before = _compat.changes(t)
+    t.add_(1)
+    assert _compat.changes(t) == before + 1
+    assert _compat.parse_to("cpu", torch.float64) == (torch.device("cpu"), torch.float64)
+    assert _compat.parse_to(torch.ones(1, dtype=torch.int8)) == (torch.device("cpu"), torch.int8)
+    asked = []
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        asked.append(_compat.transforming())
+        return x
+
+    same(t)
+    torch.func.vmap(same)(t)
+    with torch.autograd.forward_ad.dual_level():
+        asked.append(_compat.transforming())
+    assert asked == [False, True, True]
+    assert not _compat.in_backward()
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda grad: asked.append(_compat.in_backward()))
+    x.sum().backward()
+    assert asked[-1]
+    assert _compat.tree_leaves(_compat.tree_map_only(int, float, {"a": [1, "b"]})) == [1.0, "b"]
+    assert list(_compat.replaced_by_context_parallel()) == []
+
+
+def test_transformers_answers_as_it_is_asked() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    masking = importlib.import_module("transformers.masking_utils")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)
+    model = transformers.GPT2Model(config)
+    assert getattr(model, _compat.CAN_SWITCH)()
+    model.set_attn_implementation("eager")
+    for name in (_compat.ATTENTION, _compat.ATTENTION_STORED):
+        assert getattr(model.config, name) == "eager"
+    model.config.output_attentions = True
+    assert getattr(model.config, _compat.OUTPUT_ATTENTIONS_STORED) is True
+    assert vars(transformers.PreTrainedConfig)[_compat.VALIDATORS]
+    assert _compat.causal_models(transformers)["gpt2"] == "GPT2LMHeadModel"
+    missing = [name for name in _compat.MASK_PARTS if not hasattr(masking, name)]
+    assert not missing, "masks made of these are asked for each pair now: slower, and right"
+
+
+def test_mask_functions_close_over_what_is_read() -> None:
+    pytest.importorskip("transformers", minversion="5.0")
+    masking = importlib.import_module("transformers.masking_utils")
+    for name, wanted in _compat.MASK_PARTS.items():
+        make = getattr(masking, name)
+        inside = [code for code in make.__code__.co_consts if inspect.iscode(code)]
+        assert any(set(code.co_freevars) >= wanted for code in inside), f"{name} closes over other names than {wanted}"

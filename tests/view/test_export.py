@@ -1,0 +1,169 @@
+"""The page that is written without a browser: what it holds is what the matrices say."""
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import stats
+from attlas.atlas import Atlas, Entry
+from attlas.errors import RecordingError, ShapeError
+from attlas.view import codes, export, packing
+
+N, HEADS = 700, 3
+TOKENS = [f" t{i}" for i in range(N - 2)] + ["</script><b>", "🦊"]
+CODE_ERROR = 2.0 ** (32 / 65532) - 1 + 1e-5
+
+
+def atlas_of(*matrices: attlas.AttentionMatrix, keep: bool = True, collect: bool = True) -> Atlas:
+    entries = []
+    for layer, A in enumerate(matrices):
+        wanted = {"entropy": stats.Entropy(), "column_mass": stats.ColumnMass(), "top_k": stats.TopK(8)}
+        side = min(A.shape[-1], 100)
+        wanted["picture"] = stats.Picture(side, side, pool="max")
+        found = dict(zip(wanted, A.collect(*wanted.values()), strict=True)) if collect else {}
+        m, n = A.shape[-2:]
+        heads = tuple(range(A.shape[1]))
+        entries.append(
+            Entry(
+                f"layers.{layer}", layer, "self", 0, heads, (0, m), 0, (1, len(heads), m, n), A if keep else None, found
+            )
+        )
+    return Atlas(entries, model="tiny <model>", tokens=TOKENS[:n], details={"source": "a & b.py", "seconds": 1.5})
+
+
+def matrix(n: int = N, seed: int = 0) -> attlas.AttentionMatrix:
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (3.0 * torch.randn(1, HEADS, n, 16, generator=generator) for _ in range(2))
+    return attlas.attend(q, k, mask=attlas.Causal())
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    found = re.search(r'id="attlas-data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def numbers(data: dict[str, Any], key: str, dtype: str) -> np.ndarray:
+    part = data["parts"][key]
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(part["text"]), -15), np.uint8)
+    return np.frombuffer(raw.reshape(part["width"], -1).T.tobytes(), dtype)
+
+
+def pooled(dense: np.ndarray, side: int) -> np.ndarray:
+    """Return the largest weight of each block, -1 where nothing is allowed."""
+    n = len(dense)
+    whole = np.full([-(-n // side) * side] * 2, -1.0)
+    whole[:n, :n] = np.where(np.tri(n, dtype=bool), dense, -1.0)
+    return whole.reshape(len(whole) // side, side, -1, side).max((1, 3))
+
+
+def check_rows(data: dict[str, Any], name: str, dense: np.ndarray, kept: int) -> None:
+    n = len(dense)
+    keys = np.arange(n)[:, None] - numbers(data, f"gaps:{name}", "<i4").reshape(n, kept)
+    weights = codes.decode(numbers(data, f"kept:{name}", "<u2")).reshape(n, kept)
+    np.testing.assert_allclose(weights, -np.sort(-dense, axis=-1)[:, :kept], rtol=CODE_ERROR, atol=1e-18)
+    seen = weights > 0
+    np.testing.assert_allclose(np.take_along_axis(dense, keys.clip(0, n - 1), -1)[seen], weights[seen], rtol=CODE_ERROR)
+
+
+@pytest.mark.parametrize("collect", [True, False])
+def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, collect: bool) -> None:
+    first, second = matrix(), matrix(seed=1)
+    told: list[float] = []
+    path = export(
+        atlas_of(first, second, collect=collect), tmp_path / "page.html", heads=[(1, 2)], progress=told.append
+    )
+    data = data_of(path)
+    assert data["tokens"] == TOKENS
+    assert data["state"] | {"entry": 1, "head": 2} == data["state"]
+    assert (data["packed"][0]["entry"], data["packed"][0]["head"]) == (1, 2)
+    assert len(data["packed"]) == 6
+    assert told == sorted(told)
+    dense = second.to_dense()[0, 2].double().numpy()
+    assert data["packed"][0] | {"finest": 0, "exact": True, "kept": 0} == data["packed"][0]
+    np.testing.assert_allclose(numbers(data, "exact:1:2", "<f4").reshape(N, N), dense, rtol=1e-4, atol=1e-9)
+    tile = numbers(data, "tile:1:2:1:0:0", "<u2").reshape(256, 256)
+    np.testing.assert_array_equal(tile == codes.MASKED, pooled(dense, 2)[:256, :256] < 0)
+    np.testing.assert_allclose(codes.decode(tile), pooled(dense, 2)[:256, :256].clip(0), rtol=CODE_ERROR, atol=1e-18)
+    for each in data["packed"][1:]:
+        name, A = f"{each['entry']}:{each['head']}", (first, second)[each["entry"]]
+        dense = A.to_dense()[0, each["head"]].double().numpy()
+        assert (each["finest"], each["block"], each["kept"]) == (2, None, 8)
+        tile = numbers(data, f"tile:{name}:2:0:0", "<u2").reshape(256, 256)[:175, :175]
+        np.testing.assert_allclose(codes.decode(tile), pooled(dense, 4).clip(0), rtol=CODE_ERROR, atol=1e-18)
+        check_rows(data, name, dense, 8)
+        np.testing.assert_allclose(numbers(data, f"track:{name}:column_mass", "<f4"), dense.sum(0), rtol=1e-3)
+
+
+def test_many_heads_are_shown_by_the_pictures_that_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_TILES", 0)
+    A = matrix()
+    data = data_of(export(atlas_of(A), tmp_path / "page.html", heads=[(0, 0)]))
+    assert [(each["finest"], each["block"]) for each in data["packed"][1:]] == [(2, 7)] * 2
+    tile = numbers(data, "tile:0:1:2:0:0", "<u2").reshape(256, 256)[:175, :175]
+    picture = A.collect(stats.Picture(100, 100, pool="max"))[0][0, 1].double().nan_to_num(0.0).numpy()
+    block = ((np.arange(175) + 0.5) * 4 // 7).astype(int)  # the block in which the middle of a pixel lies
+    np.testing.assert_allclose(codes.decode(tile), picture[block][:, block], rtol=CODE_ERROR, atol=1e-18)
+
+
+def test_a_picture_of_means_is_not_taken_for_one_of_maxima(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_TILES", 0)
+    atlas = atlas_of(matrix())
+    for entry in atlas.entries:
+        entry.statistics["picture"] = entry.need_matrix("").collect(stats.Picture(100, 100))[0]
+    data = data_of(export(atlas, tmp_path / "page.html", heads=[(0, 0)]))
+    assert [each["block"] for each in data["packed"]] == [None] * 3
+
+
+def test_statistics_alone_make_a_page(tmp_path: Path) -> None:
+    A = matrix()
+    data = data_of(export(atlas_of(A, keep=False), tmp_path / "page.html"))
+    (entry,) = data["info"]["entries"]
+    assert (entry["readable"], entry["causal"]) == (True, True)
+    assert [(each["finest"], each["block"], each["kept"]) for each in data["packed"]] == [(2, 7, 8)] * 3
+    for head in range(HEADS):
+        check_rows(data, f"0:{head}", A.to_dense()[0, head].double().numpy(), 8)
+    both = attlas.attend(*(torch.randn(1, HEADS, 300, 8) for _ in range(2)))
+    (entry,) = data_of(export(atlas_of(both, keep=False), tmp_path / "page.html"))["info"]["entries"]
+    assert entry["causal"] is False
+
+
+def test_a_matrix_makes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
+    path = export(matrix(), tmp_path / "page.html", tokens=TOKENS, title="a <b> title", query=3)
+    text = path.read_text("utf-8")
+    assert text.count("</script>") == 2
+    assert "<title>a &lt;b&gt; title · attlas</title>" in text
+    assert "default-src 'none'" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
+    data = data_of(path)
+    assert data["tokens"] == TOKENS
+    assert data["state"]["pointed"] == {"i": 3, "j": 3}
+
+
+def test_what_the_page_says_of_the_recording(tmp_path: Path) -> None:
+    about = dict(data_of(export(atlas_of(matrix()), tmp_path / "page.html"))["info"]["about"])
+    assert about["Recorded"] == "tiny <model>, reading 700 tokens of a & b.py."
+    assert about["Memory"].startswith("Stored in float32, the matrices of its 3 heads would take 5.6 MiB; ")
+    assert about["Memory"].endswith(" of queries, keys and statistics. To run and read it took 1.5 s.")
+
+
+def test_heads_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ShapeError, match=r"(?s)layer 0, head 3.*fix: heads from 0\.0 to 0\.2"):
+        export(matrix(), tmp_path / "page.html", heads=[(0, 3)])
+    with pytest.raises(RecordingError, match="a page needs weights"):
+        export(atlas_of(matrix(), keep=False, collect=False), tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_atlas_has_it_as_a_method(tmp_path: Path) -> None:
+    assert atlas_of(matrix(60)).export(tmp_path / "page.html") == tmp_path / "page.html"
