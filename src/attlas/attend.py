@@ -68,6 +68,7 @@ def attend(
     See Also
     --------
     attention : ``attend(...) @ v`` in one call, with dropout.
+    attlas.distributed.attend : the same for DTensors, of which each rank has a part; called for them.
 
     Notes
     -----
@@ -86,6 +87,10 @@ def attend(
     >>> A[0, 3, 17, :3].shape
     torch.Size([3])
     """
+    if "DTensor" in (type(q).__name__, type(k).__name__):
+        from attlas.distributed.attend import attend as distributed  # which is loaded where it is needed only
+
+        return distributed(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     inputs = check_inputs("attend()", q, k)
     if score is None:
         if isinstance(scale, Tensor):
@@ -94,16 +99,14 @@ def attend(
             score = _PLAIN if scale is None else ScaledDot(scale)
     elif scale is not None:
         rule = "scale belongs to the default score; a score of your own has its own."
-        found = "both score and scale"
-        fix = "score=scale * score, or leave score out."
+        found, fix = "both score and scale", "score=scale * score, or leave score out."
         raise ShapeError("attend()", rule, {"score": type(score).__name__, "scale": scale}, found=found, fix=fix)
     elif callable(score) and not isinstance(score, (Score, Mask, type)):
         score = ScoreMod(score)
     elif not isinstance(score, Score):
         raise _no_score(score)
     score.check(q, k, inputs.q.shape[1])
-    lead = inputs.leading
-    batch, heads = inputs.q.shape[:2]
+    lead, (batch, heads) = inputs.leading, inputs.q.shape[:2]
     if mask is not None:
         mask = _as_mask(mask)
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
@@ -112,8 +115,7 @@ def attend(
     if sink is not None:
         sink = check_sink("attend()", sink, inputs.q)
     if plan is not None and not isinstance(plan, Plan):
-        rule = "plan must be an attlas.Plan."
-        fix = "plan=attlas.Plan(backend='tiled')"
+        rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
     ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
     problem = Problem(inputs.q, inputs.k, score, mask, sink, *ids)

@@ -15,7 +15,7 @@ from attlas.scores.base import Dot, Sum, Tokens
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
 
-__all__ = ["Moved", "MovedScore", "in_columns", "moved_tile", "spans_of", "window_of"]
+__all__ = ["Moved", "MovedScore", "cut_out", "in_columns", "moved_tile", "spans_of", "window_of"]
 
 
 def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, range]:
@@ -52,10 +52,10 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
         problem = A.detach().problem
     elif problem.needs_graph:
         A._gradient.lose("a window was taken")
-    return type(A)(_cut_out(problem, rows, columns), plan, A._axes, lse)
+    return type(A)(cut_out(problem, rows, columns), plan, A._axes, lse)
 
 
-def _cut_out(problem: Problem, rows: range, columns: range) -> Problem:
+def cut_out(problem: Problem, rows: range, columns: range) -> Problem:
     """Return some queries and keys of a problem; without all keys, a problem that needs the whole rows' log-sum-exp."""
     m, n = problem.shape[2:]
     old = rows, columns, m, n

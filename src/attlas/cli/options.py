@@ -354,7 +354,7 @@ def _bench(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``attlas bench``."""
     command = commands.add_parser(
         "bench",
-        help="measure attlas on this machine, beside other ways to compute attention",
+        help="measure this machine, beside SDPA and FlexAttention",
         description="Print the time of attlas, FlexAttention and eager attention divided by that of PyTorch's fused "
         "kernel (SDPA), and the limits of this processor. The limits are measured once and kept in the user's cache "
         "folder; attlas.explain(A) compares with them. Takes about a minute, on a machine that does nothing else.",

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from attlas import stats
@@ -57,6 +57,9 @@ class _Sums(NamedTuple):
         return _Sums(*(t[head : head + 1] for t in self))
 
 
+Layers: TypeAlias = "dict[str, tuple[tuple[int, ...], _Sums]]"
+
+
 class AttentionMonitor(TrainerCallback):
     """Log the largest logit, the entropy and the effective keys of each head every so many training steps.
 
@@ -97,7 +100,7 @@ class AttentionMonitor(TrainerCallback):
     the step's texts and queries, the others are means over the queries that see a key; padding, by the
     ``attention_mask`` of the call, is left out. With gradient accumulation all micro-batches of the step count,
     and what gradient checkpointing computes again does not. Growing logits and falling entropy announce
-    instability [1]_ [2]_. In distributed training rank 0 alone looks, at the texts that it has.
+    instability [1]_ [2]_. In distributed training all ranks look, and the numbers are those of all texts and heads.
 
     A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
     ``monitor.close()``.
@@ -176,7 +179,7 @@ class AttentionMonitor(TrainerCallback):
     ) -> None:
         """Begin to record where it is the turn of this step."""
         step = state.global_step + 1
-        if (step % self.every and step > 1) or not state.is_world_process_zero:
+        if step % self.every and step > 1:
             return
         self.close()
         numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
@@ -217,11 +220,12 @@ class AttentionMonitor(TrainerCallback):
             stack.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def _numbers(self, atlas: Atlas) -> Numbers:
-        layers: dict[str, tuple[tuple[int, ...], _Sums]] = {}
+        layers: Layers = {}
         for entry in atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
             found = _sums(entry)
             layers[name] = (entry.heads, layers[name][1].join(found) if name in layers else found)
+        layers = _of_all_ranks(layers)
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
@@ -236,6 +240,28 @@ class AttentionMonitor(TrainerCallback):
 
     def _named(self, path: str, sums: _Sums) -> Numbers:
         return {f"{self.prefix}/{path}{name}": value for name, value in sums.numbers().items()}
+
+
+def _of_all_ranks(layers: Layers) -> Layers:
+    """Return the heads of all ranks, those of one number joined; one exchange of all layers together."""
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return layers
+    everywhere: list[Layers] = [{} for _ in range(distributed.get_world_size())]
+    distributed.all_gather_object(everywhere, layers)
+    found: dict[str, dict[int, _Sums]] = {}
+    for one in everywhere:
+        for name, (heads, sums) in one.items():
+            mine = found.setdefault(name, {})
+            for place, head in enumerate(heads):
+                own = sums.of_head(place)
+                mine[head] = mine[head].join(own) if head in mine else own
+    return {
+        name: (
+            tuple(sorted(by_head)),
+            _Sums(*map(torch.cat, zip(*(by_head[head] for head in sorted(by_head)), strict=True))),
+        )
+        for name, by_head in found.items()
+    }
 
 
 def _sums(entry: Entry) -> _Sums:

@@ -152,7 +152,7 @@ class Gaussian(_Kernel):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         d = q.shape[-1]
-        if d < _DOT_SIZE or not (q.shape[-2] and k.shape[-2]) or tracing():
+        if d < _DOT_SIZE or not (q.numel() and k.numel()) or tracing():
             return q, k
         centre, h = _centre(k), self._unit(q)
         q_long, k_long = _augmented(

@@ -1,0 +1,7 @@
+"""Attention over several processes: DTensors in, DTensors out."""
+
+from attlas.distributed.attend import attend
+from attlas.distributed.layout import head_tail_order
+from attlas.distributed.matrix import DistributedMatrix
+
+__all__ = ["DistributedMatrix", "attend", "head_tail_order"]

@@ -1,0 +1,49 @@
+"""Errors that all ranks of a mesh raise together, so that no rank waits for one that has given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from attlas.errors import AttlasError
+
+__all__ = ["agreed"]
+
+T = TypeVar("T")
+
+
+def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
+    """Return what a function without collectives gives, or raise on all ranks the first error of any rank.
+
+    Cost: one all-reduce of one number for each dimension of the mesh.
+    """
+    result, error = None, None
+    try:
+        result = compute()
+    except Exception as caught:  # noqa: BLE001 - any error leaves the other ranks waiting
+        error = caught
+    groups = mesh.get_all_groups()
+    flag = torch.tensor([error is not None], dtype=torch.int32, device=mesh.device_type)
+    for group in groups:
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX, group)
+    if not flag.item():
+        return result  # type: ignore[return-value]  # it is what compute() gave
+    first = _portable(error)
+    for group in groups:
+        errors: list[Exception | None] = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(errors, first, group)
+        first = next((one for one in errors if one is not None), None)
+    raise first or RuntimeError("a rank failed.") from error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error that every process can read: one of attlas or of Python itself."""
+    if error is None or isinstance(error, AttlasError):
+        return error
+    if type(error).__module__ == "builtins" and not isinstance(error, OSError | UnicodeError):
+        return type(error)(*map(str, error.args))
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,156 @@
+"""attend() for DTensors: the arguments are checked for the whole matrix, and each rank makes its part of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from attlas.attend import attend as local_attend
+from attlas.distributed.agree import agreed
+from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
+from attlas.distributed.matrix import DistributedMatrix
+from attlas.engine.plan import Plan
+from attlas.engine.problem import tensors_of
+from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
+from attlas.inputs import tracing
+from attlas.masks.base import Mask
+from attlas.matrix import AttentionMatrix
+from attlas.scores import ScaledDot, Score, ScoreMod
+
+__all__ = ["attend"]
+
+
+def attend(
+    q: DTensor,
+    k: DTensor,
+    score: Score | Callable[..., Any] | None = None,
+    mask: Mask | Tensor | Callable[..., Any] | None = None,
+    scale: float | Tensor | None = None,
+    sink: Tensor | None = None,
+    plan: Plan | None = None,
+    *,
+    order: Tensor | None = None,
+) -> DistributedMatrix:
+    """Return the attention matrix of DTensors; `attlas.attend` calls this when it is given DTensors.
+
+    Parameters
+    ----------
+    q : DTensor, shape (..., m, d)
+        Queries, sharded along batch, heads or queries, or replicated.
+    k : DTensor, shape (..., n, d)
+        Keys, sharded along batch, heads or keys, or replicated, on the same mesh.
+    score, mask, scale, sink, plan
+        As in `attlas.attend`, the same on every rank. They refer to positions in the whole matrix. Tensors are
+        ordinary ones that every rank has; their gradient is the sum over all ranks.
+    order : Tensor, optional, shape (n,)
+        Position in the text of each token, where queries and keys are sharded in another order than that of the
+        text, such as `head_tail_order`.
+
+    Returns
+    -------
+    DistributedMatrix, shape (..., m, n)
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together, or placements are not supported. Where queries or keys are sharded, all
+        ranks raise the error of the first rank that has one.
+    BackendError
+        Inside torch.compile and the transforms of torch.func.
+    GradientError
+        If a score function closes over a tensor that requires a gradient.
+
+    See Also
+    --------
+    DistributedMatrix : placements of the results, and what is sent.
+
+    Notes
+    -----
+    A dimension of the mesh that shards the batch or the heads of q or k: each rank computes its part, nothing is sent.
+    One that shards q along its queries: keys and values are all-gathered, and their gradients reduce-scattered. One
+    that shards the keys only: outputs, log-sum-exps and statistics of the shards are merged.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import distributed
+    >>> from torch.distributed import HashStore, destroy_process_group, init_process_group
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Shard, distribute_tensor
+    >>> init_process_group(
+    ...     "gloo", store=HashStore(), rank=0, world_size=1
+    ... )  # torchrun does this with many ranks
+    >>> mesh = init_device_mesh("cpu", (1,))
+    >>> q, k, v = (distribute_tensor(torch.randn(2, 4, 64, 8), mesh, [Shard(-2)]) for _ in range(3))
+    >>> A = distributed.attend(q, k, mask=attlas.Causal())
+    >>> (A @ v).placements, A.shape
+    ((Shard(dim=2),), torch.Size([2, 4, 64, 64]))
+    >>> destroy_process_group()
+    """
+    where = "attend()"
+    if tracing():
+        found, fix = "torch.compile, or a transform of torch.func", "call attend() outside of it."
+        raise BackendError(where, "DTensors are attended to eagerly.", found=found, fix=fix)
+    if not isinstance(q, DTensor) or not isinstance(k, DTensor):
+        name, t = ("k", k) if isinstance(q, DTensor) else ("q", q)
+        rule, fix = "q and k must both be DTensors, or neither.", f"distribute_tensor({name}, mesh, placements)"
+        raise DtypeError(where, rule, {name: kind(t)}, found=f"{name} is {kind(t)}", fix=fix)
+
+    def prepare() -> tuple[Layout, AttentionMatrix]:
+        layout, whole = _whole(q, k, score, mask, scale, sink, plan, order)
+        return layout, _shared(layout, whole)
+
+    divided = any(isinstance(p, Shard) and p.dim % t.ndim == t.ndim - 2 for t in (q, k) for p in t.placements)
+    layout, whole = agreed(q.device_mesh, prepare) if divided else prepare()
+    return DistributedMatrix(layout, whole, (q, k, scale if score is None and isinstance(scale, Tensor) else None))
+
+
+def _whole(
+    q: DTensor, k: DTensor, score: Any, mask: Any, scale: Any, sink: Any, plan: Any, order: Tensor | None
+) -> tuple[Layout, AttentionMatrix]:
+    """Check all arguments; return what this rank has, and the whole matrix of tokens without memory."""
+    for name, t in (("q", q), ("k", k)):
+        check_dtensor("attend()", name, t, q.device_mesh)
+    some_q, some_k = like(q), like(k)
+    sink = like(sink) + 0 if isinstance(sink, DTensor) else sink
+    if isinstance(scale, Tensor) and score is None:  # it is multiplied with this rank's queries later
+        local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(scale))
+        score, scale = ScaledDot(1.0), None
+    whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
+    roles = roles_of(q, k, whole.shape[:-2])
+    if order is not None:
+        _check_order(order, roles, whole)
+    m, n = whole.shape[-2:]
+    return Layout(q.device_mesh, roles, tuple(whole.shape[:-2]), m, n, order), whole
+
+
+def _check_order(order: Tensor, roles: tuple[Any, ...], whole: AttentionMatrix) -> None:
+    m, n = whole.shape[-2:]
+    rule, found = "order must be a permutation of the tokens, of as many queries as keys.", f"m = {m}, n = {n}"
+    fits = isinstance(order, Tensor) and order.shape == (n,) == (m,) and not order.is_floating_point()
+    if fits and "keys" in roles:
+        fits, rule, found = False, "with an order, queries must be sharded too.", "q whole, k sharded along its keys"
+    elif fits and not torch.equal(order.sort().values.cpu(), torch.arange(n, device="cpu")):
+        fits, found = False, "positions that are missing or come twice"
+    if not fits:
+        raise ShapeError("attend()", rule, {"order": order}, found=found, fix="order=head_tail_order(n, mesh.size())")
+
+
+def _shared(layout: Layout, whole: AttentionMatrix) -> AttentionMatrix:
+    """Return the matrix with a score whose tensors get the sum of all ranks' gradients."""
+    problem = whole.problem
+    leaves = {id(t): layout.replicated(t) for t in tensors_of(problem.score) if t.requires_grad}
+    if not leaves or layout.mesh.size() == 1:
+        return whole
+    if any(isinstance(part, ScoreMod) and any(id(t) in leaves for t in part.held) for part in problem.score.modules()):
+        rule = "a gradient cannot be summed over the ranks for a tensor that a function closes over."
+        fix = "score + attlas.TensorBias(t), or a Score of your own that holds the tensor."
+        raise GradientError("attend()", rule, found="a score_mod with a tensor that requires a gradient", fix=fix)
+    score = copy.deepcopy(problem.score, dict(leaves))
+    return AttentionMatrix(replace(problem, score=score, versions=()), whole.plan, whole._axes)

@@ -1,0 +1,254 @@
+"""Statistics of a matrix whose cells are divided over ranks: computed part by part, and merged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import all_gather
+from torch.nn import functional
+
+from attlas.distributed.layout import Layout, Role
+from attlas.engine.fold import Part, keep_larger, merge_sums
+from attlas.engine.problem import Problem
+from attlas.errors import DtypeError, GradientError, kind
+from attlas.matrix import AttentionMatrix
+from attlas.recording.joining import can_join
+from attlas.stats import Statistic
+from attlas.tiles import Tile
+from attlas.windows import cut_out, moved_tile
+
+__all__ = ["Collector"]
+
+# What a collective can do by itself.
+_REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
+
+
+class Collector:
+    """Statistics of this rank's parts, and what all ranks make of them.
+
+    Parameters
+    ----------
+    layout : Layout
+        What this rank has.
+    whole : Problem
+        The whole matrix, of tokens without numbers.
+    parts : tuple of AttentionMatrix
+        This rank's parts, which know the log-sum-exp of whole rows.
+    """
+
+    def __init__(self, layout: Layout, whole: Problem, parts: tuple[AttentionMatrix, ...]) -> None:
+        self.layout = layout
+        self.whole = whole
+        self.parts = parts
+
+    def _axis(self, statistic: Statistic) -> str | None:
+        return statistic.axis if can_join(statistic) else None
+
+    def _split(self, statistic: Statistic) -> list[Role]:
+        """Return which shards have to be merged."""
+        axis = self._axis(statistic)
+        by: dict[Role, str] = {"queries": "rows", "keys": "columns"}
+        return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
+
+    def _by_carry(self, statistic: Statistic) -> bool:
+        """Return whether its results alone do not tell that of the whole."""
+        axis = self._axis(statistic)
+        if axis == "rows" or (axis is None and len(self.parts) == 1):
+            return bool(self._split(statistic))
+        return axis is None
+
+    def local(self, statistics: list[Any]) -> list[Any]:
+        """Return what this rank's parts give: a result, or a carry of the whole matrix."""
+        for statistic in statistics:
+            self._check(statistic)
+        asked = [[self._asked(s, part, rows) for s in statistics] for part, rows in self._rows()]
+        found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]
+        return [self._joined(s, list(some), list(own)) for s, *some, own in self._transposed(statistics, asked, found)]
+
+    def _rows(self) -> list[tuple[AttentionMatrix, range]]:
+        return list(zip(self.parts, self.layout.rows, strict=True))
+
+    @staticmethod
+    def _transposed(statistics: list[Any], asked: list[Any], found: list[Any]) -> Any:
+        for i, s in enumerate(statistics):
+            yield s, *(some[i] for some in asked), [own[i] for own in found]
+
+    def _check(self, statistic: Any) -> None:
+        if not isinstance(statistic, Statistic):
+            rule, fix = "every argument must be a Statistic, an object and not its class.", "A.collect(stats.Entropy())"
+            raise DtypeError("collect()", rule, {"statistic": repr(statistic)}, found=kind(statistic), fix=fix)
+        merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
+        name = type(statistic).__name__
+        if merges and type(statistic).merge is Statistic.merge:
+            rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
+            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.fold, for sums.")
+        recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
+        if merges and recorded and _REDUCTIONS.get(type(statistic).merge) != "sum":
+            rule, found = f"{name} of cells that are divided over ranks carries no gradient.", "a recorded gradient"
+            raise GradientError("A.collect()", rule, found=found, fix="call it under torch.no_grad().")
+
+    def _asked(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
+        if not self._by_carry(statistic):
+            return statistic
+        m = self.whole.shape[2]
+        own_rows = self._axis(statistic) == "rows"
+        return _Carried(statistic, self._sized(part, rows if own_rows else range(m)), 0 if own_rows else rows.start,
+                        self.layout.columns.start)  # fmt: skip
+
+    def _sized(self, part: AttentionMatrix, rows: range) -> Problem:
+        """Return a problem of some queries and all keys, of this rank's batches and heads, with tokens of no memory."""
+        whole, own = self.whole, part.problem
+        base = cut_out(whole, rows, range(whole.shape[3]))
+        q = own.q.new_zeros(1).expand(*own.shape[:2], len(rows), own.q.shape[-1])
+        k = own.k.new_zeros(1).expand(*own.k.shape[:2], whole.shape[3], own.k.shape[-1])
+        ids: dict[str, Any] = {"batch_ids": own.batch_ids, "head_ids": own.head_ids}
+        base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, **ids, versions=())
+        # Closed forms over all keys would look at tokens that are not here.
+        vars(base).update(tokens=own.tokens, stays_finite=False, is_modest=False)
+        return base
+
+    def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
+        """Join what the parts of this rank give."""
+        if self._by_carry(statistic):
+            carries = [one.carry for one in asked]
+            return _folded(statistic, carries)
+        if self._axis(statistic) == "diagonals":
+            found = [self._placed(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
+        if len(found) == 1:
+            return found[0]
+        if self._axis(statistic) != "rows":
+            return _folded(statistic, found)
+        return _each(lambda *parts: torch.cat(parts, dim=2), *found)
+
+    def _placed(self, t: Tensor, rows: range) -> Tensor:
+        """Return sums of the diagonals of some rows as sums of all diagonals."""
+        m, n = self.whole.shape[2:]
+        if not len(rows) or not len(self.layout.columns):
+            return t.new_zeros(*t.shape[:2], max(m + n - 1, 0))
+        first = self.layout.columns.start - (rows.stop - 1) + m - 1
+        return functional.pad(t, (first, m + n - 1 - first - t.shape[-1]))
+
+    def merged(self, statistics: list[Any], local: list[Any]) -> list[Any]:
+        """Merge what all ranks have, and return DTensors."""
+        return [self._merged(s, own) for s, own in zip(statistics, local, strict=True)]
+
+    def _merged(self, statistic: Statistic, own: Any) -> Any:
+        layout, axis, split = self.layout, self._axis(statistic), self._split(statistic)
+        how = _REDUCTIONS.get(type(statistic).merge)
+        if split and how is not None:
+            own = _each(lambda t: None if t is None else layout.reduced(t, split, how), own)
+        else:
+            for dim in (dim for role in split for dim in layout.dims(role)):
+                own = _folded(statistic, self._gathered(own, dim))
+        result = statistic.finish(own) if self._by_carry(statistic) else own
+        queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
+        return _each(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
+
+    def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
+        """Give a result of parts without cells the graph that other ranks have; all must join in the backward."""
+        if not (statistic.differentiable and t.is_floating_point() and any(part.needs_graph for part in self.parts)):
+            return t
+        nothing = [leaf.flatten()[:0].sum().to(t.dtype) for part in self.parts for leaf in part.problem.leaves]
+        return t if t.requires_grad else t + sum(nothing)
+
+    def _gathered(self, carry: Any, dim: int) -> list[Any]:
+        """Return the carries of all ranks along a dimension of the mesh, in their order."""
+        mesh, tensors = self.layout.mesh, _tensors(carry)
+        ranks, group = mesh.size(dim), mesh.get_group(dim)
+        columns = []
+        for t in tensors:
+            found = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(ranks)]
+            all_gather(found, t.contiguous(), group)
+            columns.append(found)
+        return [_rebuilt(carry, [column[rank] for column in columns]) for rank in range(ranks)]
+
+
+class _Carried(Statistic):
+    """A statistic that runs over a part of a matrix and keeps a carry of the whole."""
+
+    def __init__(self, inner: Statistic, base: Problem, row: int, column: int) -> None:
+        self.inner, self.base, self.row, self.column = inner, base, row, column
+        self.whole_rows, self.differentiable = inner.whole_rows, inner.differentiable
+        self.carry: Any = None
+
+    def start(self, problem: Problem) -> Any:
+        self.carry = self.inner.start(self.base)
+        return self.carry
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        m, n = self.base.shape[2:]
+        at = moved_tile(at, m, n, -self.row, -self.column)
+        return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
+
+    def finish(self, carry: Any) -> tuple[()]:
+        self.carry = carry
+        return ()
+
+
+class _Moved:
+    """A part at its position in the whole matrix; its numbers are those of the part."""
+
+    def __init__(self, part: Part, problem: Problem, at: Tile) -> None:
+        self._part, self.problem, self.at = part, problem, at
+        shift = at.columns.start - part.at.columns.start
+        self.strip = replace(
+            part.strip,
+            columns=_shifted(part.strip.columns, shift),
+            segments=tuple((_shifted(columns, shift), state) for columns, state in part.strip.segments),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+def _shifted(span: range, shift: int) -> range:
+    return range(span.start + shift, span.stop + shift)
+
+
+def _folded(statistic: Statistic, carries: list[Any]) -> Any:
+    first, *others = carries
+    for other in others:
+        first = statistic.merge(first, other)
+    return first
+
+
+def _each(f: Callable[..., Any], *results: Any) -> Any:
+    """Apply a function to each tensor of results of one form."""
+    if results[0] is None or isinstance(results[0], Tensor):
+        return f(*results)
+    parts = [_each(f, *some) for some in zip(*results, strict=True)]
+    return type(results[0])(*parts) if hasattr(results[0], "_fields") else type(results[0])(parts)
+
+
+def _tensors(carry: Any) -> list[Tensor]:
+    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
+    if isinstance(carry, Tensor):
+        return [carry]
+    if isinstance(carry, list | tuple):
+        return [t for part in carry for t in _tensors(part)]
+    if isinstance(carry, dict):
+        return _tensors(list(carry.values()))
+    return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []
+
+
+def _rebuilt(carry: Any, tensors: list[Tensor]) -> Any:
+    """Return a carry of the same form with other tensors; consumes the list from its front."""
+    if isinstance(carry, Tensor):
+        return tensors.pop(0)
+    if isinstance(carry, list | tuple):
+        parts = [_rebuilt(part, tensors) for part in carry]
+        return type(carry)(*parts) if hasattr(carry, "_fields") else type(carry)(parts)
+    if isinstance(carry, dict):
+        return {name: _rebuilt(part, tensors) for name, part in carry.items()}
+    if not hasattr(carry, "__dict__"):
+        return carry
+    other = copy.copy(carry)
+    for name, value in vars(carry).items():
+        if isinstance(value, Tensor):
+            setattr(other, name, tensors.pop(0))
+    return other

@@ -1,0 +1,310 @@
+"""Which batches, heads, queries and keys of a matrix this rank has, and what that makes of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from attlas.errors import DeviceError, DtypeError, ShapeError, kind
+from attlas.indexing import Axes
+from attlas.inputs import whole_number
+
+__all__ = ["Layout", "Role", "check_dtensor", "head_tail_order", "like", "roles_of"]
+
+# What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.
+Role: TypeAlias = int | Literal["queries", "keys", "nothing"]
+
+
+def head_tail_order(n: int, ranks: int) -> Tensor:
+    """Return an order of tokens that gives each rank the same share of a causal mask.
+
+    The text is cut into ``2 * ranks`` pieces; rank r gets piece r and piece ``2 * ranks - 1 - r``.
+
+    Parameters
+    ----------
+    n : int
+        Number of tokens.
+    ranks : int
+        Number of ranks that share them.
+
+    Returns
+    -------
+    Tensor, shape (n,), int64
+        The position in the text of each token, in the order in which they are sharded.
+
+    Raises
+    ------
+    ShapeError
+        If `n` is not a multiple of ``2 * ranks``, so that ranks would not get whole pieces.
+
+    Examples
+    --------
+    >>> from attlas.distributed import head_tail_order
+    >>> head_tail_order(8, 2)
+    tensor([0, 1, 6, 7, 2, 3, 4, 5])
+    """
+    for name, value in (("n", n), ("ranks", ranks)):
+        whole_number("head_tail_order()", name, value)
+    if n % (2 * ranks):
+        rule, found = "n must be a multiple of 2 * ranks.", f"n = {n}, ranks = {ranks}"
+        fix = f"pad the text to {-(-n // (2 * ranks)) * 2 * ranks} tokens, with mask=attlas.Padding(lengths)."
+        raise ShapeError("head_tail_order()", rule, found=found, fix=fix)
+    pieces = torch.arange(n, device="cpu").chunk(2 * ranks)
+    return torch.cat([pieces[i] for rank in range(ranks) for i in (rank, 2 * ranks - 1 - rank)])
+
+
+def check_dtensor(where: str, name: str, t: object, mesh: DeviceMesh | None = None) -> DTensor:
+    """Return a DTensor, or raise an error for anything else, another mesh, or placements that are not supported."""
+    if not isinstance(t, DTensor):
+        rule, fix = f"{name} must be a DTensor, as q and k are.", f"distribute_tensor({name}, mesh, placements)"
+        raise DtypeError(where, rule, {name: t if isinstance(t, Tensor) else kind(t)}, found=kind(t), fix=fix)
+    if mesh is not None and t.device_mesh != mesh:
+        rule, found = f"{name} must be on the mesh of q.", f"{t.device_mesh} and {mesh}"
+        raise DeviceError(where, rule, found=found, fix=f"{name}.full_tensor(), distributed on the mesh of q.")
+    for placement in t.placements:
+        fix = f"{name}.redistribute(placements=[Shard(-2)]), or heads, batch or Replicate()."
+        if not isinstance(placement, Shard | Replicate):
+            rule, found = f"{name} must be sharded or replicated.", f"{placement} in {t.placements}"
+            raise ShapeError(where, rule, found=found, fix=fix)
+        if isinstance(placement, Shard) and placement.dim % t.ndim == t.ndim - 1:
+            rule = f"each token of {name} must be whole."
+            raise ShapeError(where, rule, found=f"{placement} of {t.ndim} axes", fix=fix)
+    return t
+
+
+def like(t: Tensor) -> Tensor:
+    """Return a tensor of the global shape that takes no memory, to check arguments with."""
+    local = t.to_local() if isinstance(t, DTensor) else t
+    return torch.zeros(1, dtype=t.dtype, device=local.device).expand(t.shape)
+
+
+def _axis(t: DTensor, dim: int, rank: int) -> int | None:
+    """Return the leading axis of the matrix that an axis of a tensor is; None for its tokens."""
+    axis = dim % t.ndim + rank - (t.ndim - 2)
+    return axis if axis < rank else None
+
+
+def roles_of(q: DTensor, k: DTensor, leading: Sequence[int]) -> tuple[Role, ...]:
+    """Return what each dimension of the mesh divides. A leading axis goes before queries, and queries before keys."""
+    roles: list[Role] = []
+    for pair in zip(q.placements, k.placements, strict=True):
+        sharded = [(t, p.dim % t.ndim) for t, p in zip((q, k), pair, strict=True) if isinstance(p, Shard)]
+        axes = [(_axis(t, dim, len(leading)), t.shape[dim]) for t, dim in sharded]
+        lead = [axis for axis, size in axes if axis is not None and (size > 1 or leading[axis] == 1)]
+        tokens = [t for t, dim in sharded if dim == t.ndim - 2]
+        roles.append(lead[0] if lead else "nothing" if not tokens else "queries" if tokens[0] is q else "keys")
+    return tuple(roles)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The part of a matrix that this rank has.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+        The ranks.
+    roles : tuple of Role
+        What each dimension of the mesh divides.
+    leading : tuple of int
+        Leading axes of the matrix as the user sees them.
+    m, n : int
+        Number of queries and of keys of the whole matrix.
+    order : Tensor, optional, shape (n,)
+        Position in the text of each token, where they are sharded in another order.
+    """
+
+    mesh: DeviceMesh
+    roles: tuple[Role, ...]
+    leading: tuple[int, ...]
+    m: int
+    n: int
+    order: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of leading axes."""
+        return len(self.leading)
+
+    def dims(self, role: Role) -> list[int]:
+        """Return the dimensions of the mesh that divide something."""
+        return [dim for dim, own in enumerate(self.roles) if own == role]
+
+    def placements(self, **axes: int | None) -> list[Placement]:
+        """Return how a result lies on the mesh whose axes of queries and of keys are given; None where it has none."""
+        shards: list[Any] = [axes.get(role) if isinstance(role, str) else role for role in self.roles]
+        return [Replicate() if axis is None else Shard(axis) for axis in shards]
+
+    def _spans(self) -> list[range]:
+        """Return what this rank has of each leading axis, of the queries and of the keys."""
+        shape = (*self.leading, self.m, self.n)
+        placements = self.placements(queries=self.rank, keys=self.rank + 1)
+        sizes, starts = compute_local_shape_and_global_offset(shape, self.mesh, placements)
+        return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+    @property
+    def rows(self) -> list[range]:
+        """Runs of queries that this rank has, by their positions in the text."""
+        own = self._spans()[self.rank]
+        if self.order is None or not len(own):
+            return [own]
+        positions = self.order[own.start : own.stop]
+        ends = [0, *((positions.diff() != 1).nonzero().flatten() + 1).tolist(), len(positions)]
+        return [range(int(positions[a]), int(positions[b - 1]) + 1) for a, b in pairwise(ends)]
+
+    @property
+    def columns(self) -> range:
+        """Keys that this rank has."""
+        return self._spans()[self.rank + 1]
+
+    @property
+    def local(self) -> tuple[range, ...]:
+        """What this rank has of each leading axis."""
+        return tuple(self._spans()[: self.rank])
+
+    @property
+    def axes(self) -> Axes:
+        """Leading axes of this rank's part."""
+        sizes = tuple(map(len, self.local))
+        return Axes(sizes, (True,) * len(sizes))
+
+    @property
+    def heads(self) -> range:
+        """Heads that this rank has."""
+        return self.local[-1] if self.rank >= 2 else range(1)
+
+    @property
+    def batch_ids(self) -> Tensor:
+        """Batches that this rank has, as the user counts them, with several batch axes flattened to one."""
+        own = self.local[:-1] if self.rank >= 2 else self.local
+        sizes = self.leading[: len(own)]
+        ids = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
+        for axis, span in enumerate(own):
+            ids = ids.narrow(axis, min(span.start, sizes[axis]), len(span))
+        return ids.flatten()
+
+    # -------------------------------------------------------------------------------------------------------- tensors
+
+    def part_of(self, t: DTensor, tokens: Role) -> Tensor:
+        """Return this rank's part of queries, keys or values, shape (batch, heads, tokens, size), with its gradient.
+
+        Parameters
+        ----------
+        t : DTensor, shape (..., tokens, size)
+            The tensor. Keys and values of queries that are sharded are gathered.
+        tokens : {"queries", "keys"}
+            Which tokens it has.
+        """
+        targets: list[Placement] = []
+        for role in self.roles:
+            own = t.ndim - 2 if role == tokens else self._own_axis(t, role) if isinstance(role, int) else None
+            targets.append(Replicate() if own is None else Shard(own))
+        # Who has tokens whole uses them for its own rows, keys or heads only: its gradient is one of several summands.
+        grads = [
+            target if isinstance(target, Shard) else Replicate() if role == "nothing" else Partial()
+            for role, target in zip(self.roles, targets, strict=True)
+        ]
+        local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
+        if self.order is not None and tokens == "keys":
+            local = local.index_select(-2, self.order.argsort().to(local.device))
+        return self._four_axes(local, t)
+
+    def _own_axis(self, t: DTensor, axis: int) -> int | None:
+        """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
+        own = axis - (self.rank - (t.ndim - 2))
+        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(t.shape[own])):
+            return None
+        return own if t.shape[own] > 1 or self.leading[axis] == 1 else None
+
+    def _in_step(self, heads: int) -> bool:
+        """Return whether shards of key heads belong to the shards of the query heads."""
+        dims, whole = self.dims(self.rank - 1), self.leading[-1]
+        ranks = math.prod(self.mesh.size(dim) for dim in dims)
+        one = len(dims) == 1 and -(-whole // ranks) * heads == -(-heads // ranks) * whole
+        return heads == whole or heads % ranks == 0 or one
+
+    def _four_axes(self, local: Tensor, whole: DTensor) -> Tensor:
+        """Bring a local tensor to (batch, heads, tokens, size); heads are those that this rank's queries need."""
+        own_heads = whole.shape[-3] if self.rank >= 2 and whole.ndim >= 3 else 1
+        local = local.unsqueeze(-3) if self.rank <= 1 else local
+        local = local[(None,) * (max(self.rank, 2) + 2 - local.ndim)]
+        heads = local.shape[-3]
+        if self.rank >= 2 and heads == own_heads and len(self.heads) < self.leading[-1] and own_heads > 1:
+            group = self.leading[-1] // own_heads
+            needed = torch.tensor(self.heads, dtype=torch.int64, device=local.device) // group
+            local, heads = local.index_select(-3, needed), len(needed)
+            if heads and bool((needed == needed[0]).all()):
+                local, heads = local[..., :1, :, :], 1
+        batch = tuple(map(len, self.local[:-1] if self.rank >= 2 else self.local)) or (1,)
+        return local.expand(*batch, heads, *local.shape[-2:]).flatten(0, len(batch) - 1)
+
+    def wrap(self, t: Tensor, *, queries: int | None = None, keys: int | None = None) -> DTensor:
+        """Return a result of shape (batch, heads, ...) as a DTensor with the leading axes that the user sees.
+
+        Parameters
+        ----------
+        t : Tensor, shape (batch, heads, ...)
+            This rank's part of it; what is divided and has no axis in it is the same on all ranks already.
+        queries, keys : int, optional
+            Number of its axis of queries, of keys, counted behind the leading axes.
+        """
+        t = self.axes.restore(t).contiguous()
+        sizes = list(t.shape[self.rank :])
+        for axis, size in ((queries, self.m), (keys, self.n)):
+            if axis is not None:
+                sizes[axis] = size
+        shape = torch.Size((*self.leading, *sizes))
+        stride = torch.empty(shape, device="meta").stride()
+        axes = {name: axis + self.rank for name, axis in (("queries", queries), ("keys", keys)) if axis is not None}
+        return DTensor.from_local(t, self.mesh, self.placements(**axes), run_check=False, shape=shape, stride=stride)
+
+    def reduced(self, t: Tensor, roles: Sequence[Role], how: str = "sum", *, shared: bool = True) -> Tensor:
+        """Return the sum, or the maximum, of what the ranks have along some roles; differentiable for a sum.
+
+        `shared` says that all ranks go on to compute the same from it, so that each has the whole gradient of it. Else
+        the gradients of the ranks are summed.
+        """
+        dims = [dim for role in roles for dim in self.dims(role)]
+        if not dims:
+            return t
+        placements = [Partial(how) if dim in dims else Replicate() for dim in range(self.mesh.ndim)]
+        whole = DTensor.from_local(t.contiguous(), self.mesh, placements, run_check=False)
+        whole = whole.redistribute(self.mesh, [Replicate()] * self.mesh.ndim)
+        return whole.to_local(grad_placements=None if shared else placements)
+
+    def replicated(self, t: Tensor) -> Tensor:
+        """Return a tensor that all ranks have, so that its gradient is the sum of what all ranks find."""
+        if isinstance(t, DTensor):
+            t = t.redistribute(self.mesh, [Replicate()] * self.mesh.ndim)
+        elif not t.requires_grad:
+            return t
+        else:
+            t = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+        grads = [Replicate() if role == "nothing" else Partial() for role in self.roles]
+        return _defined(t.to_local(grad_placements=grads))
+
+
+def _defined(t: Tensor) -> Tensor:
+    found: Tensor = _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
+    return found
+
+
+class _Defined(torch.autograd.Function):
+    """A tensor whose gradient is 0, not missing, on a rank that does not use it: all ranks must join its collective."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # autograd gives zeros where there is none
+        return gradient

@@ -1,0 +1,319 @@
+"""The attention matrix of DTensors: each rank has a part of it, and results are DTensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from attlas.distributed.agree import agreed
+from attlas.distributed.collecting import Collector
+from attlas.distributed.layout import Layout, Role, check_dtensor, like
+from attlas.distributed.parts import parts_of
+from attlas.errors import BackendError, GradientError
+from attlas.inputs import check_values
+from attlas.matrix import AttentionMatrix
+from attlas.stats import Statistic, TopK
+
+__all__ = ["DistributedMatrix"]
+
+
+class DistributedMatrix:
+    """softmax(score(Q, K)) of queries and keys that are divided over the ranks of a mesh. Made by `attlas.attend`.
+
+    It has products, the log-sum-exp and statistics. Their results are DTensors: sharded along batch and heads as the
+    tokens are, per-row results sharded along the queries as q is, everything else summed once and replicated.
+
+    Attributes
+    ----------
+    shape : torch.Size
+        Shape of the whole matrix, (..., m, n).
+    parts : tuple of AttentionMatrix, each of shape (batch, heads, rows, columns)
+        What this rank computes: one lazy matrix for each run of its queries, with its own keys.
+
+    See Also
+    --------
+    attlas.attend : makes one.
+
+    Notes
+    -----
+    With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys for the log-sum-exp and statistics,
+    and as much of the values for ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query
+    and head. Before each exchange, one number tells whether a rank has failed, so that all raise its error.
+
+    Every method that exchanges something must be called by all ranks. Reads of single cells are not supported: use a
+    statistic, or ``A.parts``.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import stats
+    >>> from torch.distributed import HashStore, destroy_process_group, init_process_group
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Shard, distribute_tensor
+    >>> init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    >>> mesh = init_device_mesh("cpu", (1,))
+    >>> q, k = (distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)]) for _ in range(2))
+    >>> A = attlas.attend(q, k, mask=attlas.Causal())
+    >>> entropy, mass = A.collect(stats.Entropy(), stats.ColumnMass())
+    >>> entropy.placements, mass.placements
+    ((Shard(dim=0),), (Replicate(),))
+    >>> destroy_process_group()
+    """
+
+    def __init__(self, layout: Layout, whole: AttentionMatrix, tokens: tuple[Any, ...]) -> None:
+        self.parts = parts_of(layout, whole, *tokens)
+        self.shape = whole.shape
+        self._layout = layout
+        self._whole = whole
+        self._tokens = tokens  # queries, keys, and a scale that is a tensor
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of ranks."""
+        return self._layout.mesh
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the numbers."""
+        return self._whole.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank's tokens."""
+        return self._whole.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a tensor that the matrix depends on requires a gradient."""
+        return any(part.requires_grad for part in self.parts)
+
+    def __repr__(self) -> str:
+        roles = ", ".join(f"axis {role}" if isinstance(role, int) else role for role in self._layout.roles)
+        return (
+            f"DistributedMatrix(shape={tuple(self.shape)}, {self.dtype}, mesh {tuple(self.device_mesh.shape)}: {roles})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise _unsupported(f"A.{name}")
+
+    def __getitem__(self, key: object) -> Any:
+        raise _unsupported("A[...]")
+
+    # ------------------------------------------------------------------------------------------------------ products
+
+    def __matmul__(self, v: DTensor) -> DTensor:
+        layout = self._layout
+        self._check("A @ v", v, "keys")
+        values = layout.part_of(v, "keys")
+        own = [part @ values for part in self.parts]
+        if self._splits("keys"):
+            both = zip(own, self._shares(), strict=True)
+            own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
+        return layout.wrap(torch.cat(own, dim=2), queries=0)
+
+    def _multiply(self, v: DTensor, dropout: object) -> DTensor:
+        """Return ``A @ v`` for `attlas.attention`."""
+        if dropout is not None:
+            rule, fix = "weights that are divided over ranks cannot be dropped.", "dropout_p=0.0"
+            raise BackendError("attention()", rule, found="dropout_p > 0 and DTensors", fix=fix)
+        return self @ v
+
+    @property
+    def mT(self) -> Transposed:
+        """The transposed matrix: ``A.mT @ x`` sums, for each key, what the queries give to it."""
+        return Transposed(self)
+
+    def _gathered(self, x: DTensor) -> DTensor:
+        """Return ``A.mT @ x``."""
+        layout = self._layout
+        self._check("A.mT @ x", x, "queries")
+        tokens = layout.part_of(x, "queries")
+        pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
+        if self._splits("keys"):
+            heads = len(layout.heads)
+            pieces = tuple(
+                piece.repeat_interleave(heads // max(piece.shape[1], 1), dim=1) * share.to(piece.dtype)
+                for piece, share in zip(pieces, self._shares(), strict=True)
+            )
+        found = sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True))
+        return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
+
+    def _check(self, where: str, t: Any, tokens: Role) -> None:
+        """Check what the matrix is multiplied with, on all ranks where they exchange something."""
+
+        def check() -> None:
+            name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
+            check_dtensor(where, name, t, self.device_mesh)
+            for part in self.parts:
+                part.current(where)
+            problem, names = self._whole.problem, (name, size, token)
+            own = problem.k if tokens == "keys" else problem.q
+            check_values(where, like(t), own, self._whole._axes, problem.shape[1], names)
+
+        self._agreed(check)
+
+    def _splits(self, role: Role) -> bool:
+        return bool(self._layout.dims(role))
+
+    def _agreed(self, compute: Any) -> Any:
+        """Run what may fail on one rank only."""
+        exchanges = self._splits("queries") or self._splits("keys")
+        return agreed(self.device_mesh, compute) if exchanges else compute()
+
+    # --------------------------------------------------------------------------------------------------- log-sum-exp
+
+    @property
+    def lse(self) -> DTensor:
+        """Log-sum-exp of each row of logits, shape (..., m), sharded as the queries; -inf for a row without a key."""
+        own = self._own_lses()
+        total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
+        return self._layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
+
+    def _own_lses(self) -> list[Tensor]:
+        """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
+        own = []
+        for part in self.parts:
+            known = part._known_lse()
+            if part.needs_graph:  # numbers of float64, and the gradient of what torch records
+                recorded = part.lse.double()
+                known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
+            own.append(known)
+        return own
+
+    def _shares(self) -> list[Tensor]:
+        """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
+        own = self._own_lses()
+        totals = [finite(self._over_keys(lse, shared=False)) for lse in own]
+        return [torch.exp(lse - total).unsqueeze(-1) for lse, total in zip(own, totals, strict=True)]
+
+    def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
+        """Return the log-sum-exp of rows over the keys of all ranks."""
+        layout = self._layout
+        top = finite(layout.reduced(lse.detach(), ["keys"], "max"))
+        total = layout.reduced(torch.exp(lse - top), ["keys"], shared=shared)
+        nothing = total == 0
+        found = torch.where(nothing, 1.0, total).log() + top
+        return found.masked_fill(nothing, -math.inf)
+
+    # ---------------------------------------------------------------------------------------------------- statistics
+
+    def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
+        """Compute statistics, each rank in one pass over its part.
+
+        Parameters
+        ----------
+        *statistics : Statistic
+            Statistics of `attlas.stats`, or your own.
+
+        Returns
+        -------
+        tuple
+            One result for each, DTensors or named tuples of them. Per-row results are sharded along the queries as q
+            is, per-column results along the keys where the keys are; everything else is merged and replicated.
+
+        Raises
+        ------
+        DtypeError
+            If an argument is no Statistic, or one whose parts cannot be merged: it needs `Statistic.merge`.
+        ShapeError
+            If a statistic does not fit the sizes of the matrix.
+        GradientError
+            If a gradient is recorded that the merged result could not carry.
+
+        Notes
+        -----
+        A statistic that needs whole rows gathers keys that are sharded; all ranks then compute it.
+        """
+        whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._splits("keys")]
+        others = [s for s in statistics if s not in whole]
+        results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
+        if others:
+            results |= zip(others, self._collected(others), strict=True)
+        return tuple(results[s] for s in statistics)
+
+    def _collected(self, statistics: list[Any]) -> list[Any]:
+        layout, parts, whole = self._layout, self.parts, self._whole.problem
+        if self._splits("keys"):
+            if any(part.needs_graph for part in parts):
+                rule, found = "statistics of keys that are sharded carry no gradient.", "a tensor requires a gradient"
+                fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
+                raise GradientError("A.collect()", rule, found=found, fix=fix)
+            parts = tuple(
+                AttentionMatrix(
+                    replace(part.problem, sink=None, partial=True), part.plan, part._axes, self._over_keys(lse)
+                )
+                for part, lse in zip(parts, self._own_lses(), strict=True)
+            )
+        collector = Collector(layout, whole, parts)
+        local = self._agreed(lambda: collector.local(statistics))
+        return collector.merged(statistics, local)
+
+    @property
+    def _whole_rows(self) -> DistributedMatrix:
+        layout = self._layout
+        roles: tuple[Role, ...] = tuple("nothing" if role == "keys" else role for role in layout.roles)
+        return DistributedMatrix(replace(layout, roles=roles), self._whole, self._tokens)
+
+    def topk(self, k: int) -> Any:
+        """Return the k largest weights of each row and their keys, in descending order.
+
+        Parameters
+        ----------
+        k : int
+            How many, at most n.
+
+        Returns
+        -------
+        values, indices : DTensor, shape (..., m, k)
+
+        Raises
+        ------
+        ShapeError
+            If `k` is not between 1 and n.
+        """
+        return self.collect(TopK(k))[0]
+
+
+class Transposed:
+    """The transposed matrix of a DistributedMatrix; made by ``A.mT``."""
+
+    def __init__(self, matrix: DistributedMatrix) -> None:
+        self.matrix = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape, (..., n, m)."""
+        *leading, m, n = self.matrix.shape
+        return torch.Size((*leading, n, m))
+
+    def __matmul__(self, x: DTensor) -> DTensor:
+        return self.matrix._gathered(x)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise _unsupported(f"A.mT.{name}")
+
+
+def finite(lse: Tensor) -> Tensor:
+    """Return a log-sum-exp with 0 in place of -inf."""
+    return lse.masked_fill(lse == -math.inf, 0.0)
+
+
+def _unsupported(where: str) -> BackendError:
+    rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk() and A.collect()."
+    fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
+    return BackendError(where, rule, found=where, fix=fix)

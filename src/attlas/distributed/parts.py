@@ -1,0 +1,55 @@
+"""The part of a matrix that one rank computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from attlas.distributed.layout import Layout
+from attlas.indexing import Axes
+from attlas.matrix import AttentionMatrix
+from attlas.windows import cut_out
+
+__all__ = ["parts_of"]
+
+
+def parts_of(
+    layout: Layout, whole: AttentionMatrix, q: DTensor, k: DTensor, scale: Tensor | None
+) -> tuple[AttentionMatrix, ...]:
+    """Return this rank's part of a matrix: one lazy matrix for each run of its queries.
+
+    Parameters
+    ----------
+    layout : Layout
+        What this rank has.
+    whole : AttentionMatrix
+        The whole matrix, of tokens without numbers: its mask and score are asked at positions in the text.
+    q, k : DTensor
+        Queries and keys.
+    scale : Tensor, optional
+        Factor of the queries, one number or one for each head.
+    """
+    problem, heads = whole.problem, layout.heads
+    own_q, own_k = layout.part_of(q, "queries"), layout.part_of(k, "keys")
+    own_q = own_q.expand(-1, len(heads), -1, -1)
+    if scale is not None:
+        factor = layout.replicated(scale).to(own_q).reshape(-1)
+        own_q = own_q * (factor if len(factor) == 1 else factor[heads.start : heads.stop]).reshape(1, -1, 1, 1)
+    sink = None if problem.sink is None else layout.replicated(problem.sink)[heads.start : heads.stop]
+    if sink is not None and any(layout.mesh.get_local_rank(dim) for dim in layout.dims("keys")):
+        # The first shard counts it. The others keep its graph: all ranks must run the same collectives backward.
+        sink = sink.masked_fill(torch.ones_like(sink, dtype=torch.bool), -torch.inf) if sink.requires_grad else None
+    axes = Axes((own_q.shape[0], own_q.shape[1]), (True, True))
+    fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": (), "batch_ids": layout.batch_ids}
+    fields["head_ids"] = torch.tensor(heads, dtype=torch.int64, device="cpu")
+    parts, start = [], 0
+    for rows in layout.rows:
+        own = cut_out(problem, rows, layout.columns)
+        own = replace(own, q=own_q[:, :, start : start + len(rows)], **fields)
+        parts.append(AttentionMatrix(own, whole.plan, axes))
+        start += len(rows)
+    return tuple(parts)

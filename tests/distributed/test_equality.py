@@ -1,0 +1,293 @@
+"""What several ranks compute is what one process computes: products, log-sum-exp, gradients, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.conftest import MASKS, SCORES, Sizes, build
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+import attlas
+from attlas import stats
+from attlas.distributed import DistributedMatrix, head_tail_order
+from attlas.errors import GradientError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WHOLE, BATCH, HEADS, TOKENS = Replicate(), Shard(0), Shard(1), Shard(2)
+# Placements of the queries, and of the keys and values.
+LINE = [([TOKENS], [TOKENS]), ([WHOLE], [TOKENS]), ([TOKENS], [WHOLE]), ([BATCH], [BATCH]), ([HEADS], [HEADS])]
+GRID = [
+    ([HEADS, TOKENS], [HEADS, TOKENS]), ([HEADS, WHOLE], [HEADS, TOKENS]), ([TOKENS, WHOLE], [WHOLE, TOKENS]),
+    ([WHOLE, WHOLE], [TOKENS, TOKENS]), ([TOKENS, TOKENS], [TOKENS, TOKENS]), ([BATCH, TOKENS], [BATCH, WHOLE]),
+]  # fmt: skip
+OnRanks = Callable[..., list[Any]]
+
+
+def shard(t: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> DTensor:
+    return distribute_tensor(t.detach(), mesh, placements, src_data_rank=None).requires_grad_(t.requires_grad)
+
+
+def gap(found: Any, wanted: Tensor) -> float:
+    found = found.full_tensor() if isinstance(found, DTensor) else found
+    assert found.shape == wanted.shape
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    distance = (found.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1.0)
+    return float(torch.where(same, 0.0, distance).max()) if found.numel() else 0.0
+
+
+def finite(lse: Tensor) -> Tensor:
+    return torch.where(lse == -torch.inf, 0.0, lse)
+
+
+def differences(mesh: DeviceMesh, case: Any, q_to: list[Placement], k_to: list[Placement]) -> dict[str, float]:
+    """Return how far output, log-sum-exp and all gradients are from those of one process."""
+    leaves = case.leaves()
+    A = case.matrix()
+    out, lse = A @ case.v, A.lse
+    weights, more = case.sizes.random(*out.shape, seed=9), case.sizes.random(*lse.shape, seed=8)
+    total = (out * weights).sum() + (finite(lse) * more).sum()
+    wanted = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+
+    mine = leaves | {"q": shard(case.q, mesh, q_to), "k": shard(case.k, mesh, k_to), "v": shard(case.v, mesh, k_to)}
+    B = attlas.attend(mine["q"], mine["k"], score=case.score, mask=case.mask, sink=case.sink)
+    assert isinstance(B, DistributedMatrix)
+    found, found_lse = B @ mine["v"], B.lse
+    gradients = [
+        shard(t, mesh, like.placements) for t, like in ((weights, found), (more * (lse > -torch.inf), found_lse))
+    ]
+    slopes = torch.autograd.grad([found, found_lse], list(mine.values()), gradients, allow_unused=True)
+    errors = {"output": gap(found, out), "lse": gap(found_lse, lse)}
+    for name, slope, true in zip(mine, slopes, wanted, strict=True):
+        if name in "qkv":
+            assert slope.placements == mine[name].placements
+        true = torch.zeros(mine[name].shape, dtype=torch.float64) if true is None else true
+        errors[name] = float(true.abs().max()) if slope is None else gap(slope, true)
+    return errors
+
+
+def check(on_ranks: OnRanks, cases: dict[str, Any], ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+    def job(rank: int, world: int) -> list[str]:
+        mesh, wrong = init_device_mesh("cpu", shape), []
+        for name, case in cases.items():
+            for q_to, k_to in pairs:
+                for what, error in differences(mesh, case, q_to, k_to).items():
+                    if not error < 1e-11:
+                        wrong.append(f"{name}, {q_to}, {k_to}: {what} is off by {error:.1e}")
+        return wrong
+
+    assert not [text for texts in on_ranks(ranks, job) for text in texts]
+
+
+@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (4, (2, 2), GRID)], ids=["3", "2x2"])
+def test_every_mask(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+    cases = {name: build("ScaledDot", name, Sizes(19, 23), sink=i % 2 == 0) for i, name in enumerate(MASKS)}
+    check(on_ranks, cases, ranks, shape, pairs)
+
+
+@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (4, (2, 2), GRID[:3])], ids=["3", "2x2"])
+def test_every_score(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+    cases = {name: build(name, "Causal", Sizes(19, 23)) for name in SCORES if name != "ScoreMod"}
+    check(on_ranks, cases, ranks, shape, pairs)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_uneven_and_empty_shards(on_ranks: OnRanks, ranks: int) -> None:
+    sizes = [Sizes(47, 47), Sizes(5, 9), Sizes(1, 13), Sizes(3, 2, heads=3, key_heads=1, value_heads=1), Sizes(0, 4)]
+    cases = {str(s): build("ScaledDot", "Causal", s, sink=True) for s in sizes}
+    check(on_ranks, cases, ranks, (ranks,), LINE)
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+STATISTICS = [
+    stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.MaxLogit(), stats.LogitMoments(), stats.RowMass(),
+    stats.TopK(5), stats.ArgMax(), stats.TailMass(3), stats.Coverage(), stats.ColumnMass(), stats.ColumnMass(mean=True),
+    stats.ColumnMass(rows=slice(5, 20)), stats.ColumnMax(), stats.ColumnMax(rows=slice(3, 9)), stats.ColumnArgMax(),
+    stats.Offsets(), stats.Offsets(mean=True), stats.Picture(6, 5), stats.Picture(7, 9, "max"),
+    stats.Picture(3, 4, rows=slice(5, 33), columns=slice(11, 30)),
+    stats.Spans([slice(0, 9), slice(9, 30)], [slice(3, 20)]), stats.Spans([slice(0, 9)], [slice(3, 20)], mean=True),
+]  # fmt: skip
+PER_ROW, PER_COLUMN = STATISTICS[:10], [STATISTICS[10], STATISTICS[13]]
+
+
+def tensors(result: Any) -> list[Any]:
+    if isinstance(result, stats.Largest):  # keys of weight 0 may be named in any order
+        return [result.values]
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+@torch.no_grad()
+def statistics_of(mesh: DeviceMesh, case: Any, q_to: list[Placement], k_to: list[Placement], limit: float) -> list[str]:
+    A = case.matrix()
+    B = attlas.attend(shard(case.q, mesh, q_to), shard(case.k, mesh, k_to), mask=case.mask, sink=case.sink)
+    wrong = []
+    for statistic, found, wanted in zip(STATISTICS, B.collect(*STATISTICS), A.collect(*STATISTICS), strict=True):
+        name = type(statistic).__name__
+        for one, true in zip(tensors(found), tensors(wanted), strict=True):
+            error = gap(one, true)
+            if not error < limit:
+                wrong.append(f"{q_to}, {k_to}: {name} is off by {error:.1e}")
+            by_row = statistic in PER_ROW and Shard(2) in q_to
+            by_column = statistic in PER_COLUMN and Shard(2) in k_to and Shard(2) not in q_to
+            if len(q_to) == 1 and Shard(2) in q_to + k_to and (one.placements == (Shard(2),)) != (by_row or by_column):
+                wrong.append(f"{q_to}, {k_to}: {name} is {one.placements}")
+    return wrong
+
+
+@pytest.mark.parametrize("mask", ["none", "Causal", "Window", "Documents & Causal", "function"])
+@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (7, (7,), LINE[:2]), (4, (2, 2), GRID)])
+def test_every_statistic(on_ranks: OnRanks, mask: str, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+    case = build("ScaledDot", mask, Sizes(37, 41), sink=True)
+
+    def job(rank: int, world: int) -> list[str]:
+        mesh = init_device_mesh("cpu", shape)
+        return [text for pair in pairs for text in statistics_of(mesh, case, *pair, 1e-11)]
+
+    assert not [text for texts in on_ranks(ranks, job) for text in texts]
+
+
+def test_float32(on_ranks: OnRanks) -> None:
+    q, k, v = (torch.randn(2, 4, 50, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+
+    def job(rank: int, world: int) -> float:
+        mesh, A, errors = init_device_mesh("cpu", (3,)), attlas.attend(q, k, mask=attlas.Causal()), []
+        for q_to, k_to in LINE:
+            B = attlas.attend(shard(q, mesh, q_to), shard(k, mesh, k_to), mask=attlas.Causal())
+            errors += [gap(B @ shard(v, mesh, k_to), A @ v), gap(B.lse, A.lse)]
+            errors += [
+                gap(found, true) for found, true in zip(B.collect(*PER_ROW[:4]), A.collect(*PER_ROW[:4]), strict=True)
+            ]
+            same = B @ shard(v, mesh, k_to)
+            if k_to in ([BATCH], [HEADS]):
+                assert torch.equal(same.full_tensor(), A @ v)  # bit for bit
+        return max(errors)
+
+    assert max(on_ranks(3, job)) < 2e-6
+
+
+def test_transposed_product(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Causal", Sizes(19, 23), sink=True)
+    x = case.sizes.random(2, 4, 19, 3, seed=5).requires_grad_()
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, errors = init_device_mesh("cpu", (3,)), []
+        out = case.matrix().mT @ x
+        wanted = torch.autograd.grad(out.square().sum(), [case.q, case.k, case.sink, x])
+        for q_to, k_to in LINE:
+            q, k, mine = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to), shard(x, mesh, q_to)
+            found = attlas.attend(q, k, mask=case.mask, sink=case.sink).mT @ mine
+            slopes = torch.autograd.grad(found, [q, k, case.sink, mine], 2 * found.detach())
+            errors += [gap(found, out), *(gap(a, b) for a, b in zip(slopes, wanted, strict=True))]
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11
+
+
+def test_gradients_of_statistics(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Causal", Sizes(19, 23), sink=True)
+    asked = [stats.Entropy(), stats.ColumnMass(), stats.Offsets(), stats.ColumnMass(mean=True)]
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, errors = init_device_mesh("cpu", (3,)), []
+        A = case.matrix()
+        wanted = torch.autograd.grad(sum(t.square().sum() for t in A.collect(*asked)), [case.q, case.k, case.sink])
+        for q_to, k_to in (LINE[0], LINE[2], LINE[3], LINE[4]):
+            q, k = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to)
+            found = attlas.attend(q, k, mask=case.mask, sink=case.sink).collect(*asked)
+            slopes = torch.autograd.grad(found, [q, k, case.sink], [2 * t.detach() for t in found])
+            errors += [gap(a, b) for a, b in zip(slopes, wanted, strict=True)]
+        q, k = shard(case.q, mesh, [WHOLE]), shard(case.k, mesh, [TOKENS])
+        with pytest.raises(GradientError, match="keys that are sharded carry no gradient"):
+            attlas.attend(q, k).collect(*asked)
+        with pytest.raises(GradientError, match="ColumnMax of cells that are divided"):
+            attlas.attend(shard(case.q, mesh, [TOKENS]), k).collect(stats.ColumnMax())
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3, 2)], ids=str)
+def test_other_numbers_of_axes(on_ranks: OnRanks, lead: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(*lead, 14, 6, generator=torch.Generator().manual_seed(i)).double() for i in range(3))
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i + 2 * h + 3 * b >= j) & ((j + b + h) % 5 != 0)
+
+    def job(rank: int, world: int) -> None:
+        mesh, A = init_device_mesh("cpu", (2,)), attlas.attend(q, k, mask=mask)
+        for axis in range(len(lead) + 1):
+            B = attlas.attend(*(shard(t, mesh, [Shard(axis)]) for t in (q, k)), mask=mask)
+            assert gap(B @ shard(v, mesh, [Shard(axis)]), A @ v) < 1e-12
+            assert gap(stats.entropy(B), stats.entropy(A)) < 1e-12
+            assert gap(stats.column_mass(B), stats.column_mass(A)) < 1e-12
+            one = v.reshape(-1, 14, 6)[0]  # the same values for all
+            assert gap(B @ shard(one, mesh, [WHOLE]), A @ one) < 1e-12
+
+    on_ranks(2, job)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 3, 6])
+def test_fewer_key_heads_than_ranks(on_ranks: OnRanks, key_heads: int) -> None:
+    case = build("ScaledDot", "Causal", Sizes(11, 11, heads=6, key_heads=key_heads, value_heads=key_heads))
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh = init_device_mesh("cpu", (world,))
+        pairs = [([HEADS], [HEADS]), ([HEADS], [WHOLE]), ([HEADS], [TOKENS])]
+        return [error for pair in pairs for error in differences(mesh, case, *pair).values()]
+
+    for ranks in (2, 4):
+        assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-11
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_head_and_tail_shards(on_ranks: OnRanks, ranks: int) -> None:
+    case = build("ScaledDot", "Window", Sizes(48, 48), sink=True)
+    order = head_tail_order(48, ranks)
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, A = init_device_mesh("cpu", (world,)), case.matrix()
+        leaves = [case.q, case.k, case.v, case.sink]
+        wanted = torch.autograd.grad((A @ case.v).square().sum(), leaves)
+        mine = [shard(t[:, :, order], mesh, [TOKENS]) for t in leaves[:3]]
+        B = attlas.distributed.attend(*mine[:2], mask=case.mask, sink=case.sink, order=order)
+        assert len(B.parts) == 2 - (rank == world - 1)  # the last rank's pieces are neighbours
+        found = B @ mine[2]
+        slopes = torch.autograd.grad(found, [*mine, case.sink], 2 * found.detach())
+        errors = [gap(found.full_tensor()[:, :, order.argsort()], A @ case.v), gap(slopes[3], wanted[3])]
+        errors += [gap(a.full_tensor()[:, :, order.argsort()], b) for a, b in zip(slopes[:3], wanted[:3], strict=True)]
+        with torch.no_grad():
+            asked = [s for s in STATISTICS if s not in PER_ROW]
+            for one, true in zip(B.collect(*asked), A.collect(*asked), strict=True):
+                errors += [gap(one, true)]
+            per_row = zip(B.collect(*PER_ROW), A.collect(*PER_ROW), strict=True)
+            for one, true in ((a, b) for x, y in per_row for a, b in zip(tensors(x), tensors(y), strict=True)):
+                errors += [gap(one.full_tensor()[:, :, order.argsort()], true)]
+            x = case.sizes.random(2, 4, 48, 3, seed=5)
+            errors += [gap(B.mT @ shard(x[:, :, order], mesh, [TOKENS]), A.mT @ x)]
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-11
+
+
+def test_a_scale_of_each_head(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Causal", Sizes(11, 13))
+    scale = torch.tensor([0.1, 0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, errors = init_device_mesh("cpu", (3,)), []
+        out = attlas.attend(case.q, case.k, mask=case.mask, scale=scale) @ case.v
+        wanted = torch.autograd.grad(out.square().sum(), [scale])
+        for q_to, k_to in LINE:
+            q, k, v = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to), shard(case.v, mesh, k_to)
+            found = attlas.attention(q, k, v, mask=case.mask, scale=scale)
+            (slope,) = torch.autograd.grad(found, [scale], 2 * found.detach())
+            errors += [gap(found, out), gap(slope, wanted[0])]
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11

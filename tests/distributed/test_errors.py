@@ -1,0 +1,143 @@
+"""Wrong arguments: all ranks raise the same error, and what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+import attlas
+from attlas import stats
+from attlas.distributed import head_tail_order
+from attlas.errors import AttlasError, BackendError, DtypeError, GradientError, ShapeError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+OnRanks = Callable[..., list[Any]]
+
+
+def tokens(*placements: Placement, heads: int = 4) -> DTensor:
+    mesh = init_device_mesh("cpu", (2,))
+    t = torch.randn(2, heads, 8, 6, generator=torch.Generator().manual_seed(0))
+    return distribute_tensor(t, mesh, placements or [Shard(2)], src_data_rank=None)
+
+
+def wrong_mask(rank: int) -> None:
+    attlas.attend(tokens(), tokens(), mask=torch.ones(3, 3) > 0 if rank == 1 else attlas.Causal())
+
+
+def wrong_function(rank: int) -> None:
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if rank == 1:
+            raise KeyError("only here")
+        return s
+
+    attlas.attend(tokens(), tokens(), score=score).collect(stats.ColumnMass())
+
+
+def wrong_values(rank: int) -> None:
+    v = tokens()
+    attlas.attend(tokens(), tokens()) @ (v if rank == 0 else v.to_local())
+
+
+def wrong_statistic(rank: int) -> None:
+    attlas.attend(tokens(Replicate()), tokens()).collect(stats.TopK(8 + rank))
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "text"),
+    [
+        (wrong_mask, ShapeError, "mask"),
+        (wrong_function, KeyError, "only here"),
+        (wrong_values, DtypeError, "v must be a DTensor, as q and k are."),
+        (wrong_statistic, ShapeError, "k cannot be larger than the number of keys."),
+    ],
+)
+def test_all_ranks_raise_the_error_of_one(
+    on_ranks: OnRanks, work: Callable[[int], None], error: type[Exception], text: str
+) -> None:
+    def job(rank: int, world: int) -> tuple[str, str]:
+        with pytest.raises(error) as caught:
+            work(rank)
+        found = caught.value
+        return str(found), getattr(found, "fix", "")
+
+    first, second = on_ranks(2, job, 20)
+    assert first == second
+    assert text in first[0]
+
+
+class Own(stats.Statistic):
+    def start(self, problem: Any) -> Tensor:
+        return torch.zeros(problem.shape[:2])
+
+    def step(self, carry: Tensor, part: Any, at: Any) -> Tensor:
+        return carry + part.weights.square().sum((-1, -2))
+
+
+def transformed() -> None:
+    q, k = tokens(), tokens()
+    torch.func.grad(lambda t: attlas.attend(q, k).topk(2).values.sum() + t)(torch.zeros(()))
+
+
+def closes_over() -> None:
+    table = torch.zeros(8, requires_grad=True)
+    attlas.attend(tokens(), tokens(), score=lambda s, b, h, i, j: s + table[i])
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "cells": (lambda: attlas.attend(tokens(), tokens())[0], BackendError, "a matrix of DTensors has A @ v"),
+    "sum": (lambda: attlas.attend(tokens(), tokens()).sum(-1), BackendError, "found: A.sum"),
+    "transposed": (lambda: attlas.attend(tokens(), tokens()).mT.sum(0), BackendError, "found: A.mT.sum"),
+    "size": (lambda: attlas.attend(tokens(Shard(3)), tokens()), ShapeError, "each token of q must be whole."),
+    "partial": (lambda: attlas.attend(tokens(Partial()), tokens()), ShapeError, "q must be sharded or replicated."),
+    "plain keys": (lambda: attlas.attend(tokens(), tokens().to_local()), DtypeError, "q and k must both be DTensors"),
+    "plain queries": (lambda: attlas.attend(torch.zeros(1, 2), tokens()), DtypeError, "q is a Tensor"),
+    "dropout": (lambda: attlas.attention(tokens(), tokens(), tokens(), dropout_p=0.5), BackendError, "dropout_p=0.0"),
+    "own statistic": (lambda: attlas.attend(tokens(), tokens()).collect(Own()), DtypeError, "Own must define merge"),
+    "class": (lambda: attlas.attend(tokens(), tokens()).collect(stats.Entropy), DtypeError, "every argument must be"),
+    "transform": (transformed, BackendError, "DTensors are attended to eagerly."),
+    "closure": (closes_over, GradientError, "a tensor that a function closes over."),
+    "order": (
+        lambda: attlas.distributed.attend(tokens(), tokens(), order=torch.zeros(8, dtype=torch.int64)),
+        ShapeError,
+        "order must be a permutation",
+    ),
+    "order of keys": (
+        lambda: attlas.distributed.attend(tokens(Replicate()), tokens(), order=torch.arange(8)),
+        ShapeError,
+        "queries must be sharded too",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_named(on_ranks: OnRanks, name: str) -> None:
+    work, error, text = REFUSED[name]
+
+    def job(rank: int, world: int) -> str:
+        with pytest.raises(error) as caught:
+            work()
+        assert isinstance(caught.value, AttlasError)
+        return str(caught.value)
+
+    first, second = on_ranks(2, job, 20)
+    assert first == second
+    assert text in first
+
+
+def test_an_order_needs_whole_pieces() -> None:
+    with pytest.raises(ShapeError, match="n must be a multiple of"):
+        head_tail_order(10, 2)
+
+
+def test_plain_tensors_do_not_load_the_package() -> None:
+    code = "import torch, attlas, sys; attlas.attend(torch.ones(2, 2), torch.ones(2, 2)); print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "attlas.distributed" not in loaded

@@ -1,0 +1,77 @@
+"""Bytes that a rank sends, counted operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attlas
+from attlas import stats
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RANKS, N, HEADS, KEY_HEADS, SIZE = 4, 64, 4, 2, 16
+KEYS = (RANKS - 1) * N // RANKS * KEY_HEADS * SIZE * 4  # bytes of a rank's keys, sent to each of the others
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that a rank sends in the usual (ring) form of each collective."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # it comes back as ordinary operations and collectives
+        family, _, name = func._schema.name.partition("::")
+        if family == "_c10d_functional" and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            share = (RANKS - 1) / RANKS
+            factor = {"all_gather_into_tensor": RANKS - 1, "reduce_scatter_tensor": share, "all_reduce": 2 * share}
+            self.sent += args[0].numel() * args[0].element_size() * factor[name]
+        return func(*args, **(kwargs or {}))
+
+
+def count(work: Callable[[], Any]) -> float:
+    with Traffic() as traffic:
+        work()
+    return traffic.sent
+
+
+def test_bytes_sent(on_ranks: Callable[..., list[Any]]) -> None:
+    def tokens(heads: int, seed: int) -> Tensor:
+        return torch.randn(1, heads, N, SIZE, generator=torch.Generator().manual_seed(seed))
+
+    def job(rank: int, world: int) -> None:
+        mesh = init_device_mesh("cpu", (RANKS,))
+
+        def shard(t: Tensor, placement: Any) -> DTensor:
+            return distribute_tensor(t, mesh, [placement], src_data_rank=None)
+
+        plain = tokens(HEADS, 0), tokens(KEY_HEADS, 1), tokens(KEY_HEADS, 2)
+        for placement in (Shard(0), Shard(1), Replicate()):
+            q, k, v = (shard(plain[0], placement) for _ in range(3))
+            assert count(lambda q=q, k=k, v=v: (attlas.attend(q, k) @ v, stats.picture(attlas.attend(q, k), 8, 8))) == 0
+        q, k, v = (shard(t, Shard(2)).requires_grad_() for t in plain)
+        with torch.no_grad():
+            assert count(lambda: attlas.attend(q, k) @ v) == 2 * KEYS
+            A = attlas.attend(q, k)
+            assert count(lambda: A.collect(stats.Entropy(), stats.TopK(8))) == 0  # rows stay where they are
+            columns = 2 * (RANKS - 1) / RANKS * HEADS * N * 4
+            assert count(lambda: A.collect(stats.ColumnMass())) == columns
+        out = attlas.attend(q, k) @ v
+        gradient = out.detach()
+        assert count(lambda: torch.autograd.grad(out, [q, k, v], gradient)) == 2 * KEYS  # reduce-scatter
+        with torch.no_grad():
+            whole = shard(plain[0], Replicate())
+            merged = 2 * (RANKS - 1) / RANKS * HEADS * N * (SIZE * 4 + 2 * 8)
+            assert count(lambda: attlas.attend(whole, k) @ v) == merged
+
+    on_ranks(RANKS, job)
