@@ -6,25 +6,10 @@ import sys
 from collections.abc import Mapping
 
 __all__ = [
-    "AttlasError",
-    "BackendError",
-    "CheckpointError",
-    "ContractError",
-    "DeviceError",
-    "DtypeError",
-    "FileError",
-    "GradientError",
-    "MissingExtraError",
-    "ModifiedError",
-    "PortError",
-    "RecordingError",
-    "RecordingWarning",
-    "ShapeError",
-    "StoredOnlyError",
-    "TooLargeError",
-    "describe",
-    "kind",
-]
+    "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
+    "GradientError", "MissingExtraError", "ModifiedError", "PortError", "RecordingError", "RecordingWarning",
+    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind",
+]  # fmt: skip
 
 
 class AttlasError(Exception):

@@ -18,16 +18,9 @@ from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
 __all__ = [
-    "Problem",
-    "flatten",
-    "full_precision",
-    "rebuild",
-    "spread_heads",
-    "sum_heads",
-    "tensors_of",
-    "through",
+    "Problem", "flatten", "full_precision", "rebuild", "spread_heads", "sum_heads", "tensors_of", "through",
     "without_graph",
-]
+]  # fmt: skip
 
 _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64

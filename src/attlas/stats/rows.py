@@ -18,20 +18,9 @@ from attlas.scores.base import Dot
 from attlas.tiles import Tile
 
 __all__ = [
-    "EffectiveKeys",
-    "Entropy",
-    "LogitMoments",
-    "MaxLogit",
-    "MaxWeight",
-    "Moments",
-    "RowMass",
-    "effective_keys",
-    "entropy",
-    "logit_moments",
-    "max_logit",
-    "max_weight",
-    "row_mass",
-]
+    "EffectiveKeys", "Entropy", "LogitMoments", "MaxLogit", "MaxWeight", "Moments", "RowMass", "effective_keys",
+    "entropy", "logit_moments", "max_logit", "max_weight", "row_mass",
+]  # fmt: skip
 
 
 def zeros_for_rows(problem: Problem) -> Tensor:
