@@ -235,8 +235,8 @@ export function missingWords(data) {
   const detailed = packed.filter((each) => each.finest === finest && !each.block);
   const names = detailed.length > 4 ? `${detailed.length} of them` : detailed.map(({ entry, head }) => headMark(info, entry, head)).join(" and ");
   const rest = packed.length > detailed.length ? ", overviews of the others" : "";
-  const depth = finest ? `blocks from ${2 ** finest} × ${2 ** finest} cells on` : "every cell";
-  if (detailed.length) words.push(`${depth}${rest ? ` of ${names}${rest}` : ""}`);
+  const depth = finest ? `blocks of ${2 ** finest} × ${2 ** finest} cells and more` : "every cell";
+  if (detailed.length) words.push(rest ? `${names}: ${depth}${rest}` : depth);
   const kept = Math.max(0, ...packed.map((each) => each.kept));
   if (packed.every((each) => each.exact)) words.push("weights exact in float32");
   else if (kept) words.push(`the ${kept} largest weights of each query`);
