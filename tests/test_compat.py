@@ -28,6 +28,7 @@ NAMES = [
     "torch._C._nn._parse_to",
     "torch._C._are_functorch_transforms_active",
     "torch.autograd.forward_ad._current_level",
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
     "torch.distributed.tensor.experimental._context_parallel._attention._replaced_functions",
     "einops._backends.TorchBackend",
     "transformers.PreTrainedConfig._attn_implementation",

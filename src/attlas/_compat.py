@@ -34,6 +34,7 @@ __all__ = [
     "causal_models",
     "changes",
     "in_backward",
+    "local_part",
     "parse_to",
     "replaced_by_context_parallel",
     "transforming",
@@ -81,6 +82,13 @@ def replaced_by_context_parallel() -> Any:
     """Return the functions that torch's ``context_parallel`` has replaced in this process; it has no public state."""
     module = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
     return getattr(module, "_replaced_functions", ())
+
+
+def local_part(shape: tuple[int, ...], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return size and place of this rank's part of a distributed tensor; a DTensor tells the size of its own only."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 
 # ------------------------------------------------------------------------------------------------------ transformers

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from attlas._compat import local_part
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.inputs import whole_number
@@ -148,7 +148,7 @@ class Layout:
         """Return what this rank has of each leading axis, of the queries and of the keys."""
         shape = (*self.leading, self.m, self.n)
         placements = self.placements(queries=self.rank, keys=self.rank + 1)
-        sizes, starts = compute_local_shape_and_global_offset(shape, self.mesh, placements)
+        sizes, starts = local_part(shape, self.mesh, placements)
         return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
     @property
