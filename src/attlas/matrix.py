@@ -14,7 +14,7 @@ from torch import Tensor
 from attlas.engine import graph, operations, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
-from attlas.engine.online import exact
+from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
@@ -142,6 +142,10 @@ class AttentionMatrix(TensorLike):
         problem = self.current("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
         out, lse = operations.multiply(problem, values, self.plan, dropout)
+        if problem.partial:  # backends norm rows over the keys that are here
+            own = None if lse is None else exact(lse)
+            own = operations.log_sum_exp(problem, self.plan) if own is None else own
+            out = (out * share_of(own, self._known_lse()).unsqueeze(-1)).to(out.dtype)
         if self._given_lse is None:
             self._given_lse = lse
         if out.requires_grad and not tracing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -16,6 +17,8 @@ import torch
 from attlas.files import whole_file
 
 __all__ = ["Limits", "cache_folder", "known", "name", "store"]
+
+_DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,10 @@ def known(instruction_set: str) -> Limits | None:
     """Return the limits that `store` wrote for this processor, its threads and an instruction set; None without."""
     found = _read().get(_key(instruction_set))
     try:
-        return Limits(**found)  # type: ignore[arg-type]  # a file of another version raises
-    except TypeError:
+        limits = Limits(**found)  # type: ignore[arg-type]  # a file of another version raises
+        numbers = [*(limits.products[name] for name in _DTYPES), limits.exponentials, limits.bandwidth]
+        return limits if all(isinstance(x, int | float) and 0 < x < math.inf for x in numbers) else None
+    except (TypeError, KeyError):
         return None
 
 

@@ -76,6 +76,9 @@ def test_limits_are_rates_of_this_processor() -> None:
     processor.store(found, "some set")
     assert processor.known("some set") == found
     assert processor.known("another set") is None
+    for products, bandwidth in (({}, 1.0), (found.products, 0.0), (found.products, "fast")):
+        processor.store(processor.Limits(products, 1.0, bandwidth), "some set")
+        assert processor.known("some set") is None
 
 
 def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +194,7 @@ def test_explain_counts_the_pairs_of_a_mask(name: str) -> None:
 
 def test_explain_compares_with_the_limit() -> None:
     A = attlas.attend(torch.randn(8, 512, 32), torch.randn(8, 512, 32))
-    limits = processor.Limits({"float32": 2e9}, 1e9, 4e9)
+    limits = processor.Limits(dict.fromkeys(("float64", "float32", "float16", "bfloat16"), 2e9), 1e9, 4e9)
     processor.store(limits, kernels())
     work = attlas.explain(A, measure=True).work
     assert work is not None

@@ -5,7 +5,8 @@ import torch
 from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 
 import attlas
-from attlas import ShapeError
+from attlas import ShapeError, stats
+from attlas.engine.native import library
 
 SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
 
@@ -184,3 +185,35 @@ def test_scores_of_attlas_are_not_called_your_own(tmp_path) -> None:
     saved(lambda score, b, h, i, j: score - (i - j), tmp_path / "function.atlas")
     with pytest.raises(attlas.RecordingError, match="the function of a score is code, which is not stored"):
         attlas.load(tmp_path / "function.atlas")
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "sdpa", "tiled", "reference"])
+@pytest.mark.parametrize("mask", [None, attlas.Causal(-2), attlas.Window(3, 1)], ids=["all", "causal", "window"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_products_of_some_keys_are_those_of_the_weights_as_they_are(
+    backend: str, mask: attlas.Mask | None, dtype: torch.dtype
+) -> None:
+    """Rows of a window sum to the mass of its keys: no product norms them again, nor does a gradient."""
+    if backend == "native" and not library.available():
+        pytest.skip("the kernels are not compiled here, or turned off")
+    q, k = torch.randn(1, 4, 30, 8).to(dtype), torch.randn(1, 2, 40, 8).to(dtype)
+    sink = torch.randn(4).to(dtype)
+    part = attlas.attend(q, k, mask=mask, sink=sink, plan=attlas.Plan(backend)).window(slice(4, 30), slice(3, 25))
+    weights = part.to_dense()
+    v, x = torch.randn(1, 2, 22, 5).to(dtype), torch.randn(1, 4, 26, 5).to(dtype)
+    slack = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    wide = v.repeat_interleave(2, 1).to(weights)
+    torch.testing.assert_close((part @ v).to(weights), weights @ wide, **slack)
+    torch.testing.assert_close((part.mT @ x).to(weights), weights.mT @ x.to(weights), **slack)
+    torch.testing.assert_close(part.collect(stats.Pooled(v))[0].to(weights), weights @ wide, **slack)
+    for product, leaf, exact in (
+        (part, v, lambda t: weights @ t.repeat_interleave(2, 1)),
+        (part.mT, x, lambda t: weights.mT @ t),
+    ):
+        mine, plain = leaf.clone().requires_grad_(), leaf.to(weights).requires_grad_()
+        out, wanted = product @ mine, exact(plain)
+        slope = torch.randn_like(wanted)
+        for graph in (False, True):
+            (found,) = torch.autograd.grad(out, mine, slope.to(out), retain_graph=True, create_graph=graph)
+            (right,) = torch.autograd.grad(wanted, plain, slope, retain_graph=True)
+            torch.testing.assert_close(found.to(right), right, **slack)

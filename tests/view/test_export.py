@@ -167,3 +167,10 @@ def test_heads_that_are_not_there(tmp_path: Path) -> None:
 
 def test_the_atlas_has_it_as_a_method(tmp_path: Path) -> None:
     assert atlas_of(matrix(60)).export(tmp_path / "page.html") == tmp_path / "page.html"
+
+
+@pytest.mark.parametrize(("title", "shown"), [("/*data*/", "/*data*/"), ("a\ud800b", "a?b")])
+def test_any_title_leaves_the_data_where_they_belong(title: str, shown: str, tmp_path: Path) -> None:
+    text = export(matrix(), tmp_path / "page.html", title=title).read_text(encoding="utf-8")
+    assert f"<title>{shown} · attlas</title>" in text
+    assert json.loads(re.search(r'id="attlas-data"[^>]*>(.*?)</script>', text, re.S)[1])["packed"]

@@ -12,6 +12,7 @@ from attlas.autodiff import recorded_gradients
 from attlas.engine import graph, reference
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
+from attlas.engine.online import share_of
 from attlas.engine.problem import full_precision, spread_heads, sum_heads
 
 __all__ = ["pool", "pool_transposed", "record_lse"]
@@ -120,9 +121,14 @@ class _PoolTransposed(torch.autograd.Function):
         request: Request = ctx.request.with_inputs(inputs)
         request.problem.check_unchanged("backward of A.mT @ x")
         if torch.is_grad_enabled():
-            pooled = torch.matmul(_definition(request).weights.mT, x.to(lse.dtype)).to(x.dtype)
+            exact = _definition(request)
+            rows = x.to(lse.dtype)
+            rows = rows * share_of(exact.lse, lse).unsqueeze(-1) if request.problem.partial else rows
+            pooled = torch.matmul(exact.weights.mT, rows.to(exact.weights.dtype)).to(x.dtype)
             return None, None, *recorded_gradients(pooled, (x, sink, *inputs), grad)
-        d_x, _ = _forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
+        d_x, own = _forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
+        if request.problem.partial:
+            d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
         delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
         gradients = _backward(request, lse, x, grad, delta)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = ["CACHED", "LARGEST", "Running", "absorb", "empty", "exact", "exp", "finish", "finite_shift", "in_parts",
-           "larger", "merge"]  # fmt: skip
+           "larger", "merge", "share_of"]  # fmt: skip
 
 _SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
@@ -65,6 +65,11 @@ def larger(lse: Tensor, bound: float) -> bool:
     wrong by that rounding, which grows with the logits.
     """
     return bool((finite_shift(lse).abs() > bound).any())
+
+
+def share_of(own: Tensor, lse: Tensor) -> Tensor:
+    """Return the part of each row's weight that some of its keys have, from their log-sum-exp and that of all."""
+    return torch.where(own == -math.inf, 0.0, torch.exp(own - finite_shift(lse)))
 
 
 def in_parts(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

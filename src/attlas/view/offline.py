@@ -90,8 +90,9 @@ def export(
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
     data["state"] = {**first, "batch": 0, "variant": "plain", "pool": "max", **pointed}
-    page = bundle.offline_page().replace("<title>attlas</title>", f"<title>{escape(title)} · attlas</title>", 1)
-    before, _, after = page.partition(bundle.DATA)
+    before, _, after = bundle.offline_page().partition(bundle.DATA)
+    readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
+    before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     with whole_file(path, "export") as unfinished:
         unfinished.write_text(f"{before}{text}{after}", encoding="utf-8", newline="\n")

@@ -35,7 +35,8 @@ def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str
             else:
                 levels = wants["coverage"]
         if wants is not None and "out" in wants:
-            wants, pooled = (None if pooled else wants), True  # one set of values in one pass
+            # One set of values in one pass; the kernels norm the rows of a window over its own keys.
+            wants, pooled = (None if pooled or problem.partial else wants), True
         asked.append(wants)
     return asked
 
