@@ -354,8 +354,9 @@ def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Cal
     with attlas.record(loaded.model, tokens=loaded.tokenizer) as atlas, torch.no_grad():
         loaded.model(torch.as_tensor(ids).reshape(1, -1))
     page = show(atlas)
-    until(page, "document.querySelector('.thumb-kind').textContent !== ''")
+    page.wait_for_function("() => [...document.querySelectorAll('.thumb-kind')].every((kind) => kind.textContent)")
     rows = page.evaluate("fetch('./api/heads').then((answer) => answer.json())")
+    assert rows["progress"] == 1
     page.close()
     telling = rows["telling"]
     strengths = {
