@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
 from attlas.engine.native.pairwise import Family
 from attlas.engine.online import LARGEST, exact, larger
@@ -105,13 +106,14 @@ class FusedKernels(_Kernels):
         return found["out"].to(v.dtype), found["lse"]
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         known = exact(lse)
-        if known is None or larger(known, LARGEST):
+        if known is None or larger(known, LARGEST) or not gradient.is_product:
             return None
+        left, right, delta = gradient.product
         found = dot_backward.backward(request.problem, request.product, right, known, left, delta)
-        return None if found is None else Gradients([found[0]], [found[1]], [], found[2])
+        return None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
 
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
@@ -150,12 +152,12 @@ class PairwiseKernels(_Kernels):
         return None if work is None else work.forward(v)
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         work = self.work(request)
-        if work is None or exact(lse) is None or larger(lse, LARGEST):
+        if work is None or exact(lse) is None or larger(lse, LARGEST) or not gradient.is_product:
             return None
-        return work.backward(request.parameters(), lse, left, right, delta)
+        return work.backward(request.parameters(), lse, *gradient.product)
 
     def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor | None:
         work = self.work(request)
