@@ -394,7 +394,8 @@ class AttentionMatrix(TensorLike):
                     given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
                 raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
         problem = self._with_numbers("A.collect()")
-        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph else []
+        graph_of_values = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
+        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or graph_of_values else []
         others = [s for s in statistics if s not in recorded]
         results: dict[Statistic, Any] = {}
         if recorded:

@@ -3,6 +3,7 @@
 from attlas import stats, testing
 from attlas.atlas import Atlas, Entry, load
 from attlas.attend import attend, attention
+from attlas.divergences import divergence
 from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
@@ -93,6 +94,7 @@ __all__ = [
     "Window",
     "attend",
     "attention",
+    "divergence",
     "explain",
     "from_function",
     "from_tensor",

@@ -274,6 +274,16 @@ def test_nothing_is_recorded_where_nothing_asks(part: str, monkeypatch: pytest.M
     assert not any(t.requires_grad for t in results)
 
 
+def test_values_alone_have_a_gradient() -> None:
+    q, k, v = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7, 3, requires_grad=True)
+    for A in (attlas.attend(q, k), attlas.attend(q, k).window(slice(1, 4), slice(0, 7))):
+        (out,) = A.collect(stats.Pooled(v))
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), v)[0], A.sum(0).unsqueeze(-1).expand(7, 3))
+    part = attlas.attend(q, k).window(None, slice(2, 6))
+    (out,) = part.collect(stats.Pooled(v[:4]))
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), v)[0][:4], part.sum(0).unsqueeze(-1).expand(4, 3))
+
+
 def test_a_graph_is_freed_with_its_results() -> None:
     q = torch.randn(5, 4, requires_grad=True)
     alive = len([t for t in gc.get_objects() if type(t) is attlas.AttentionMatrix])

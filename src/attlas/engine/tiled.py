@@ -30,7 +30,7 @@ from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Tiled", "fold", "log_sum_exp", "parts", "read"]
+__all__ = ["Tiled", "block", "fold", "log_sum_exp", "lse_of", "parts", "read"]
 
 
 class Tiled(Backend):
@@ -87,19 +87,24 @@ class Tiled(Backend):
         if left is not None:
             pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
         space = Workspace(dtype, problem.device)
-        for panel, strip, at in _tiles(problem, request.plan, whole_rows=whole):
+        for panel, strip, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
             b, h, rows = panel.at.place
-            if gradient.rows is not None and not bool(gradient.rows[rows].any()):
-                continue
-            columns, kv = slice(at.columns.start, at.columns.stop), _key_heads(problem, at, problem.k.shape[1])
-            places = (b, h, rows), (b, kv, columns)
+            columns = slice(at.columns.start, at.columns.stop)
+            places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
             q_tile, k_tile = (
                 [t[place].to(dtype).detach().requires_grad_() for t in flat]
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
                 logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
-            part = _copied(problem, at, strip, logits.detach(), space, None if whole else lse[panel.at.place])
+            part = _copied(
+                problem,
+                at,
+                strip,
+                logits.detach(),
+                space,
+                None if whole and not problem.partial else lse[panel.at.place],
+            )
             slope = space.take("gradient", at.shape)
             if left is None or right is None or pooled is None:
                 slope.zero_()
@@ -218,8 +223,8 @@ def read(
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
         if not before_softmax and (total is None or (larger(total, 16.0) and _cheap(problem, len(some), len(columns)))):
-            total = _lse_of(problem, at, plan)
-        out[b, h, span.start : span.stop] = _block(problem, at, columns, total)
+            total = lse_of(problem, at, plan)
+        out[b, h, span.start : span.stop] = block(problem, at, columns, total)
     return out
 
 
@@ -229,7 +234,7 @@ def _cheap(problem: Problem, rows: int, columns: int) -> bool:
     return not problem.partial and (columns == n or rows * n <= 1 << 20)
 
 
-def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
+def block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
     """Return weights (or logits, without `lse`) of some rows and some columns."""
     if isinstance(columns, Tensor):
         tile = replace(at, columns=range(len(columns)), column_index=columns)
@@ -241,7 +246,7 @@ def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | No
     return logits if lse is None else _weights(logits, lse)
 
 
-def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
+def lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     """Return the log-sum-exp of the rows of `at`."""
     width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
     return _row_lse(problem, problem.tokens, RowBlock(at, column_blocks(at, problem.mask, width)))
@@ -272,9 +277,13 @@ def _start(problem: Problem, at: Tile, e: int) -> online.Running:
     return online.empty(at.shape[:3], e, like=like, sink=sink)
 
 
-def _tiles(problem: Problem, plan: Plan, *, whole_rows: bool = False) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
+def _tiles(
+    problem: Problem, plan: Plan, *, whole_rows: bool = False, taken: Tensor | None = None
+) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
     panels = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
     for panel in reversed(list(panels)) if whole_rows else panels:
+        if taken is not None and not bool(taken[panel.at.place[2]].any()):
+            continue
         for strip in panel.column_blocks:
             yield panel, strip, panel.at.narrow(strip.columns)
 
