@@ -24,7 +24,7 @@ from attlas.heads import Head, repeated_block
 from attlas.heads.kinds import from_statistics, on_block
 from attlas.heads.recorded import NEEDED
 from attlas.matrix import AttentionMatrix
-from attlas.recording.facts import token_bytes
+from attlas.recording.metadata import token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

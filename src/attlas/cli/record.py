@@ -31,8 +31,8 @@ from attlas.errors import AttlasError, OutOfRangeError, RecordingError, Recordin
 from attlas.files import replace_folder
 from attlas.heads import repeated_block
 from attlas.heads.kinds import on_block
-from attlas.recording.facts import token_bytes
-from attlas.recording.tap import subscribed
+from attlas.recording.hooks import subscribed
+from attlas.recording.metadata import token_bytes
 
 __all__ = ["run", "write"]
 
