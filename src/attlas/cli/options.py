@@ -36,7 +36,7 @@ STATISTICS = (
     "column_max",
     "coverage",
     "row_mass",
-)  # those of attlas.cli.numbers
+)  # those of attlas.cli.head_statistics
 
 
 def parser() -> argparse.ArgumentParser:
@@ -254,7 +254,7 @@ def _reporting(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--heads", metavar="L.H,...", help="layer and head of those in detail (default: the most telling head)"
     )
     command.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="report.html")
-    command.set_defaults(module="reporting")
+    command.set_defaults(module="report")
 
 
 def _scaling(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
