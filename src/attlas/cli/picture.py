@@ -11,9 +11,9 @@ from torch import Tensor
 from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.cli.files import check_target, entry_of, open_folder
+from attlas.cli.formatting import count
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.formatting import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
