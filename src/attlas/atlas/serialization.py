@@ -14,7 +14,7 @@ from attlas import masks as m
 from attlas import scores as s
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
-from attlas.windows import MovedScore
+from attlas.windows import TranslatedScore
 
 __all__ = [
     "FormatError",
@@ -50,7 +50,7 @@ def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
     return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
 
 
-_SCORES: dict[str, type[s.Score]] = _exported_classes(s, s.Score) | {MovedScore.__name__: MovedScore}
+_SCORES: dict[str, type[s.Score]] = _exported_classes(s, s.Score) | {"MovedScore": TranslatedScore}
 _MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
 # Version 2 writes these two as it writes a score of the user's own.
 _STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")
@@ -66,7 +66,7 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     A class of the user's own is stored by its name and what its `to_dict` gives, and must be given again when it is
     read.
     """
-    name = type(score).__name__
+    name = "MovedScore" if type(score) is TranslatedScore else type(score).__name__  # its name in files
     is_ours = type(score) is _SCORES.get(name)
     settings = score.to_dict() if is_ours or _has_own_settings(score) else None
     if settings is None:

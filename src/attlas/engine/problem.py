@@ -248,14 +248,14 @@ class Problem:
         return all_finite(*(t for part in self.tokens for t in flatten(part)))
 
     @cached_property
-    def interval(self) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self) -> tuple[Tensor, Tensor] | None:
         """The first key that each query may see and the one after its last, (batch or 1, heads or 1, m), int64.
 
         Both lie within the matrix, and are equal for a query that sees no key. None where a query may see
         more than one run of keys, or where there is no mask.
         """
         m, n = self.shape[2:]
-        found = None if self.mask is None else self.mask.interval(self.tile(*map(range, self.shape)))
+        found = None if self.mask is None else self.mask.allowed_runs(self.tile(*map(range, self.shape)))
         if found is None:
             return None
         first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))

@@ -112,8 +112,8 @@ class Mask(Stored, ABC):
         """
         return BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        """Return the first key of each row and the one after its last, where every row sees one run of keys.
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        """Return the run of keys that each row may see, as its first key and the key after its last.
 
         Parameters
         ----------
@@ -123,29 +123,35 @@ class Mask(Stored, ABC):
         Returns
         -------
         first, stop : Tensor of int64, broadcastable to (batches, heads, rows)
-            A row with ``first >= stop`` sees no key; both may lie outside of the matrix. None where this
-            is not known, or not so.
+            A row with ``first >= stop`` sees no key; both may lie outside of the matrix. None if some row sees
+            more than one run, or if this is not known.
         """
         return None
 
     def first_query(self, m: int, n: int) -> int | None:
-        """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
+        """Return the position of query 0 among the keys; None if this mask does not determine it."""
         return None
 
     @property
     def is_causal(self) -> bool:
-        """Whether no query sees a key behind its own place, as far as this mask tells."""
+        """Whether no query may see a key after its own position; False if this is not known."""
         return False
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        """Return this mask for another matrix of the same tokens, or None where it must be asked in its own places.
+        """Return this mask for a window of its matrix, or for a larger matrix that contains it.
 
         Parameters
         ----------
         rows, columns : range
-            Queries and keys of the other matrix, by their places in this one; they may lie outside of it.
+            Positions of the other matrix's queries and keys in the matrix of this mask. They may lie outside of it.
         m, n : int
-            Sizes of the matrix that this mask belongs to.
+            Sizes of the matrix of this mask.
+
+        Returns
+        -------
+        Mask or None
+            The result must hold in all cells of the other matrix. None is always right, and the default:
+            attlas then evaluates this mask at its original positions.
         """
         return None
 
@@ -279,8 +285,8 @@ class And(_Pair):
         left = self.left.coverage(at)
         return left if left is BlockState.EMPTY else min(left, self.right.coverage(at), key=_amount)
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        left, right = self.left.interval(at), self.right.interval(at)
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.allowed_runs(at), self.right.allowed_runs(at)
         if left is None or right is None:
             return None
         return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
@@ -338,8 +344,8 @@ class Or(_Pair):
         left = self.left.coverage(at)
         return left if left is BlockState.FULL else max(left, self.right.coverage(at), key=_amount)
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        left, right = self.left.interval(at), self.right.interval(at)
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.allowed_runs(at), self.right.allowed_runs(at)
         if left is None or right is None:
             return None
         # One run where the two touch, or one of them is empty: then the other alone counts.
