@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,33 +26,21 @@ _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is fa
 _MANY_QUERIES = 64
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class OnDevice(Protocol):
-    """What says where it is computed."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tokens."""
-
-
-Q = TypeVar("Q", bound=OnDevice)
-
-
-def full_precision(f: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
-    """Keep ``torch.autocast`` out: scores and sums stay in the dtype of the problem."""
+def full_precision(f: F) -> F:
+    """Switch ``torch.autocast`` off in a function of a problem or request: its sums stay in the problem's dtype."""
 
     @wraps(f)
-    def run(problem: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return f(problem, *args, **kwargs)
         with torch.autocast(kind, enabled=False):
             return f(problem, *args, **kwargs)
 
-    return run
+    return cast(F, run)
 
 
 class Version(NamedTuple):
