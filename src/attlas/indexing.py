@@ -166,26 +166,24 @@ def _checked(entry: Any) -> Any:
 
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
-    if isinstance(entry, range):
-        entry = torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, slice):
-        span = range(*entry.indices(size))
-        if span.step != 1:
-            return torch.tensor(span, dtype=torch.int64, device="cpu")
-        return range(span.start, max(span.stop, span.start))
-    places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
-    if places.dtype in (torch.bool, torch.uint8):
-        if len(places) != size:
-            found = f"{len(places)} of them on axis {axis} of size {size}"
+        span = range(size)[entry]
+        return (
+            range(span.start, max(span.stop, span.start)) if span.step == 1 else torch.tensor(span, device="cpu").long()
+        )
+    index = entry if isinstance(entry, Tensor) else torch.tensor(entry, dtype=torch.int64, device="cpu")
+    if index.dtype in (torch.bool, torch.uint8):
+        if len(index) != size:
+            found = f"{len(index)} of them on axis {axis} of size {size}"
             raise _wrong("an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]")
-        return places.nonzero().flatten()
-    outside = places[(places < -size) | (places >= size)]
-    if len(outside):
+        return index.nonzero().flatten()
+    outside = index[(index < -size) | (index >= size)]
+    if outside.numel():
         fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
         found = f"index {int(outside[0])} on axis {axis} of size {size}"
         raise _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
-    places = places % size if size else places
-    return places if isinstance(entry, Tensor) else int(places[0])
+    index = index % size if size else index
+    return index if index.ndim else int(index)
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
@@ -206,11 +204,11 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
 
 
 def _pick(entry: Any, size: int) -> Tensor:
-    if entry is None:
-        return torch.arange(size, device="cpu")
-    if isinstance(entry, range):
-        return torch.arange(entry.start, entry.stop, device="cpu")
-    return entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
+    """Return a resolved index of an axis as a tensor of positions; None stands for all."""
+    if isinstance(entry, Tensor):
+        return entry
+    span = range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
+    return torch.arange(span.start, span.stop, device="cpu")
 
 
 def _as_slice(index: Tensor) -> Tensor | slice:
