@@ -1,4 +1,4 @@
-"""What ``A[...]`` means: a part as a Tensor, or a smaller lazy matrix."""
+"""Parses the index of ``A[...]``, which gives cells as a Tensor or a smaller lazy matrix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Axes:
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
     def spread(self, t: Tensor) -> Tensor:
-        """Give a tensor that the user multiplies with an axis of size 1 for each that he no longer sees."""
+        """Return a factor of a product with an axis of size 1 for each leading axis that an index has dropped."""
         if all(self.kept):
             return t
         lead = (1,) * (sum(self.kept) - (t.ndim - 2)) + tuple(t.shape[:-2])
@@ -144,7 +144,7 @@ def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[
 
 
 def _checked(entry: Any) -> Any:
-    """Return an index of a kind that is known, or say which kinds are."""
+    """Return one index as an int, a slice, a range or an index tensor; raise a DtypeError for other types."""
     if isinstance(entry, slice | range):
         return entry
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
@@ -187,7 +187,7 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
-    """Return the batches and heads that are meant, as slices where they can be, and the axes left."""
+    """Return the selected batches and heads, as slices if possible, and the remaining leading axes."""
     if all(entry is None for entry in entries):
         return None
     rest = iter(entries)
@@ -212,7 +212,7 @@ def _pick(entry: Any, size: int) -> Tensor:
 
 
 def _as_slice(index: Tensor) -> Tensor | slice:
-    """Return a run of consecutive places as a slice, so that what it selects is a view."""
+    """Return consecutive positions as a slice, so that indexing with it gives a view."""
     if len(index) == 0:
         return slice(0, 0)
     first, last = int(index[0]), int(index[-1])
