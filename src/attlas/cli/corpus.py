@@ -16,9 +16,9 @@ import torch
 
 import attlas
 from attlas import models
+from attlas.cli.formatting import count
 from attlas.cli.loading import Loaded, load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count
 
 if TYPE_CHECKING:
     from attlas.corpus import Corpus

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attlas
-from attlas.atlas.tensors import digest_of
+from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
 from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors
 from attlas.corpus.measuring import KEPT, LEAST
@@ -95,7 +95,13 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("tokens", pa.int32()), ("hash", pa.string())]
+        [
+            ("text", pa.int64()),
+            ("source", pa.string()),
+            ("start", pa.int64()),
+            ("tokens", pa.int32()),
+            ("hash", pa.string()),
+        ]
     )
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
@@ -146,7 +152,13 @@ def _write_samples(
             | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
         )
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("ids", pa.list_(pa.int32())), ("tokens", pa.list_(pa.string()))]
+        [
+            ("text", pa.int64()),
+            ("source", pa.string()),
+            ("start", pa.int64()),
+            ("ids", pa.list_(pa.int32())),
+            ("tokens", pa.list_(pa.string())),
+        ]
     )
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 
@@ -179,7 +191,7 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
     found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
     found += sorted((folder / "samples").glob("*.safetensors"))
     return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_of(path)} for path in found
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in found
     }
 
 
@@ -432,7 +444,7 @@ def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
     for name, facts in config["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
-        if size != facts["size"] or (verify and digest_of(path) != facts["sha256"]):
+        if size != facts["size"] or (verify and sha256_of(path) != facts["sha256"]):
             found = "missing" if size is None else f"{size} bytes of {facts['size']}, or other ones"
             raise _broken(folder, f"{name}: {found}")
     return Corpus(folder, config)
