@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,7 +105,13 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     )
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
+        last = -1
         while some := list(islice(lines, _ROWS)):
+            numbers = [last, *(row["text"] for row in some)]
+            if any(a == b for a, b in pairwise(numbers)):
+                rule = "each text must be read once."
+                raise RecordingError("corpus()", rule, {"folder": str(folder)}, found="a text in two parts")
+            last = numbers[-1]
             rows += [row for row in some if row["text"] in kept]
             counts["texts"] += len(some)
             counts["tokens"] += sum(row["tokens"] for row in some)

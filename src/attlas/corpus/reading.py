@@ -26,7 +26,7 @@ from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 
-__all__ = ["ModelReader", "facts_of", "fingerprint"]
+__all__ = ["ModelReader", "fingerprint", "model_facts"]
 
 _PERIOD, _BLOCKS = 128, 4
 
@@ -48,7 +48,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
     return {"all": plain, "text": config.get_text_config()}
 
 
-def facts_of(model: nn.Module) -> dict[str, Any]:
+def model_facts(model: nn.Module) -> dict[str, Any]:
     """Return what is known of a model before it runs, as JSON can hold it."""
     config = getattr(model, "config", None)
     text = _config(model).get("text")
