@@ -474,3 +474,87 @@ def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small:
     until(page, "location.hash.includes('pin=')")
     page.keyboard.press("Escape")
     until(page, "!location.hash.includes('pin=')")
+
+
+# ------------------------------------------------------------------------------------------------ all heads at once
+
+
+def shown_heads(page: Any) -> list[str]:
+    return page.evaluate("[...document.querySelectorAll('.thumb .thumb-mark')].map((mark) => mark.textContent)")
+
+
+def on_the_map_of_heads(page: Any) -> list[tuple[str, float]]:
+    """Name and percentage of every head of the map of layers and heads."""
+    labels = page.evaluate("[...document.querySelectorAll('.headmap-grid button')].map((one) => one.ariaLabel)")
+    return [(text.split(":")[0], float(text.split(": ")[1].strip("< %")) / 100) for text in labels]
+
+
+def test_a_pinned_pair_is_weighed_by_every_head(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50")
+    until(page, "document.querySelector('.headmap-says').textContent.includes('%')")
+    weights = [float(entry.matrix[0, head, 100, 50]) for entry in small.entries for head in range(2)]
+    found = on_the_map_of_heads(page)
+    assert [name for name, _ in found] == [f"Layer {layer}, head {head}" for layer in (0, 1) for head in (0, 1)]
+    assert [weight for _, weight in found] == pytest.approx(weights, rel=0.05, abs=1e-5)
+    best = max(range(4), key=lambda at: weights[at])
+    says = page.locator(".headmap-says").text_content()
+    assert says.startswith(f"Weight that query 100 gives to key 50: {best // 2}·{best % 2} ")
+    # Another head is a click away, by the keyboard too; the pair stays.
+    page.locator(".headmap-grid button[aria-pressed=true]").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('e=1&h=1')")
+    assert state(page)["pin"] == "100.50"
+
+
+def test_a_pinned_query_tells_which_heads_agree(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "e=1&h=0&pin=100.50&hm=agree")
+    until(page, "document.querySelector('.headmap-says').textContent.includes('%')")
+    rows = [entry.matrix[0, head, 100] for entry in small.entries for head in range(2)]
+    expected = [float(torch.minimum(row, rows[2]).sum()) for row in rows]
+    found = [share for _, share in on_the_map_of_heads(page)]
+    assert found == pytest.approx(expected, abs=0.003)
+    assert found[2] == pytest.approx(1)
+    assert "1·0" not in page.locator(".headmap-says").text_content().split(":")[1]  # it agrees with itself, of course
+
+
+def test_heads_are_found_by_a_condition(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "")
+    shares = {
+        f"{entry.layer}·{head}": float(entry.matrix[0, head, 100, 20:60].sum())
+        for entry in small.entries
+        for head in (0, 1)
+    }
+    ranked = sorted(shares, key=lambda mark: -shares[mark])
+    least = round((shares[ranked[1]] + shares[ranked[2]]) / 2, 4)
+    box = page.get_by_label("Find heads")
+    box.fill("nobody knows")
+    box.press("Enter")
+    assert box.get_attribute("aria-invalid") == "true"
+    box.fill(f"100 -> 20-59 > {100 * least:.2f} %")
+    box.press("Enter")
+    until(page, "document.querySelectorAll('.thumb').length === 2")
+    assert shown_heads(page) == ranked[:2]
+    assert box.input_value() == "100 → 20-59"
+    kept = state(page)
+    assert (kept["pin"], kept["k"]) == ("100.20", "20.60")
+    page.keyboard.press("Escape")
+    page.locator(".stage").click(position={"x": 300, "y": 400})  # another pair: the span is over
+    until(page, "!location.hash.includes('k=20.60')")
+
+
+def test_all_heads_over_the_whole_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "")
+    before = page.locator(".thumb").first.bounding_box()["width"]
+    page.get_by_role("button", name="enlarge").click()
+    until(page, "location.hash.includes('a=grid')")
+    assert page.locator(".slot-heads").bounding_box()["width"] == 1280
+    assert page.locator(".thumb").first.bounding_box()["width"] > 1.5 * before or before > 110
+    assert not page.locator(".stage").is_visible()
+    assert page.evaluate(CUT) == []
+    page.locator(".thumb").nth(3).click()  # the map of this head comes back
+    page.wait_for_selector(READY)
+    assert {"e": "1", "h": "1"}.items() <= state(page).items()
+    page.get_by_role("button", name="enlarge").click()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(READY)

@@ -142,6 +142,7 @@ class Service:
             "column": self._column,
             "region": self._region,
             "cell": self._cell,
+            "pair": self._pair,
             "top": self._top,
             "track": self._track,
             "heads": self._heads,
@@ -325,6 +326,20 @@ class Service:
             }
         )
 
+    def _pair(self, given: Parameters, wanted: Wanted) -> Answer:
+        """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
+        _, heads = self._head(given)
+        rows = heads.rows(given.whole("i", 0, heads.m))
+        keys = given.span("j0", "j1", heads.n)
+        found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
+        if given.has("with_entry"):
+            _, other = self._head(given, "with_")
+            if (other.m, other.n) != (heads.m, heads.n):
+                raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
+            row = other.rows(given.whole("i", 0, other.m)).mean(axis=0)
+            found["agreement"] = np.minimum(rows, row).sum(axis=1).tolist()
+        return _json(found)
+
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
         known = self._passes.known(place, sums=True)
@@ -343,12 +358,13 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head(self, given: Parameters) -> tuple[Place, Head]:
-        """Return the head that a question is about."""
-        entry = given.whole("entry", 0, len(self._source.entries))
+    def _head(self, given: Parameters, which: str = "") -> tuple[Place, Head]:
+        """Return the head that a question is about; its entry and number have names that begin with `which`."""
+        entry = given.whole(f"{which}entry", 0, len(self._source.entries))
         batches, heads, _, _ = self._source.entries[entry].entry.shape
         batch = given.whole("batch", 0, batches, default=0)
-        number: int | Literal["mean"] = "mean" if given.equals("head", "mean") else given.whole("head", 0, heads)
+        mean = given.equals(f"{which}head", "mean")
+        number: int | Literal["mean"] = "mean" if mean else given.whole(f"{which}head", 0, heads)
         variant: Literal["plain", "nosink"] = (
             "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
         )

@@ -1,6 +1,7 @@
 // All heads as thumbnails, sorted and filtered by what is known of them.
 
 import { make, picker } from "./elements.js";
+import { mountHeadmap, pairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
 import { digits, headMark, headName, whole } from "./numbers.js";
 import { holds } from "./state.js";
@@ -64,13 +65,17 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, "batch"), batch);
   const explain = make("p", { class: "heads-explain", id: uid("explain") });
   const histogram = createHistogram((within) => setFilter({ within }));
+  const wide = make("button", { type: "button", class: "text-button wide", title: "All heads over the whole window" }, "enlarge");
+  wide.addEventListener("click", () => store.set({ aside: store.state.aside === "grid" ? "both" : "grid", panel: "" }));
   const clear = make("button", { type: "button", class: "text-button", hidden: true }, "show all");
   const grid = make("div", { class: "heads-grid", role: "group", "aria-label": "Heads" });
   const foot = make("p", { class: "heads-foot", hidden: true });
+  const headmapElement = make("section", { "aria-label": "Map of the heads" });
   const controls = make("div", { class: "heads-controls" }, statistic.element, order.element, kind.element, batchBox);
   element.classList.add("heads");
   element.append(
-    make("div", { class: "heads-head" }, make("h2", {}, "Heads"), count, clear),
+    make("div", { class: "heads-head" }, make("h2", {}, "Heads"), count, clear, wide),
+    headmapElement,
     controls,
     explain,
     histogram.element,
@@ -93,7 +98,9 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     },
   });
 
-  const chosen = () => readSort(store.state.sort, known.columns);
+  const columns = () => [...known.columns, ...pairColumns(store.state)];
+  const valuesOf = (cell) => ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
+  const chosen = () => readSort(store.state.sort, columns());
   function setSort({ order: next, name: column }) {
     const now = chosen();
     const patch = { sort: `${next ?? now.order}${column ?? now.column?.name ?? ""}` };
@@ -158,7 +165,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info, entry, head, second } = store.state;
     if (!info) return;
     const { column } = chosen();
-    const number = cell.row && column ? cell.row.values[column.name] ?? null : null;
+    const number = column ? valuesOf(cell)[column.name] ?? null : null;
     const parts = [headName(info, cell.entry, cell.head)];
     if (cell.row?.kinds.length) parts.push(cell.row.kinds.join(", "));
     if (number !== null) parts.push(`${column.label} ${digits(number)}`);
@@ -179,7 +186,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info, entry, head, second, compare } = store.state;
     if (!holds(info, cell.entry, cell.head)) announce(`${headName(info, cell.entry, cell.head)} is not in this file`);
     else if (!linked) {
-      store.set({ entry: cell.entry, head: cell.head });
+      store.set({ entry: cell.entry, head: cell.head, ...(store.state.aside === "grid" ? { aside: "both" } : {}) });
       announce(headName(info, cell.entry, cell.head));
     } else if (second && second.entry === cell.entry && second.head === cell.head) {
       store.set({ second: null, compare: "none" });
@@ -227,15 +234,15 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const filter = readFilter(state.filter);
     const rows = [...cells.values()]
       .filter((cell) => cell.head !== "mean")
-      .map((cell) => ({ cell, values: cell.row?.values ?? {}, kinds: cell.row?.kinds ?? [] }));
+      .map((cell) => ({ cell, values: valuesOf(cell), kinds: cell.row?.kinds ?? [] }));
     const kept = arrange(rows, { order: how, column }, filter);
     lay(kept, how, filter);
     for (const cell of cells.values()) name(cell);
-    statistic.fill(known.columns.map(({ name: value, label }) => ({ value, text: label })));
+    statistic.fill(columns().map(({ name: value, label }) => ({ value, text: label })));
     statistic.set(column?.name ?? "");
-    statistic.select.disabled = !known.columns.length;
+    statistic.select.disabled = !columns().length;
     order.set(how);
-    order.select.disabled = !known.columns.length;
+    order.select.disabled = !columns().length;
     explain.textContent = column ? `${column.description.replace(/\.$/, "")}${column.unit ? `, in ${column.unit}` : ""}: the number under each map.` : "";
     explain.hidden = !column?.description;
     fillKinds(rows, filter.kind);
@@ -246,6 +253,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const most = (info.entries[state.entry]?.batch ?? 1) - 1;
     batch.max = String(most);
     batch.value = String(state.batch);
+    store.set({ statistic: column?.name ?? null });
   }
   function fillKinds(rows, now) {
     const counts = new Map();
@@ -301,14 +309,14 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info } = store.state;
     const width = grid.clientWidth;
     if (!info || !width) return;
-    const heads = Math.max(...info.entries.map((entry) => entry.heads.length));
+    const heads = chosen().order === "=" ? Math.max(...info.entries.map((entry) => entry.heads.length)) : cells.size;
     const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
     let best = most;
     for (let columns = most; columns >= Math.max(1, Math.ceil(most * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;
     }
     grid.style.setProperty("--columns", String(best));
-    thumbs.resize(Math.min(112, width / best) * Math.min(2, window.devicePixelRatio || 1));
+    thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
   }
   function tellSampled() {
     const sampled = [...cells.values()].filter((cell) => cell.sampled).length;
@@ -347,7 +355,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       build();
       refresh();
     }),
-    store.on(["sort", "filter"], render),
+    store.on(["sort", "filter", "pairs"], render),
+    store.on(["aside"], showWide),
     store.on(["entry", "head", "second", "batch"], () => {
       for (const cell of cells.values()) name(cell);
       batch.value = String(store.state.batch);
@@ -358,6 +367,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       }
     }),
   ];
+  function showWide() {
+    const open = store.state.aside === "grid";
+    wide.textContent = open ? "back to the map" : "enlarge";
+    wide.setAttribute("aria-pressed", String(open));
+  }
+  showWide();
+  const headmap = mountHeadmap(headmapElement, { store, transport, announce, uid });
   const resized = new ResizeObserver(fitColumns);
   resized.observe(grid);
   if (store.state.info) {
@@ -371,6 +387,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       stop.abort();
       resized.disconnect();
       thumbs.destroy();
+      headmap.destroy();
       element.replaceChildren();
     },
   };

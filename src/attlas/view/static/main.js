@@ -105,7 +105,7 @@ function keepValid(store) {
     if (Object.keys(patch).length) store.set(patch);
   };
   check();
-  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "colour", "low", "high"];
+  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "span", "colour", "low", "high"];
   return store.on(fields, check);
 }
 
@@ -126,6 +126,9 @@ export function repaired(state) {
   const hasSecond = second && second.entry < entries.length && headIn(entries[second.entry], second.head);
   if (second && !(hasSecond && holds(info, second.entry, second.head))) patch.second = null;
   if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
+  const { span } = state;
+  const asked = state.pin && patch.pin !== null && span && span.start < span.stop && span.start >= entry.first_key && span.stop <= entry.first_key + entry.n;
+  if (span && !asked) patch.span = null;
   const { low, high } = rangeOf({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
   return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !same(state[field], value)));

@@ -178,6 +178,18 @@ export function packedTransport(data) {
     // Rows sum to 1, but where a sink takes a share.
     return { ...found, total: name === "row" ? (head.given.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
+  // What each head of an entry gives to some keys from one query, null where the file does not hold these weights.
+  async function pair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
+    const rowOf = (at, head) => line({ entry: at, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+    const sum = (row) => row.reduce((total, weight) => total + weight, 0);
+    const finite = (value) => (Number.isFinite(value) ? value : null);
+    const other = otherEntry === undefined ? null : await rowOf(otherEntry, otherHead);
+    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => rowOf(entry, head)));
+    return {
+      weights: rows.map((row) => row && finite(sum(row.subarray(j0, j1)))),
+      agreement: other && rows.map((row) => row && finite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+    };
+  }
   async function stored(name, what) {
     const found = await part(name);
     if (!found) throw notHere(what);
@@ -204,6 +216,7 @@ export function packedTransport(data) {
     row: async (params) => numbers(await line(params, "row")),
     column: async (params) => numbers(await line(params, "column")),
     region: async (params) => numbers(await region(params, ...bounds(params))),
+    pair: async (params) => ({ json: await pair(params) }),
     cell: async (params) => ({ json: await cell(params) }),
     top: async (params) => ({ json: await top(params) }),
     offline: () => ({ json: { page: null } }),

@@ -8,7 +8,7 @@ const TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
 /** Ranks of requests: the lowest goes first. */
-export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
+export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
 export function backoff(count, chance = Math.random()) {

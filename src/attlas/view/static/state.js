@@ -26,12 +26,14 @@ export const DEFAULTS = Object.freeze({
   palette: "depth", // one of PALETTES
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
+  span: null, // null | {start, stop}: positions of keys that the pinned query is asked about; null: the pinned key
+  heat: "pair", // "statistic" | "pair" | "agree": what the map of layers and heads shows of a pinned cell
   by: "query", // "query" | "key": whose row or column the text pane shows
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
-  aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens
+  aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
@@ -39,6 +41,8 @@ export const DEFAULTS = Object.freeze({
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
+  statistic: null, // the name of the statistic that the heads are sorted by
+  pairs: null, // null | {"entry:head": {pair, agree}}: what each head says of the pinned cell
   dark: false, // the theme that is shown
 });
 
@@ -92,12 +96,14 @@ const FIELDS = {
   palette: ["pal", amongField(...PALETTES)],
   theme: ["t", amongField("auto", "light", "dark")],
   pin: ["pin", pairField("i", "j")],
+  span: ["k", pairField("start", "stop")],
+  heat: ["hm", amongField("statistic", "pair", "agree")],
   by: ["by", amongField("query", "key")],
   ink: ["ink", amongField("linear", "log")],
   sort: ["sort", wordsField],
   filter: ["q", wordsField],
   panel: ["panel", wordsField],
-  aside: ["a", amongField("both", "heads", "text", "none")],
+  aside: ["a", amongField("both", "heads", "text", "none", "grid")],
 };
 
 /** The state as the text after `#`: fields at their defaults are left out. */
