@@ -476,6 +476,16 @@ def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small:
     until(page, "!location.hash.includes('pin=')")
 
 
+@pytest.mark.parametrize(("spread", "pool"), [(1.5, "mean"), (6.0, "max")])
+def test_the_overview_is_pooled_so_that_it_shows_something(show: Callable[..., Any], spread: float, pool: str) -> None:
+    """The largest weights of blocks of a broad head are dark everywhere; a sharp head has few cells to show."""
+    page = show(Atlas(entries_of([random_matrix(1500, heads=1, seed=2, spread=spread)])), "")
+    assert page.locator(".bar-title").text_content() == f"{'largest' if pool == 'max' else 'mean'} of 4 × 4"
+    assert state(page).get("p", "max") == pool
+    page.evaluate("location.hash = 'p=max&z=3&r=300&c=200'")
+    until(page, "document.querySelector('.bar-title').textContent === 'weight'")
+
+
 # ------------------------------------------------------------------------------------------------ all heads at once
 
 

@@ -30,6 +30,7 @@ from attlas.view.worker import Worker
 __all__ = ["Answer", "Service"]
 
 _POOLS = ("mean", "max")
+_DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
 _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
@@ -132,6 +133,7 @@ class Service:
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
         self._table = HeadTable(self._source, self._worker)
+        self._pools: dict[Place, str] = {}
         self._questions = {
             "info": self._info,
             "tokens": self._tokens,
@@ -242,7 +244,20 @@ class Service:
 
     def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
         table = self._table.answer()
+        if table["telling"] is not None:
+            table["telling"] |= {"pool": self._pool_of(table["telling"]["entry"], table["telling"]["head"], wanted)}
         return _json(table, progress=table["progress"])
+
+    def _pool_of(self, entry: int, number: int, wanted: Wanted) -> str:
+        """Return how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
+        place = Place(entry, 0, number, "plain")
+        head = self._source.head(place)
+        if place not in self._pools and head is not None:
+            picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
+            log = np.log2(codes.decode(picture[picture > codes.ZERO]))
+            low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
+            self._pools[place] = "mean" if log.size and np.clip(1 - log / low, 0, 1).mean() > _DARK else "max"
+        return self._pools.get(place, "max")
 
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)

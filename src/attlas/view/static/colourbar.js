@@ -2,9 +2,9 @@
 
 import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./colour.js";
 import { make, picker, segmented } from "./elements.js";
-import { digits, superscript, ticks } from "./numbers.js";
+import { digits, superscript, ticks, whole } from "./numbers.js";
 import { createRange } from "./range.js";
-import { PALETTES } from "./state.js";
+import { PALETTES, sideOf } from "./state.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
 const SPAN = 16; // octaves below the largest weight in view that "fit" shows
@@ -174,6 +174,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     patch.style.background = colourOf(reading, state);
     read.replaceChildren(patch, digits(reading));
   }
+  function showTitle(state) {
+    const text = titleOf(state, map.level());
+    if (label.textContent !== text) label.textContent = text;
+  }
   function render() {
     const { state } = store;
     const ratio = state.compare === "ratio";
@@ -181,7 +185,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     if (!range.dragging()) bar = ratio ? { min: -RATIO, max: RATIO } : barOf(state);
     const room = plot.clientWidth || 320;
     paint(state);
-    label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "renormalised" : "weight";
+    showTitle(state);
     if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
@@ -200,6 +204,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   }
 
   const offReading = store.on(["reading"], showReading);
+  const offZoom = store.on(["zoom"], showTitle);
   const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
   const resized = new ResizeObserver(render);
   resized.observe(plot);
@@ -207,12 +212,21 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   return {
     destroy() {
       offReading();
+      offZoom();
       off();
       resized.disconnect();
       fitting?.abort();
       element.replaceChildren();
     },
   };
+}
+
+// What the colours stand for: the weight of a cell, or of a block.
+function titleOf(state, level) {
+  if (state.compare === "ratio") return "first ÷ second";
+  if (!level) return state.variant === "nosink" ? "renormalised" : "weight";
+  const side = whole(sideOf(state.info, state, level));
+  return `${state.pool === "max" ? "largest" : "mean"} of ${side} × ${side}`;
 }
 
 function group(title, ...parts) {
