@@ -133,7 +133,6 @@ class Service:
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
         self._table = HeadTable(self._source, self._worker)
-        self._pools: dict[Place, str] = {}
         self._questions = {
             "info": self._info,
             "tokens": self._tokens,
@@ -147,6 +146,7 @@ class Service:
             "pair": self._pair,
             "top": self._top,
             "track": self._track,
+            "pooling": self._pooling,
             "heads": self._heads,
             "focus": self._focus,
             "status": self._status,
@@ -244,20 +244,16 @@ class Service:
 
     def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
         table = self._table.answer()
-        if table["telling"] is not None:
-            table["telling"] |= {"pool": self._pool_of(table["telling"]["entry"], table["telling"]["head"], wanted)}
         return _json(table, progress=table["progress"])
 
-    def _pool_of(self, entry: int, number: int, wanted: Wanted) -> str:
-        """Return how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
-        place = Place(entry, 0, number, "plain")
-        head = self._source.head(place)
-        if place not in self._pools and head is not None:
-            picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
-            log = np.log2(codes.decode(picture[picture > codes.ZERO]))
-            low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
-            self._pools[place] = "mean" if log.size and np.clip(1 - log / low, 0, 1).mean() > _DARK else "max"
-        return self._pools.get(place, "max")
+    def _pooling(self, given: Parameters, wanted: Wanted) -> Answer:
+        """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
+        place, head = self._head(given)
+        picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
+        log = np.log2(codes.decode(picture[picture > codes.ZERO]))
+        low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
+        dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
+        return _json({"pool": "mean" if dark else "max"})
 
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)

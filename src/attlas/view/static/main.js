@@ -11,7 +11,7 @@ import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { bindHash, createStore, holds, readHash, same } from "./state.js";
+import { DEFAULTS, bindHash, createStore, holds, readHash, same } from "./state.js";
 import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
@@ -48,7 +48,9 @@ export function mount(root, transport, options = {}) {
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
     const found = link(); // it may have changed meanwhile
-    const store = createStore({ ...startOf(info, isPlace(found) ? null : heads?.json), ...found, info });
+    const begin = { ...DEFAULTS, ...startOf(info, isPlace(found) ? null : heads?.json), ...found };
+    const store = createStore({ ...begin, ...(isPlace(found) || found.pool ? {} : await poolingOf(requests, info, begin)), info });
+    if (destroyed) return null;
     endings.push(keepValid(store));
     endings.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
@@ -96,6 +98,13 @@ export function mount(root, transport, options = {}) {
 function startOf(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
   return { entry: Math.max(0, readable), ...heads?.telling, ...(info.texts ? {} : { aside: "heads" }) };
+}
+
+// The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
+async function poolingOf(requests, info, { entry, head, batch }) {
+  if (info.only || info.entries[entry]?.readable === false) return {};
+  const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
+  return answer ? { pool: answer.json.pool } : {};
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.
