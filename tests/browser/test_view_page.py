@@ -568,3 +568,36 @@ def test_all_heads_over_the_whole_window(show: Callable[..., Any], small: Atlas)
     page.get_by_role("button", name="enlarge").click()
     page.keyboard.press("Escape")
     page.wait_for_selector(READY)
+
+
+# ----------------------------------------------------------------------------------------- lines from token to token
+
+
+def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "e=1&h=1&z=3&r=90.5&c=80.5")
+    page.get_by_role("button", name="Lines").click()
+    page.wait_for_selector(".lines line", state="attached")
+    lines = page.evaluate(
+        """[...document.querySelectorAll(".lines line")].map(
+          (line) => [line.dataset.query, line.dataset.key, line.getAttribute("stroke-width")].map(Number))"""
+    )
+    weights = small.entries[1].matrix[0, 1].to_dense()[58:122, 58:122]  # 64 tokens around query 90
+    assert {(i, j) for i, j, _ in lines} == {tuple(cell) for cell in (weights >= 0.01).nonzero().tolist()}
+    for i, j, width in lines[::9]:
+        assert width == pytest.approx(0.5 + 3 * float(weights[int(i), int(j)]), rel=1e-4)
+    query = page.locator(".lines-column").first.locator("button").nth(40)
+    query.hover()
+    seen = "[...document.querySelectorAll('.lines line:not(.out)')].every((line) => line.dataset.query === '40')"
+    until(page, seen)
+    share = 100 * float(weights[40].sum())
+    assert page.locator(".lines-says").text_content().startswith(f"{share:.1f} % of the attention of query 98")
+    until(page, "document.querySelector('.subject')?.textContent.includes('98')")  # the list shows the same row
+    query.click()
+    until(page, "location.hash.includes('pin=98.98')")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('pin=99.99')")
+    page.get_by_role("button", name="later").click()
+    until(page, "document.querySelector('.lines-column button').title === '86'")  # as far as there are tokens
+    page.keyboard.press("Escape")
+    until(page, "document.querySelector('.lines').hidden")

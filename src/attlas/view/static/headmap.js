@@ -49,7 +49,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
   const options = [
     { value: "statistic", text: "statistic", title: "Every head by the statistic below" },
     { value: "pair", text: "pair", title: "The weight that every head gives to the pinned pair" },
-    { value: "agree", text: "agreement", title: "How far every head looks where this one looks, from the pinned query" },
+    { value: "agree", text: "agree", title: "How far every head looks where this one looks, from the pinned query" },
   ];
   const how = segmented("What the map of heads shows", options, (heat) => store.set({ heat }));
   const grid = make("div", { class: "headmap-grid", role: "group", "aria-label": "Layers and heads" });

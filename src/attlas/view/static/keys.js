@@ -28,8 +28,9 @@ export function createKeys(root, { store, map, announce }) {
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, aside, hover, pin, pointed } = store.state;
+    const { panel, aside, view, hover, pin, pointed } = store.state;
     if (panel) store.set({ panel: "" });
+    else if (view === "lines") store.set({ view: "map" });
     else if (aside === "grid") store.set({ aside: "both" });
     else if (map.crosshair()) map.crosshair(null);
     else if (pin) store.set({ pin: null });

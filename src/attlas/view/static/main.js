@@ -6,6 +6,7 @@ import { mountExport } from "./export.js";
 import { mountHeads } from "./heads.js";
 import { mountHelp } from "./help.js";
 import { createKeys } from "./keys.js";
+import { mountLines } from "./lines.js";
 import { createMap } from "./map.js";
 import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
@@ -69,6 +70,7 @@ export function mount(root, transport, options = {}) {
       [mountCompare, shell.compare],
       [mountStatus, shell.status],
       [mountSays, shell.says],
+      [mountLines, shell.lines],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);

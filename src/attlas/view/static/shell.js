@@ -41,6 +41,7 @@ export function createShell(root, uid) {
     help: slot("help"),
     heads: slot("heads", "aside", { "aria-label": "Heads", id: uid("heads") }),
     map: slot("map", "main", { "aria-label": "Attention map" }),
+    lines: make("div", { class: "lines", hidden: true }),
     text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
     colourbar: slot("colourbar"),
     status: slot("status"),
@@ -57,7 +58,7 @@ export function createShell(root, uid) {
   const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
   const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
-  part.map.append(notice);
+  part.map.append(notice, part.lines);
   const noscript = [...root.childNodes];
   root.replaceChildren(header, body, footer, live);
 

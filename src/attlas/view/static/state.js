@@ -16,6 +16,7 @@ export const DEFAULTS = Object.freeze({
   variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
   second: null, // null | {entry, head}: the head that is compared with
   compare: "none", // "none" | "side" | "triangle" | "ratio"
+  view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
   row: null, // cell at the centre of the map (float)
   column: null,
   zoom: null, // log2 of CSS pixels per cell
@@ -86,6 +87,7 @@ const FIELDS = {
   variant: ["v", amongField("plain", "nosink")],
   second: ["s", pairField("entry", "head")],
   compare: ["m", amongField("none", "side", "triangle", "ratio")],
+  view: ["w", amongField("map", "lines")],
   row: ["r", decimalField(-1e9, 1e9, 3)],
   column: ["c", decimalField(-1e9, 1e9, 3)],
   zoom: ["z", decimalField(-40, ZOOM_MAX, 3)],
