@@ -601,3 +601,49 @@ def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atl
     until(page, "document.querySelector('.lines-column button').title === '86'")  # as far as there are tokens
     page.keyboard.press("Escape")
     until(page, "document.querySelector('.lines').hidden")
+
+
+# --------------------------------------------------------------------------------------------------------- Chinese
+
+# What the page says in Latin letters: words of three letters and more, outside of the text that is read.
+LATIN = """() => {
+  const found = new Set();
+  const look = (text) => (text ?? "").match(/[A-Za-z]{3,}/g)?.forEach((word) => found.add(word));
+  for (const part of document.querySelectorAll(".attlas *")) {
+    if (part.closest(".flow, .token, .tip dd, .title, .brand, .condition, kbd, .why-about dd, .lines-column")) continue;
+    for (const child of part.childNodes) if (child.nodeType === Node.TEXT_NODE) look(child.data);
+    for (const name of ["title", "aria-label", "placeholder"]) look(part.getAttribute(name));
+  }
+  return [...found].sort();
+}"""
+NAMES = {
+    "attlas",
+    "HTML",
+    "PNG",
+    "SVG",
+    "CSV",
+    "float",
+    "softmax",
+    "score",
+    "Shift",
+    "Enter",
+    "Esc",
+    "logit",
+    "log",
+    "English",
+}
+PALETTES = {"depth", "viridis", "magma", "cividis", "grey"}
+
+
+def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50&s=1.0&m=ratio", locale="zh-CN")
+    page.wait_for_selector(".headmap-says:has-text('%')")
+    until(page, "document.querySelectorAll('.thumb.drawn').length === 4")
+    assert set(page.evaluate(LATIN)) - NAMES - PALETTES == set()
+    assert page.locator(".says b").inner_text() == "第 0 层，头 0"
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    page.get_by_role("button", name="帮助").click()
+    page.get_by_role("button", name="English").click()
+    page.wait_for_selector(".says b:has-text('Layer 0, head 0')")
+    assert state(page)["lang"] == "en"
+    assert {"pin": "100.50", "m": "ratio"}.items() <= state(page).items()

@@ -5,6 +5,7 @@ import { make, picker, segmented } from "./elements.js";
 import { digits, superscript, ticks, whole } from "./numbers.js";
 import { createRange } from "./range.js";
 import { PALETTES, sideOf } from "./state.js";
+import { t } from "./words.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
 const SPAN = 16; // octaves below the largest weight in view that "fit" shows
@@ -51,10 +52,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   const marker = make("i", { class: "bar-marker", hidden: true });
   const axis = make("div", { class: "bar-axis", "aria-hidden": "true" });
   const range = createRange({
-    label: "Colour range",
-    names: ["lowest weight", "highest weight"],
+    label: t("Colour range"),
+    names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => (isRatio() ? `${digits(2 ** value, 2)} times` : `weight ${digits(isLog() ? 2 ** value : value, 2)}`),
+    say: (value) => (isRatio() ? t("{0} times", digits(2 ** value, 2)) : t("weight {0}", digits(isLog() ? 2 ** value : value, 2))),
     onInput(low, high) {
       if (!isRatio()) store.set({ low, high });
       // A comparison is even to both sides: the handle that was moved says how far.
@@ -63,31 +64,31 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     onDone: () => render(),
   });
   const read = make("output", { class: "bar-read", "aria-live": "off" });
-  const fit = make("button", { type: "button", class: "text-button", title: "Fit the range to the largest weight in view" }, "fit");
-  const reset = make("button", { type: "button", class: "text-button", title: "The range that the page began with" }, "reset");
-  const label = make("span", { class: "bar-title" }, "weight");
+  const fit = make("button", { type: "button", class: "text-button", title: t("Fit the range to the largest weight in view") }, t("fit"));
+  const reset = make("button", { type: "button", class: "text-button", title: t("The range that the page began with") }, t("reset"));
+  const label = make("span", { class: "bar-title" }, t("weight"));
   const scale = segmented(
-    "Colour scale",
+    t("Colour scale"),
     [
-      { value: "log", text: "log", title: "Colour by the logarithm of the weight" },
-      { value: "linear", text: "linear", title: "Colour by the weight itself" },
+      { value: "log", text: t("log"), title: t("Colour by the logarithm of the weight") },
+      { value: "linear", text: t("linear"), title: t("Colour by the weight itself") },
     ],
     setScale,
   );
   const pool = segmented(
-    "A pixel of many cells shows",
+    t("A pixel of many cells shows"),
     [
-      { value: "mean", text: "mean", title: "A pixel of many cells shows the mean over its allowed pairs" },
-      { value: "max", text: "max", title: "A pixel of many cells shows the largest weight" },
+      { value: "mean", text: t("mean"), title: t("A pixel of many cells shows the mean over its allowed pairs") },
+      { value: "max", text: t("max"), title: t("A pixel of many cells shows the largest weight") },
     ],
     (value) => store.set({ pool: value }),
   );
-  const palette = picker("Palette", PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
+  const palette = picker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
   const sink = make("input", { type: "checkbox" });
-  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, "without first key"));
+  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, t("without first key")));
   sink.addEventListener("change", () => {
     store.set({ variant: sink.checked ? "nosink" : "plain" });
-    announce(sink.checked ? "The first key is left out, rows are renormalised" : "All keys are shown");
+    announce(sink.checked ? t("The first key is left out, rows are renormalised") : t("All keys are shown"));
   });
 
   const plot = make("div", { class: "bar-plot" }, make("div", { class: "bar-strip" }, canvas, range.element, marker), axis);
@@ -97,8 +98,8 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     make(
       "div",
       { class: "bar-controls" },
-      group("Colours", scale.element, palette.element),
-      group("Pixel", pool.element),
+      group(t("Colours"), scale.element, palette.element),
+      group(t("Pixel"), pool.element),
       sinkLabel,
     ),
   );
@@ -129,7 +130,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
         const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
         store.set({ low: Math.max(LOWEST, high - SPAN), high });
       }
-      announce(`The largest weight in view is ${digits(largest)}`);
+      announce(t("The largest weight in view is {0}", digits(largest)));
     } catch (error) {
       if (!signal.aborted) announce(error.message);
     } finally {
@@ -186,20 +187,20 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const room = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
-    if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
+    if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? t("equal") : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
-    scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
+    scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
     const otherPool = only && { mean: "max", max: "mean" }[only.pool];
-    pool.set(state.pool, only ? { [otherPool]: `This file holds blocks as ${only.pool === "mean" ? "means" : "maxima"} only` } : {});
+    pool.set(state.pool, only ? { [otherPool]: (only.pool === "mean" ? t("This file holds blocks as means only") : t("This file holds blocks as maxima only")) } : {});
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
     sink.disabled = Boolean(only) || (entry !== undefined && entry.n < 2);
-    sinkLabel.title = only ? `This file holds rows ${only.variant === "nosink" ? "without" : "with"} the first key only` : "Leave out the first key and divide each row by what is left";
+    sinkLabel.title = only ? only.variant === "nosink" ? t("This file holds rows without the first key only") : t("This file holds rows with the first key only") : t("Leave out the first key and divide each row by what is left");
     showReading();
   }
 
@@ -223,10 +224,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 
 // What the colours stand for: the weight of a cell, or of a block.
 function titleOf(state, level) {
-  if (state.compare === "ratio") return "first ÷ second";
-  if (!level) return state.variant === "nosink" ? "renormalised" : "weight";
+  if (state.compare === "ratio") return t("first ÷ second");
+  if (!level) return state.variant === "nosink" ? t("renormalised") : t("weight");
   const side = whole(sideOf(state.info, state, level));
-  return `${state.pool === "max" ? "largest" : "mean"} of ${side} × ${side}`;
+  return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
 }
 
 function group(title, ...parts) {

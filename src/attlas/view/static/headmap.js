@@ -6,6 +6,7 @@ import { comparable } from "./compare.js";
 import { make, segmented } from "./elements.js";
 import { digits, headMark, headName, percent, whole } from "./numbers.js";
 import { holds } from "./state.js";
+import { t } from "./words.js";
 
 const REST = 120; // ms without another change after which heads are asked
 const NAMED = 3; // heads that are named in words
@@ -16,10 +17,10 @@ export function pairColumns({ pin, span, info, entry, head }) {
   const given = info.entries[entry];
   const query = whole(given.first_query + pin.i);
   const [start, stop] = keysOf({ pin, span, given });
-  const keys = stop - start > 1 ? `keys ${whole(start)} to ${whole(stop - 1)}` : `key ${whole(start)}`;
+  const keys = stop - start > 1 ? t("keys {0} to {1}", whole(start), whole(stop - 1)) : t("key {0}", whole(start));
   return [
-    { name: "pair", label: "pinned pair", unit: "", description: `Weight that query ${query} gives to ${keys}` },
-    { name: "agree", label: "agreement", unit: "", description: `Share of the attention of query ${query} that goes where that of ${headMark(info, entry, head)} goes: the sum over keys of the smaller weight` },
+    { name: "pair", label: t("pinned pair"), unit: "", description: t("Weight that query {0} gives to {1}", query, keys) },
+    { name: "agree", label: t("agreement"), unit: "", description: t("Share of the attention of query {0} that goes where that of {1} goes: the sum over keys of the smaller weight", query, headMark(info, entry, head)) },
   ];
 }
 
@@ -44,15 +45,15 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
   let cells = []; // {button, entry, head}
   const { info } = store.state;
   const width = Math.max(...info.entries.map((entry) => entry.heads.length));
-  const help = make("p", { class: "unseen", id: uid("condition") }, "As in 147 → 120-140 > 10 %: heads in which this query gives these keys more than this share.");
-  const input = make("input", { class: "condition", placeholder: "147 → 120-140 > 10 %", autocomplete: "off", spellcheck: false, "aria-label": "Find heads: query → keys > share", "aria-describedby": help.id });
+  const help = make("p", { class: "unseen", id: uid("condition") }, t("As in 147 → 120-140 > 10 %: heads in which this query gives these keys more than this share."));
+  const input = make("input", { class: "condition", placeholder: "147 → 120-140 > 10 %", autocomplete: "off", spellcheck: false, "aria-label": t("Find heads: query → keys > share"), "aria-describedby": help.id });
   const options = [
-    { value: "statistic", text: "statistic", title: "Every head by the statistic below" },
-    { value: "pair", text: "pair", title: "The weight that every head gives to the pinned pair" },
-    { value: "agree", text: "agree", title: "How far every head looks where this one looks, from the pinned query" },
+    { value: "statistic", text: t("statistic"), title: t("Every head by the statistic below") },
+    { value: "pair", text: t("pair"), title: t("The weight that every head gives to the pinned pair") },
+    { value: "agree", text: t("agree"), title: t("How far every head looks where this one looks, from the pinned query") },
   ];
-  const how = segmented("What the map of heads shows", options, (heat) => store.set({ heat }));
-  const grid = make("div", { class: "headmap-grid", role: "group", "aria-label": "Layers and heads" });
+  const how = segmented(t("What the map of heads shows"), options, (heat) => store.set({ heat }));
+  const grid = make("div", { class: "headmap-grid", role: "group", "aria-label": t("Layers and heads") });
   const says = make("p", { class: "headmap-says" });
   grid.style.setProperty("--heads", String(width));
   grid.style.setProperty("--layers", String(info.entries.length));
@@ -92,7 +93,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const fits = found && i >= 0 && i < given.m && j >= 0 && found.stop - given.first_key <= given.n;
     input.setAttribute("aria-invalid", String(!fits));
     if (!fits) {
-      says.textContent = found ? `Queries stand at ${whole(given.first_query)} to ${whole(given.first_query + given.m - 1)}, keys at ${whole(given.first_key)} to ${whole(given.first_key + given.n - 1)}.` : "A query, an arrow, a key or a range of keys, and a share: 147 → 120-140 > 10 %.";
+      says.textContent = found ? t("Queries stand at {0} to {1}, keys at {2} to {3}.", whole(given.first_query), whole(given.first_query + given.m - 1), whole(given.first_key), whole(given.first_key + given.n - 1)) : t("A query, an arrow, a key or a range of keys, and a share: 147 → 120-140 > 10 %.");
       announce(says.textContent);
       return;
     }
@@ -162,25 +163,25 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     cells.forEach(({ button, entry, head }, at) => {
       const number = numbers[at];
       const here = entry === state.entry && head === state.head;
-      const label = `${headName(info, entry, head)}: ${number === null ? "not known" : text(number)}`;
+      const label = t("{0}: {1}", headName(info, entry, head), number === null ? t("not known") : text(number));
       button.style.background = number === null ? "" : colour(number);
       button.title = label;
       button.setAttribute("aria-label", label);
       button.setAttribute("aria-pressed", String(here));
       button.tabIndex = here || (state.head === "mean" && at === 0) ? 0 : -1;
     });
-    how.set(kind, state.pin ? {} : { pair: "Pin a cell first: click one in the map", agree: "Pin a cell first: click one in the map" });
+    how.set(kind, state.pin ? {} : { pair: t("Pin a cell first: click one in the map"), agree: t("Pin a cell first: click one in the map") });
     says.textContent = words(state, kind, numbers, text);
   }
   function words(state, kind, numbers, text) {
-    if (kind === "statistic") return state.pin ? "" : "Pin a cell: here stands the weight that every head gives to this pair.";
+    if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair, agree] = pairColumns(state);
     const others = kind === "agree" ? ({ entry, head }) => entry !== state.entry || head !== state.head : () => true;
     const best = [...numbers.keys()].filter((at) => numbers[at] > 0 && others(cells[at])).sort((a, b) => numbers[b] - numbers[a]);
     const named = best.slice(0, NAMED).map((at) => `${headMark(info, cells[at].entry, cells[at].head)} ${text(numbers[at])}`);
-    const what = kind === "pair" ? pair.description : `From the pinned query the same keys as ${headMark(info, state.entry, state.head)}`;
-    return `${what}: ${named.join(", ") || "no head"}.`;
+    const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", headMark(info, state.entry, state.head));
+    return t("{0}: {1}.", what, named.join(", ") || t("no head"));
   }
 
   const off = [

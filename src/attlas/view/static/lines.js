@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 import { percent, whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { t } from "./words.js";
 
 const WINDOW = 64; // tokens on each side, at most
 const ROW = 17; // CSS pixels of a token
@@ -25,7 +26,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
   let shown = null; // {r0, r1, c0, c1, weights}
   let kept = ""; // what the columns were built for
   let focus = null; // {side: "query" | "key", at}
-  const open = make("button", { type: "button", title: "Tokens in two columns, with lines for the weights, 64 at a time" }, "Lines");
+  const open = make("button", { type: "button", title: t("Tokens in two columns, with lines for the weights, 64 at a time") }, t("Lines"));
   open.addEventListener("click", () => store.set({ view: store.state.view === "lines" ? "map" : "lines" }));
   const holder = make("div", {}, open);
   tools.prepend(holder);
@@ -40,9 +41,9 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     });
     return button;
   };
-  const [earlier, later] = [step("↑ earlier", -WINDOW / 2), step("later ↓", WINDOW / 2)];
-  const queries = make("div", { class: "lines-column", role: "group", "aria-label": "Queries" });
-  const keys = make("div", { class: "lines-column", role: "group", "aria-label": "Keys" });
+  const [earlier, later] = [step(t("↑ earlier"), -WINDOW / 2), step(t("later ↓"), WINDOW / 2)];
+  const queries = make("div", { class: "lines-column", role: "group", "aria-label": t("Queries") });
+  const keys = make("div", { class: "lines-column", role: "group", "aria-label": t("Keys") });
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("aria-hidden", "true");
   const box = make("div", { class: "lines-box" }, queries, svg, keys);
@@ -153,9 +154,9 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
       }
     }
     const { r0, r1, firstQuery } = shown;
-    if (!chosen) says.textContent = `Queries ${whole(firstQuery)} to ${whole(firstQuery + r1 - r0 - 1)} at the left, keys at the right; a line for each weight from 1 % on.`;
-    else if (chosen.side === "query") says.textContent = `${percent(Math.min(1, sum))} of the attention of query ${whole(firstQuery + chosen.at)} goes to these keys.`;
-    else says.textContent = `These queries give key ${whole(shown.firstKey + chosen.at)} ${sum.toFixed(2)} in all.`;
+    if (!chosen) says.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from 1 % on.", whole(firstQuery), whole(firstQuery + r1 - r0 - 1));
+    else if (chosen.side === "query") says.textContent = t("{0} of the attention of query {1} goes to these keys.", percent(Math.min(1, sum)), whole(firstQuery + chosen.at));
+    else says.textContent = t("These queries give key {0} {1} in all.", whole(shown.firstKey + chosen.at), sum.toFixed(2));
   }
   box.addEventListener("pointerleave", () => light(null));
   box.addEventListener("keydown", (event) => {

@@ -17,6 +17,7 @@ import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
+import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
 // Fields of a link that say what is looked at.
@@ -58,7 +59,10 @@ export function mount(root, transport, options = {}) {
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
     const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools };
-    if (options.hash) endings.push(bindHash(store));
+    if (options.hash) {
+      endings.push(bindHash(store));
+      document.documentElement.lang = language;
+    } else root.lang = language;
     endings.push(shell.connect(context));
     const panels = [
       [mountHeads, shell.heads],

@@ -25,6 +25,7 @@ export const DEFAULTS = Object.freeze({
   high: null,
   ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
   palette: "depth", // one of PALETTES
+  language: null, // null | "en" | "zh": null is that of the browser; words.js reads it from the address
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
   span: null, // null | {start, stop}: positions of keys that the pinned query is asked about; null: the pinned key
@@ -96,6 +97,7 @@ const FIELDS = {
   high: ["hi", decimalField(-64, 1, 6)],
   ratio: ["x", decimalField(0.25, 64, 2)],
   palette: ["pal", amongField(...PALETTES)],
+  language: ["lang", amongField("en", "zh")],
   theme: ["t", amongField("auto", "light", "dark")],
   pin: ["pin", pairField("i", "j")],
   span: ["k", pairField("start", "stop")],
@@ -198,7 +200,7 @@ export function bindHash(store, view = window) {
   };
   const restore = () => {
     const found = readHash(view.location.hash);
-    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside"].includes(field));
+    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside", "language"].includes(field));
     store.set({ ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...found });
   };
   const off = store.on(Object.keys(FIELDS), later);
