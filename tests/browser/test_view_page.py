@@ -603,6 +603,48 @@ def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atl
     until(page, "document.querySelector('.lines').hidden")
 
 
+# ---------------------------------------------------------------------------------------------------- two recordings
+
+
+def test_two_recordings_are_compared_head_by_head(show: Callable[..., Any], browser: Any) -> None:
+    from attlas.view import Server, Service
+
+    tokens = [f" w{i}" for i in range(60)]
+    first, second = ([random_matrix(60, seed=seed + layer) for layer in (0, 1)] for seed in (10, 20))
+    atlases = [Atlas(entries_of(matrices), tokens=tokens) for matrices in (first, second)]
+    service = Service(atlases[0], title="before", compare=atlases[1], compare_title="after")
+    with Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(server.url)
+        page.wait_for_selector(READY)
+        assert {"s": "2.0", "m": "ratio"}.items() <= state(page).items()
+        assert page.locator(".says span").inner_text() == "divided by after: Layer 0, head 0"
+        page.keyboard.press("}")  # the same head of the other recording goes along
+        until(page, "location.hash.includes('s=3.0')")
+        page.evaluate("location.hash += '&z=5&r=30.5&c=20.5'")
+        page.get_by_role("button", name="Compare").click()
+        page.get_by_role("button", name="difference").click()
+        page.keyboard.press("Escape")
+        assert page.locator(".bar-title").text_content() == "first − second"
+        one, other = (float(matrices[1][0, 0, 30, 20]) for matrices in (first, second))
+        stage = page.locator(".stage").bounding_box()
+        where = page.evaluate(
+            """() => {
+              const stage = document.querySelector(".stage");
+              return [stage.clientWidth / 2 + 45, stage.clientHeight / 2 + 70];
+            }"""
+        )
+        page.mouse.move(stage["x"] + where[0], stage["y"] + where[1])
+        until(page, "document.querySelector('.tip-more')?.textContent.includes('−')")
+        places = [int(text) for text in page.locator(".tip .place").all_inner_texts()]
+        one, other = (float(matrices[1][0, 0, places[0], places[1]]) for matrices in (first, second))
+        told = page.locator(".tip-more").first.inner_text()
+        assert number(told.split("first − second = ")[1].replace("−", "")) == pytest.approx(abs(one - other), rel=6e-3)
+        assert ("= −" in told) == (one < other)
+        page.close()
+    service.close()
+
+
 # --------------------------------------------------------------------------------------------------------- Chinese
 
 # What the page says in Latin letters: words of three letters and more, outside of the text that is read.

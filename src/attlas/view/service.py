@@ -85,6 +85,10 @@ class Service:
         Text of each token; by default that of the atlas.
     title : str
         Name of the whole; by default that of the model.
+    compare : Atlas or AttentionMatrix, optional
+        A second recording of as many tokens, whose heads are compared with those of the first, cell by cell.
+    compare_title : str
+        Name of the second recording; by default that of its model.
     store : str or Path, optional
         Folder for what passes over whole heads find, ``run.atlas.view`` by custom. It is made where it is
         missing; without it, or where it cannot be written, they go to a temporary folder.
@@ -93,6 +97,8 @@ class Service:
     ------
     DtypeError
         If there is nothing to show.
+    ShapeError
+        If no matrix of `compare` has the size of one that is shown.
 
     See Also
     --------
@@ -125,9 +131,11 @@ class Service:
         *,
         tokens: Sequence[str] | None = None,
         title: str = "",
+        compare: Atlas | AttentionMatrix | None = None,
+        compare_title: str = "",
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._source = Source(shown, tokens=tokens, title=title)
+        self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)

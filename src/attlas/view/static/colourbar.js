@@ -4,7 +4,7 @@ import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./co
 import { make, picker, segmented } from "./elements.js";
 import { digits, superscript, ticks, whole } from "./numbers.js";
 import { createRange } from "./range.js";
-import { PALETTES, sideOf } from "./state.js";
+import { PALETTES, isContrast, sideOf } from "./state.js";
 import { t } from "./words.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
@@ -23,6 +23,25 @@ export function barOf(state) {
   }
   return { min: 0, max };
 }
+/** The stretch over which the bar of a comparison is drawn, equal in the middle. */
+export function contrastBar({ compare, difference }, reach = null) {
+  let max = reach ?? RATIO;
+  if (compare === "difference" && reach === null) {
+    max = 1;
+    for (const smaller of steps()) if (smaller >= difference * 1.25) max = smaller;
+  }
+  return { min: -max, max };
+}
+
+/** Marks of that bar. */
+export function contrastMarks(compare, { max }) {
+  const text = (at) => {
+    if (at === 0) return t("equal");
+    return compare === "ratio" ? `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` : `${at > 0 ? "+" : "−"}${digits(Math.abs(at), 2)}`;
+  };
+  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: text(at) }));
+}
+
 function* steps() {
   for (let power = 0; power > -12; power--) {
     for (const factor of [1, 0.5, 0.2]) yield factor * 10 ** power;
@@ -45,8 +64,8 @@ export function marksOf(colour, { min, max }, room) {
 export function mountColourbar(element, { store, transport, map, announce }) {
   let bar = { min: -24, max: 0 };
   let fitting = null;
-  const isRatio = () => store.state.compare === "ratio";
-  const isLog = () => isRatio() || store.state.colour === "log";
+  const isRatio = () => isContrast(store.state.compare);
+  const isLog = () => (isRatio() ? store.state.compare === "ratio" : store.state.colour === "log");
 
   const canvas = make("canvas", { class: "bar-canvas", height: 1, width: 256, "aria-hidden": "true" });
   const marker = make("i", { class: "bar-marker", hidden: true });
@@ -55,11 +74,15 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     label: t("Colour range"),
     names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => (isRatio() ? t("{0} times", digits(2 ** value, 2)) : t("weight {0}", digits(isLog() ? 2 ** value : value, 2))),
+    say: (value) => (store.state.compare === "difference" ? digits(value, 2) : isRatio() ? t("{0} times", digits(2 ** value, 2)) : t("weight {0}", digits(isLog() ? 2 ** value : value, 2))),
     onInput(low, high) {
       if (!isRatio()) store.set({ low, high });
       // A comparison is even to both sides: the handle that was moved says how far.
-      else store.set({ ratio: Math.max(0.5, Math.abs(-low - store.state.ratio) > Math.abs(high - store.state.ratio) ? -low : high) });
+      else {
+        const { compare } = store.state;
+        const now = store.state[compare];
+        store.set({ [compare]: Math.max(bar.max / 24, Math.abs(-low - now) > Math.abs(high - now) ? -low : high) });
+      }
     },
     onDone: () => render(),
   });
@@ -112,7 +135,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: defaultRange("log", n).low, high: Math.max(Math.log2(high), defaultRange("log", n).low + 1) };
     store.set({ colour, ...wanted });
   }
-  reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4 }));
+  reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4, difference: 0.1 }));
   fit.addEventListener("click", async () => {
     fitting?.abort();
     fitting = new AbortController();
@@ -138,11 +161,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
-  const shownRange = (state) => (state.compare === "ratio" ? { low: -state.ratio, high: state.ratio } : rangeOf(state));
+  const shownRange = (state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : rangeOf(state));
   function paint(state) {
     const context = canvas.getContext("2d");
     const { low, high } = shownRange(state);
-    const bytes = state.compare === "ratio" ? divergingColours(state) : colours(state);
+    const bytes = isContrast(state.compare) ? divergingColours(state) : colours(state);
     const image = context.createImageData(256, 1);
     for (let x = 0; x < 256; x++) {
       const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
@@ -166,7 +189,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   function showReading() {
     const { state } = store;
     const { reading } = state;
-    marker.hidden = reading === null || state.compare === "ratio" || Number.isNaN(reading);
+    marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
     read.textContent = "";
     if (marker.hidden) return;
     const value = state.colour === "log" ? Math.log2(reading) : reading;
@@ -181,13 +204,13 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   }
   function render() {
     const { state } = store;
-    const ratio = state.compare === "ratio";
+    const ratio = isContrast(state.compare);
     element.classList.toggle("is-ratio", ratio);
-    if (!range.dragging()) bar = ratio ? { min: -RATIO, max: RATIO } : barOf(state);
+    if (!range.dragging()) bar = ratio ? contrastBar(state) : barOf(state);
     const room = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
-    if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? t("equal") : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
+    if (ratio) showMarks(contrastMarks(state.compare, bar));
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
@@ -206,7 +229,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 
   const offReading = store.on(["reading"], showReading);
   const offZoom = store.on(["zoom"], showTitle);
-  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
+  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
   const resized = new ResizeObserver(render);
   resized.observe(plot);
   render();
@@ -224,7 +247,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 
 // What the colours stand for: the weight of a cell, or of a block.
 function titleOf(state, level) {
-  if (state.compare === "ratio") return t("first ÷ second");
+  if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
   if (!level) return state.variant === "nosink" ? t("renormalised") : t("weight");
   const side = whole(sideOf(state.info, state, level));
   return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);

@@ -2,7 +2,7 @@
 
 import { make, segmented } from "./elements.js";
 import { headName, layerName } from "./numbers.js";
-import { holds } from "./state.js";
+import { counterpart, holds } from "./state.js";
 import { t } from "./words.js";
 
 const modes = [
@@ -10,12 +10,19 @@ const modes = [
   { value: "side", text: t("side by side"), title: t("Two maps that move together") },
   { value: "triangle", text: t("triangle"), title: t("The second head fills the empty triangle of a causal map") },
   { value: "ratio", text: t("log-ratio"), title: t("log₂ of the first weight over the second, cell by cell") },
+  { value: "difference", text: t("difference"), title: t("The first weight less the second, cell by cell") },
 ];
 
 // Two heads can be compared where their cells mean the same pairs of tokens.
 export function comparable(info, first, second) {
   const [a, b] = [info.entries[first], info.entries[second]];
-  return a.m === b.m && a.n === b.n && a.first_query === b.first_query && a.first_key === b.first_key && b.readable !== false;
+  return sameCells(a, b) && b.readable !== false;
+}
+
+// Positions count from where the text of their recording begins.
+export function sameCells(a, b) {
+  const place = (entry, field) => entry[field] - (entry.origin ?? 0);
+  return a.m === b.m && a.n === b.n && place(a, "first_query") === place(b, "first_query") && place(a, "first_key") === place(b, "first_key");
 }
 
 const says = {
@@ -23,6 +30,7 @@ const says = {
   side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
   triangle: t("Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty."),
   ratio: t("log₂ of the first weight over the second: orange where the first head gives more, blue where the second does."),
+  difference: t("The first weight less the second: orange where the first head gives more, blue where the second does."),
 };
 
 export function mountCompare(element, { store, announce, uid }) {
@@ -115,14 +123,23 @@ export function mountCompare(element, { store, announce, uid }) {
       side: alone && only,
       triangle: alone ? only : !causal && t("Only a causal map has an empty triangle"),
       ratio: alone && only,
+      difference: alone && only,
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }
+  // Beside a second recording: the same head there goes along.
+  const offHead = store.on(["entry", "head"], (state, changed) => {
+    const { info, entry, head, second } = state;
+    if (changed.includes("second") || !second || (info.entries[second.entry]?.recording ?? "") === (info.entries[entry].recording ?? "")) return;
+    const other = counterpart(info, entry);
+    if (other !== null) store.set({ second: { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) } });
+  });
   const off = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
   render();
   return {
     destroy() {
       off();
+      offHead();
       document.removeEventListener("pointerdown", outside);
       element.replaceChildren();
     },

@@ -316,7 +316,7 @@ function headline(target, found) {
   return lines;
 }
 
-const quotient = (first, second) => (first > 0 && second > 0 ? [line("tip-more", t("first ÷ second = {0}", digits(first / second)))] : []);
+const quotient = (first, second) => (first > 0 && second > 0 ? [line("tip-more", t("first ÷ second = {0}, first − second = {1}", digits(first / second), digits(first - second)))] : []);
 
 function places(target, tokens, { largest }) {
   const list = make("dl");

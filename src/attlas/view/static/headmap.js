@@ -123,11 +123,14 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     asked = new AbortController();
     const { signal } = asked;
     const here = info.entries[entry];
-    const [query, [start, stop]] = [here.first_query + pin.i, keysOf({ pin, span, given: here })];
+    // Counted from where the text of its recording begins.
+    const from = here.origin ?? 0;
+    const [query, [start, stop]] = [here.first_query + pin.i - from, keysOf({ pin, span, given: here }).map((at) => at - from)];
     const values = {};
     const ask = async (at) => {
       const given = info.entries[at];
-      const [i, j0, j1] = [query - given.first_query, start - given.first_key, stop - given.first_key];
+      const to = given.origin ?? 0;
+      const [i, j0, j1] = [query + to - given.first_query, start + to - given.first_key, stop + to - given.first_key];
       const inside = i >= 0 && i < given.m && j0 >= 0 && j1 <= given.n && batch < (given.batch ?? 1);
       if (given.kind !== here.kind || given.readable === false || !inside) return;
       const other = comparable(info, entry, at) ? { with_entry: entry, with_head: head } : {};

@@ -12,7 +12,7 @@ import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { DEFAULTS, bindHash, createStore, holds, readHash, same } from "./state.js";
+import { DEFAULTS, bindHash, counterpart, createStore, holds, readHash, same } from "./state.js";
 import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
@@ -103,7 +103,10 @@ export function mount(root, transport, options = {}) {
 // The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
 function startOf(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
-  return { entry: Math.max(0, readable), ...heads?.telling, ...(info.texts ? {} : { aside: "heads" }) };
+  const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
+  const other = counterpart(info, first.entry);
+  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
+  return { ...first, ...second, ...(info.texts ? {} : { aside: "heads" }) };
 }
 
 // The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.

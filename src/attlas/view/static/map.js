@@ -23,7 +23,7 @@ const PATIENCE = 6000; // ms without a new tile after which a picture is made of
 const LABEL = 400; // ms after a movement until the canvas is described anew
 
 const PLACE = ["row", "column", "zoom"];
-const COLOURS = ["colour", "low", "high", "ratio", "palette", "dark", "compare"];
+const COLOURS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
 // Changes after which the canvas under the overlay is drawn anew.
 const DRAWN = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE, ...COLOURS];
 

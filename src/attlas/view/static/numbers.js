@@ -72,10 +72,11 @@ export function ticks(low, high, most) {
 // The name of a layer: "Layer 3 (cross)".
 export function layerName(info, entry) {
   const given = info.entries[entry];
-  const several = info.entries.some((other) => other !== given && other.layer === given.layer && other.kind === given.kind);
+  const several = info.entries.some((other) => other !== given && other.recording === given.recording && other.layer === given.layer && other.kind === given.kind);
   const kind = given.kind && given.kind !== "self" ? ` (${given.kind})` : "";
   const pass = several && given.call !== undefined && given.call !== null ? t(", pass {0}", given.call) : "";
-  return t("Layer {0}{1}{2}", given.layer, kind, pass);
+  const layer = t("Layer {0}{1}{2}", given.layer, kind, pass);
+  return given.recording ? `${given.recording}: ${layer}` : layer;
 }
 
 // The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
@@ -89,5 +90,5 @@ export function headName(info, entry, head) {
 // The short name that stands under a thumbnail: "3·5".
 export function headMark(info, entry, head) {
   const given = info.entries[entry];
-  return `${given.layer}·${head === "mean" ? "mean" : given.heads[head] ?? head}`;
+  return `${given.recording ? "② " : ""}${given.layer}·${head === "mean" ? "mean" : given.heads[head] ?? head}`;
 }

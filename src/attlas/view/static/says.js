@@ -24,7 +24,7 @@ export function mountSays(element, { store, uid, root, tools }) {
   const show = ({ info, heads, entry, head, second, compare }) => {
     const row = rowOf(heads, entry, head);
     const kind = heads?.kinds?.[row?.kinds[0]];
-    const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by") }[compare] + " " + headName(info, second.entry, second.head);
+    const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + headName(info, second.entry, second.head);
     name.textContent = `${headName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
     does.textContent = compared || (kind ? t(kind.evidence, percent(row.values[kind.measure] ?? 0)) : "");
     why.hidden = !kind || Boolean(compared);

@@ -15,7 +15,7 @@ export const DEFAULTS = Object.freeze({
   pool: "max", // "mean" | "max": how cells of a block become one colour
   variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
   second: null, // null | {entry, head}: the head that is compared with
-  compare: "none", // "none" | "side" | "triangle" | "ratio"
+  compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference"
   view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
   row: null, // cell at the centre of the map (float)
   column: null,
@@ -24,6 +24,7 @@ export const DEFAULTS = Object.freeze({
   low: null, // log2 weights (log) or weights (linear); null: chosen from the matrix
   high: null,
   ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
+  difference: 0.1, // compare "difference": the colour bar reaches from -difference to +difference
   palette: "depth", // one of PALETTES
   language: null, // null | "en" | "zh": null is that of the browser; words.js reads it from the address
   theme: "auto", // "auto" | "light" | "dark"
@@ -87,7 +88,7 @@ const FIELDS = {
   pool: ["p", amongField("mean", "max")],
   variant: ["v", amongField("plain", "nosink")],
   second: ["s", pairField("entry", "head")],
-  compare: ["m", amongField("none", "side", "triangle", "ratio")],
+  compare: ["m", amongField("none", "side", "triangle", "ratio", "difference")],
   view: ["w", amongField("map", "lines")],
   row: ["r", decimalField(-1e9, 1e9, 3)],
   column: ["c", decimalField(-1e9, 1e9, 3)],
@@ -96,6 +97,7 @@ const FIELDS = {
   low: ["lo", decimalField(-64, 1, 6)],
   high: ["hi", decimalField(-64, 1, 6)],
   ratio: ["x", decimalField(0.25, 64, 2)],
+  difference: ["d", decimalField(1e-6, 1, 7)],
   palette: ["pal", amongField(...PALETTES)],
   language: ["lang", amongField("en", "zh")],
   theme: ["t", amongField("auto", "light", "dark")],
@@ -131,6 +133,19 @@ export function readHash(text) {
     if (value !== undefined) found[field] = value;
   }
   return found;
+}
+
+/** Whether one picture shows how two heads differ, in colours of its own. */
+export function isContrast(compare) {
+  return compare === "ratio" || compare === "difference";
+}
+
+/** The entry of the other recording that has the same place in its model; null where there is none. */
+export function counterpart(info, entry) {
+  const here = info.entries[entry];
+  const alike = ["layer", "kind", "call", "m", "n"];
+  const found = info.entries.findIndex((other) => (other.recording ?? "") !== (here.recording ?? "") && alike.every((field) => other[field] === here[field]));
+  return found < 0 ? null : found;
 }
 
 /** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
