@@ -124,7 +124,7 @@ def test_it_opens_at_a_place_and_compares_with_another_recording(folder: Path, t
     with command("view", folder, "--no-browser", "--port", 0, "--compare", other, "--at", link) as viewer:
         address = viewer.address()
         assert address.endswith("/#e=1&h=2&pin=5.3")
-        status, body = get(address, "api/info")
+        _, body = get(address, "api/info")
         entries = json.loads(body)["entries"]
         assert [bool(entry["recording"]) for entry in entries] == [False, False, True, True]
         assert viewer.end(signal.SIGINT)[0] == 0
