@@ -65,6 +65,7 @@ struct Whole {
     for (int64_t t = 0; t < steps; ++t) {
       Vec<T> right[VECTORS];
       for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * COLUMNS + x * WIDTH<T>);
+      __builtin_prefetch(b + (t + 16) * COLUMNS);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
         const Vec<T> left = all(a[r * depth + t]);
