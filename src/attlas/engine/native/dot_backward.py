@@ -20,8 +20,8 @@ _AVX2_WORTH = 1 << 24  # products from which gradients of 16-bit tokens are fast
 def pays(problem: Problem) -> bool:
     """Return whether these kernels are a faster way back than torch's own, by measurement.
 
-    Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512. With AVX2, torch has
-    no instructions for them and takes five times as long.
+    Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512. With AVX2, torch
+    has no instructions for them and takes five times as long.
     """
     if not library.fast():
         return False

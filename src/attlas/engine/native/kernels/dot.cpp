@@ -15,6 +15,10 @@ namespace {
 
 using attlas::Dot;
 
+// Columns that were read for one tile of narrow vectors are still in the nearest cache for a second.
+template <class T>
+using Vectors = Whole<T, VECTOR_BYTES == 64 ? 1 : 2>;
+
 struct Parts {
   int q, k, p, v;
 };
@@ -314,11 +318,11 @@ int32_t all_statistics(const Dot& p, const MakeLogits<typename M::T>& make) {
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
 int32_t logit_statistics<float>(const Dot& p, const MakeLogits<float>& make) {
-  return all_statistics<Whole<float>>(p, make);
+  return all_statistics<Vectors<float>>(p, make);
 }
 template <>
 int32_t logit_statistics<double>(const Dot& p, const MakeLogits<double>& make) {
-  return all_statistics<Whole<double>>(p, make);
+  return all_statistics<Vectors<double>>(p, make);
 }
 #endif
 
@@ -330,11 +334,11 @@ int32_t run_dot(const Dot& p) {
   if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, p.rounded ? 1 : 2, 1});
   if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
 #else
-  if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});
-  if (p.type == attlas::BFLOAT16) return run<Whole<float>, Bfloat16>(p, {1, 1, 1, 1});
-  if (p.type == attlas::FLOAT16) return run<Whole<float>, Float16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT32) return run<Vectors<float>, float>(p, {1, 1, 1, 1});
+  if (p.type == attlas::BFLOAT16) return run<Vectors<float>, Bfloat16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT16) return run<Vectors<float>, Float16>(p, {1, 1, 1, 1});
 #endif
-  if (p.type == attlas::FLOAT64) return run<Whole<double>, double>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT64) return run<Vectors<double>, double>(p, {1, 1, 1, 1});
   return attlas::UNSUPPORTED;
 }
 

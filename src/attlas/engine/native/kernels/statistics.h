@@ -38,7 +38,8 @@ class StatisticsPass {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr int64_t CHUNK = M::COLUMNS * (128 / M::COLUMNS);  // columns of one rectangle of logits, at most
+  static constexpr bool NARROW = VECTOR_BYTES == 32;
+  static constexpr int64_t CHUNK = M::COLUMNS * ((NARROW ? 256 : 128) / M::COLUMNS);  // columns of one rectangle of logits, at most
   static constexpr int64_t STRIDE = CHUNK + 16;
   static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
@@ -259,7 +260,7 @@ class StatisticsPass {
     wanted_ = WANTED;
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
     // Rows whose sums fit into registers.
-    constexpr int TOGETHER = (LIGHT && !(WANTED & DIAGONALS) ? 4 : 2) / (VECTOR_BYTES == 32 ? 2 : 1);
+    constexpr int TOGETHER = (LIGHT && !(WANTED & DIAGONALS) ? 4 : 2) / (NARROW ? 2 : 1);
     core_[0][0] = &StatisticsPass::core<WANTED, 1>;
     core_[0][1] = &StatisticsPass::core<WANTED, TOGETHER>;
     constexpr int GAPPED = WANTED & MOMENTS ? WANTED | GAPS : WANTED;
@@ -267,7 +268,7 @@ class StatisticsPass {
     core_[1][1] = &StatisticsPass::core<GAPPED, TOGETHER>;
     // The fewer numbers a row needs, the sooner a small rectangle pays, which leaves the cache to the tokens.
     together_ = TOGETHER;
-    chunk_ = LIGHT ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
+    chunk_ = LIGHT && !NARROW ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
     return true;
   }
 
