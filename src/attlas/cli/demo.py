@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attlas
 from attlas import models, pictures
+from attlas.atlas import load as load_atlas
+from attlas.cli.corpus import write_demo
 from attlas.cli.demo_figures import atlas_figure, head_figure
 from attlas.cli.demo_result import DemoResult
 from attlas.cli.demo_run import read
@@ -65,9 +66,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.prose(memory(result.cost))
     terminal.say()
     with terminal.step("writing the report"):
-        atlas = attlas.load(run_folder)
+        atlas = load_atlas(run_folder)
         report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
     _write(result, report, terminal)
+    if arguments.text is None and arguments.model is None:
+        terminal.say()
+        write_demo(loaded, arguments.out / "corpus", terminal)
+        terminal.say()
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
