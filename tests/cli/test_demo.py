@@ -199,5 +199,5 @@ def test_the_shipped_model_has_the_heads_that_the_demo_is_about() -> None:
     assert reading.telling.kinds[0].name == "induction"
     assert reading.telling.induction > 0.5
     assert reading.telling.induction_text > 10 * reading.telling.chance
-    assert {"induction", "previous token"} <= {head.kinds[0].name for head in reading.heads}
+    assert {"induction", "previous token"} <= {head.patterns[0].name for head in reading.heads}
     assert reading.loss < 4.5

@@ -19,7 +19,7 @@ import attlas
 from attlas import pictures, stats
 from attlas.cli import main, record
 from attlas.cli.loading import load, tokenize
-from attlas.cli.numbers import chosen, heads_of
+from attlas.cli.numbers import chosen, classify_entry
 from attlas.cli.reader import read
 from attlas.cli.terminal import Terminal
 from attlas.cli.words import others
@@ -242,7 +242,7 @@ def test_the_table_is_that_of_the_demo(
     assert len(rows) == len(reading.heads) == 6
     for row, head in zip(rows, reading.heads, strict=True):
         assert (row["layer"], row["head"]) == (head.layer, head.head)
-        assert row["what"] == ", ".join((head.kinds[0].name, *others(head)))
+        assert row["what"] == ", ".join((head.patterns[0].name, *others(head)))
         for name in ("entropy", "first", "previous", "near", "induction", "duplicate", "induction_text", "favourite"):
             assert row[name] == pytest.approx(getattr(head, name), rel=1e-4, abs=1e-6), name
 
@@ -317,7 +317,7 @@ def test_report_holds_what_was_recorded(
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
     # It opens at the head that the table of heads calls the most telling one, with one of its queries in colour.
-    measured = [head for layer in atlas.layers() for head in heads_of(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence)
     assert (first["entry"], first["head"]) == (best.layer, best.head)
     assert 0 <= data["state"]["pointed"]["i"] < 120

@@ -21,7 +21,7 @@ from attlas.cli.reporting import write
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import offer
 from attlas.cli.words import COLUMNS, count, memory, others, percent
-from attlas.heads import KINDS, MIXED
+from attlas.heads import MIXED, PATTERNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ def _table(reading: Reading, terminal: Terminal) -> None:
     terminal.prose(title, "bold", indent="")
     terminal.say()
     widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in COLUMNS]
-    room = terminal.width - 2 - max(len(", ".join((head.kinds[0].name, *others(head)))) for head in reading.heads)
+    room = terminal.width - 2 - max(len(", ".join((head.patterns[0].name, *others(head)))) for head in reading.heads)
     keep = len(COLUMNS)
     while keep > 4 and sum(widths[:keep]) + 2 * keep > room:  # those further right give way
         keep -= 1
@@ -116,10 +116,10 @@ def _table(reading: Reading, terminal: Terminal) -> None:
             terminal.say()
         cells = []
         for column, width in zip(columns, widths, strict=True):
-            strong = column.measure in {kind.measure for kind in head.kinds} - {""}
+            strong = column.measure in {kind.measure for kind in head.patterns} - {""}
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
         also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
-        named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
+        named = terminal.style(head.patterns[0].name, *_COLOURS.get(head.patterns[0].measure, ("dim",)))
         terminal.say(f"  {'  '.join(cells)}  {named}{also}")
     if left:
         terminal.say()
@@ -128,8 +128,8 @@ def _table(reading: Reading, terminal: Terminal) -> None:
 
 
 def _kinds(reading: Reading, terminal: Terminal) -> None:
-    for kind in (*KINDS, MIXED):
-        heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
+    for kind in (*PATTERNS, MIXED):
+        heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.patterns]
         if not heads:
             continue
         rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition

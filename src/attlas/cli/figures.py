@@ -20,7 +20,7 @@ def atlas_figure(reading: Reading) -> Figure:
     names = []
     for layer in range(reading.layers):
         heads = reading.heads[layer * reading.per_layer : (layer + 1) * reading.per_layer]
-        names.append([f"{head.layer}·{head.head}  {head.kinds[0].short}" for head in heads])
+        names.append([f"{head.layer}·{head.head}  {head.patterns[0].short}" for head in heads])
     title = f"{reading.model} reads {count(len(reading.tokens))} tokens of {reading.source}"
     row_names = [f"layer {i}  " for i in range(reading.layers)]
     words = _words(len(reading.tokens), reading.maps)
@@ -33,7 +33,7 @@ def _words(tokens: int, maps: Tensor) -> str:
 
 def head_figure(reading: Reading) -> Figure:
     """Draw the most telling head three times: on the text, on the repeated block, and cell by cell."""
-    head, kind = reading.telling, reading.telling.kinds[0]
+    head, kind = reading.telling, reading.telling.patterns[0]
     n, twice, window = len(reading.tokens), 2 * reading.period, reading.window
     share = f" ({kind.definition}: {percent(head.of(kind))})" if kind.measure else ""
     figure = pictures.sheet(13.6, 5.3)

@@ -12,11 +12,11 @@ from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.terminal import UsageError
-from attlas.heads.kinds import text_statistics
-from attlas.heads.recorded import NEEDED, heads_of
+from attlas.heads.classification import text_statistics
+from attlas.heads.from_recording import STATISTIC_NAMES, classify_entry
 from attlas.stats.pooled import count_blocks
 
-__all__ = ["KINDS_OF_HEADS", "NAMES", "block_details", "chosen", "heads_of", "missing", "side_of", "weights_of"]
+__all__ = ["KINDS_OF_HEADS", "NAMES", "block_details", "chosen", "classify_entry", "missing", "side_of", "weights_of"]
 
 KINDS_OF_HEADS = "kinds"
 _SIDE = 128  # blocks along a picture,
@@ -92,7 +92,7 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
             where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit"
         )
     if KINDS_OF_HEADS in wanted:
-        wanted += [name for name in NEEDED if name in NAMES]
+        wanted += [name for name in STATISTIC_NAMES if name in NAMES]
     found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != KINDS_OF_HEADS]
     return [*found_all, *text_statistics(ids)[2:]] if KINDS_OF_HEADS in wanted else found_all
 
@@ -103,7 +103,7 @@ def block_details(found: Sequence[Mapping[str, Tensor]], period: int) -> dict[st
     Parameters
     ----------
     found : sequence of mapping
-        What `on_block` gave for each layer.
+        What `measure_block` gave for each layer.
     period : int
         Length of the block.
     """

@@ -21,10 +21,10 @@ from attlas.cli.reading import Cost, Reading, telling, window_of
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError
 from attlas.heads import Head, repeated_block
-from attlas.heads.kinds import from_statistics, on_block
-from attlas.heads.recorded import NEEDED
+from attlas.heads.classification import from_statistics, measure_block
+from attlas.heads.from_recording import STATISTIC_NAMES
 from attlas.matrix import AttentionMatrix
-from attlas.recording.facts import token_bytes
+from attlas.recording.metadata import token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -180,10 +180,10 @@ def _layer(
     side: int,
 ) -> _Layer:
     found = dict(zip(statistic_names(statistics), A.collect(*statistics), strict=True))
-    block = on_block(R, period)
+    block = measure_block(R, period)
     largest = found["top_k"]
     return _Layer(
-        heads=from_statistics([found[name] for name in NEEDED], ids, block, layer),
+        heads=from_statistics([found[name] for name in STATISTIC_NAMES], ids, block, layer),
         statistics=found,
         block=block,
         map=found["picture"][0].float().cpu(),

@@ -30,9 +30,9 @@ from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, OutOfRangeError, RecordingError, RecordingWarning
 from attlas.files import replace_folder
 from attlas.heads import repeated_block
-from attlas.heads.kinds import on_block
-from attlas.recording.facts import token_bytes
-from attlas.recording.tap import subscribed
+from attlas.heads.classification import measure_block
+from attlas.recording.hooks import subscribed
+from attlas.recording.metadata import token_bytes
 
 __all__ = ["run", "write"]
 
@@ -283,7 +283,7 @@ def _block(loaded: Loaded, period: int) -> dict[str, Any] | None:
     for A in atlas:
         if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
             return None
-        found.append(on_block(A, period))
+        found.append(measure_block(A, period))
     return numbers.block_details(found, period)
 
 

@@ -62,7 +62,7 @@ def write(
 
 def _telling(atlas: Atlas) -> tuple[int, int] | None:
     """Return layer and head of the most telling head, None where the kinds of heads are not recorded."""
-    measured = [head for layer in atlas.layers() for head in numbers.heads_of(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in numbers.classify_entry(atlas, atlas.entry(layer))]
     if not measured:
         return None
     found = telling(measured)

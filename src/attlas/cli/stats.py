@@ -17,8 +17,8 @@ from attlas.cli import numbers
 from attlas.cli.files import entry_of, open_folder
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, others
-from attlas.heads import KINDS, Head
-from attlas.heads.kinds import told_by
+from attlas.heads import PATTERNS, Head
+from attlas.heads.classification import detectable
 
 __all__ = ["open_atlas", "run"]
 
@@ -83,7 +83,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
-        for head in numbers.heads_of(atlas, entry)
+        for head in numbers.classify_entry(atlas, entry)
     }
     block = "block" in atlas.details
     rows = []
@@ -102,7 +102,7 @@ def _measures(head: Head | None, *, block: bool) -> dict[str, Any]:
     if head is None:
         return dict.fromkeys(("what", *names))
     known = asdict(head)
-    return {"what": ", ".join((head.kinds[0].name, *others(head)))} | {name: known[name] for name in names}
+    return {"what": ", ".join((head.patterns[0].name, *others(head)))} | {name: known[name] for name in names}
 
 
 def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
         line = "  ".join(text.rjust(width) for text, width in zip(texts[:keep], widths, strict=False))
         terminal.say(f"  {line}{'  ' + str(row.get('what') or '–') if what else ''}".rstrip())
     length = round(_mean_length(atlas))
-    few = [kind.name for kind in KINDS if kind not in told_by(length)] if what else []
+    few = [kind.name for kind in PATTERNS if kind not in detectable(length)] if what else []
     if few:
         terminal.say()
         terminal.prose(f"too short a text ({count(length)} tokens) to name heads {', '.join(few)}", "dim")

@@ -52,9 +52,9 @@ COLUMNS = (
 
 def others(head: Head) -> list[str]:
     """Return what a head is besides its first kind; for a mixed head, what it comes near to."""
-    if head.leaning is not None:
-        return [f"some {head.leaning.short}"]
-    return [kind.name for kind in head.kinds[1:]]
+    if head.nearest is not None:
+        return [f"some {head.nearest.short}"]
+    return [kind.name for kind in head.patterns[1:]]
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ from attlas.engine.fold import Part, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
-from attlas.recording.joining import can_join
+from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 from attlas.tiles import Tile
 from attlas.windows import cut_out, moved_tile
@@ -47,7 +47,7 @@ class Collector:
         self.parts = parts
 
     def _axis(self, statistic: Statistic) -> str | None:
-        return statistic.axis if can_join(statistic) else None
+        return statistic.axis if can_merge(statistic) else None
 
     def _split(self, statistic: Statistic) -> list[Role]:
         """Return which shards have to be merged."""

@@ -14,8 +14,8 @@ from attlas.huggingface.compiled import pooled_and_weights
 from attlas.huggingface.masks import LazyMask, mask_of, writes
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.hooks import offer
 from attlas.recording.parallel import refuse_context_parallel
-from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 __all__ = ["attention_forward"]

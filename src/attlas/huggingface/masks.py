@@ -17,7 +17,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
 from attlas.huggingface.compiled import written_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
-from attlas.recording.tap import heard
+from attlas.recording.hooks import is_recording_anywhere
 from attlas.tiles import Tile
 
 __all__ = ["LazyMask", "attention_mask", "mask_of", "writes"]
@@ -268,7 +268,7 @@ def attention_mask(
 
 def writes() -> bool:
     """Tell whether masks are written out: torch records the program, and nobody records the attention."""
-    return torch.compiler.is_compiling() and not heard()
+    return torch.compiler.is_compiling() and not is_recording_anywhere()
 
 
 class _Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a recording says where a model keeps its attentions to itself."""
+"""Errors and warnings of a recording: attentions that ran and could not be recorded, and how to record them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 from attlas._compat import ATTENTION
 from attlas.errors import RecordingError, RecordingWarning
-from attlas.recording.census import INTERFACE, SDPA, Census, Site, calls
+from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
-__all__ = ["counted_from_the_end", "no_query", "nothing", "partly"]
+__all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
 
 _SHOWN = 4
 _PATCH = "attlas.record(model, patch_sdpa=True)"
@@ -20,45 +20,49 @@ _EAGER = (
 )
 
 
-def nothing(model: nn.Module, census: Census, ran: set[str], passes: int, *, patched: bool) -> RecordingError:
-    """Return the error of a recording that heard of no attention."""
-    given = {"model": type(model).__name__}
+def no_attention(
+    model: nn.Module, attentions: ModelAttentions, ran: set[str], passes: int, *, patched: bool
+) -> RecordingError:
+    """Return the error of a recording without any attention."""
+    arguments = {"model": type(model).__name__}
     if not passes and not ran:
         return RecordingError(
             "record()",
             "the model must run inside the block.",
-            given,
+            arguments,
             found="no call of the model, and no attention",
             fix="with attlas.record(model) as atlas: model(ids), the same model, in the same thread.",
         )
-    silent = census.silent(ran, ())
-    found = _listed(silent) if silent else "no module that is called an attention"
+    unrecorded = attentions.unrecorded(ran, ())
+    found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
     rule = "an attention that computes its weights by itself cannot be recorded, and this model has no other."
-    return RecordingError("record()", rule, given, found=found, fix=_way_out(silent, patched=patched))
+    return RecordingError("record()", rule, arguments, found=found, fix=_fix(unrecorded, patched=patched))
 
 
-def partly(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> RecordingWarning:
-    """Return the warning about attentions that ran and were not heard of."""
+def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> RecordingWarning:
+    """Return the warning about attentions that ran and were not recorded."""
     rule = "some attentions of the model computed their weights by themselves, and are not in the atlas."
-    error = RecordingError("record()", rule, found=_listed(silent), fix=_way_out(silent, patched=patched))
+    error = RecordingError("record()", rule, found=_listed(unrecorded), fix=_fix(unrecorded, patched=patched))
     return RecordingWarning(error)
 
 
-def _listed(silent: Sequence[tuple[str, nn.Module]]) -> str:
-    shown = ", ".join(f"{type(module).__name__} at {path or 'the model itself'}" for path, module in silent[:_SHOWN])
-    return f"{shown} and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else shown
+def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
+    shown = ", ".join(
+        f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded[:_SHOWN]
+    )
+    return f"{shown} and {len(unrecorded) - _SHOWN} more" if len(unrecorded) > _SHOWN else shown
 
 
-def _way_out(silent: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
-    modules = [module for _, module in silent]
+def _fix(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+    modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
-    callers = [m for m in modules if calls(m, SDPA) or any(calls(c, SDPA) for c in type(m).__subclasses__())]
+    callers = [m for m in modules if mentions(m, SDPA) or any(mentions(c, SDPA) for c in type(m).__subclasses__())]
     if any(type(m).__module__.startswith("transformers.") for m in callers):
-        # Falcon and SAM have code of their own for "eager", which nothing can hear.
+        # Falcon and SAM have their own code for "eager", which cannot be recorded.
         return f'load the model with attn_implementation="sdpa", then {_PATCH}'
-    if not patched and (torch_layers or any(calls(m, SDPA) for m in callers)):
+    if not patched and (torch_layers or any(mentions(m, SDPA) for m in callers)):
         return _PATCH
-    if any(calls(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
+    if any(mentions(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if torch_layers:
         return (
@@ -77,7 +81,7 @@ def _implementation(module: nn.Module) -> str | None:
     return name
 
 
-def no_query(queries: slice | range | None) -> RecordingError:
+def no_query_recorded(queries: slice | range | None) -> RecordingError:
     """Return the error of a recording whose queries were never reached."""
     return RecordingError(
         "record()",
@@ -87,8 +91,8 @@ def no_query(queries: slice | range | None) -> RecordingError:
     )
 
 
-def counted_from_the_end(site: Site) -> RecordingError:
-    """Return the error of layers counted from an end that is not known."""
+def negative_layer_of_reused_module(site: AttentionSite) -> RecordingError:
+    """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
     return RecordingError(
         "record()",
         "layers that share a module are known one by one as they run, so there is no last one to count from.",

@@ -1,4 +1,4 @@
-"""Plain facts of a recorded model and of the text that it read."""
+"""Metadata of a recorded model and of its text: name, configuration, token ids, padding, token texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["continued", "details_of", "ids_of", "name_of", "padding_masks", "token_bytes", "tokens_of"]
+__all__ = ["extended_ids", "input_ids_of", "model_details", "model_name", "padding_masks", "token_bytes", "token_texts"]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-_FACTS = (
+_CONFIG_FIELDS = (
     "model_type",
     "num_hidden_layers",
     "num_attention_heads",
@@ -28,39 +28,39 @@ _FACTS = (
 )
 
 
-def name_of(model: nn.Module) -> str:
+def model_name(model: nn.Module) -> str:
     """Return the name that a model was loaded by, or that of its class."""
     config = getattr(model, "config", None)
     return str(getattr(config, "name_or_path", "") or type(model).__name__)
 
 
-def details_of(model: nn.Module, keep: str) -> dict[str, Any]:
-    """Return what is known of a model, such as JSON can hold."""
+def model_details(model: nn.Module, keep: str) -> dict[str, Any]:
+    """Return the metadata of a model, as JSON can hold it."""
     config = getattr(model, "config", None)
     text = getattr(config, "text_config", config)
-    found = {name: _fact(text, name) for name in _FACTS}
-    known = {name: value for name, value in found.items() if isinstance(value, int | str)}
-    return {"class": type(model).__name__, "keep": keep, "torch": str(torch.__version__), **known}
+    fields = {name: _config_field(text, name) for name in _CONFIG_FIELDS}
+    plain = {name: value for name, value in fields.items() if isinstance(value, int | str)}
+    return {"class": type(model).__name__, "keep": keep, "torch": str(torch.__version__), **plain}
 
 
-def _fact(config: Any, name: str) -> Any:
+def _config_field(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers: the layers differ in it (head_dim of Gemma 4)
         return None
 
 
-def ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def input_ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the token ids that a model was called with: those of its decoder, where it has one."""
-    given = (kwargs.get("decoder_input_ids"), kwargs.get("input_ids"), *args[:1])
-    for ids in given:
+    candidates = (kwargs.get("decoder_input_ids"), kwargs.get("input_ids"), *args[:1])
+    for ids in candidates:
         if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.dtype is not torch.bool:
             return ids.detach().to("cpu", copy=True)
     return None
 
 
 def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the 2-D attention masks that a model was called with, by the kind of attention whose queries they tell.
+    """Return the 2-D attention masks that a model was called with, by the kind of attention that they belong to.
 
     Parameters
     ----------
@@ -75,17 +75,17 @@ def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         Nothing where no sequence is padded.
     """
     try:
-        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        given = {}
-    given = {**given, **kwargs}
+        arguments = {}
+    arguments = {**arguments, **kwargs}
     own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
-    if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given and not _has_decoder(model):
+    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments and not _has_decoder(model):
         own, decoder = {}, "attention_mask"
-    found = {kind: given.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    masks = {kind: arguments.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
     return {
         kind: t.detach().to("cpu").bool()
-        for kind, t in found.items()
+        for kind, t in masks.items()
         if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
     }
 
@@ -94,15 +94,15 @@ def _has_decoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def continued(before: Tensor | None, given: Tensor | None, first: int | None) -> Tensor | None:
+def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -> Tensor | None:
     """Return the ids of the text after one more pass, whose first query stands at `first`."""
-    if given is None:
+    if new is None:
         return before
-    goes_on = before is not None and first is not None and first > 0 and before.shape == (len(given), first)
-    return torch.cat([before, given], dim=1) if goes_on and before is not None else given
+    goes_on = before is not None and first is not None and first > 0 and before.shape == (len(new), first)
+    return torch.cat([before, new], dim=1) if goes_on and before is not None else new
 
 
-def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
+def token_texts(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
     """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
     if tokens is None or isinstance(tokens, list | tuple):
         if tokens and all(isinstance(text, list | tuple) for text in tokens):
@@ -111,8 +111,8 @@ def tokens_of(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | 
     if ids is None or not len(ids):
         return None
     known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
-    found = [[known[number] for number in text] for text in ids.tolist()]
-    return found if len(found) > 1 else found[0]
+    texts = [[known[number] for number in text] for text in ids.tolist()]
+    return texts if len(texts) > 1 else texts[0]
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:
@@ -142,9 +142,9 @@ def _bytes_of(tokenizer: Any, number: int) -> bytes:
     if "\N{REPLACEMENT CHARACTER}" not in str(tokenizer.decode([number])):
         return b""
     name = str(tokenizer.convert_ids_to_tokens(number))
-    found = _BYTE.fullmatch(name)
-    if found is not None:
-        return bytes.fromhex(found[1])
+    match = _BYTE.fullmatch(name)
+    if match is not None:
+        return bytes.fromhex(match[1])
     alphabet = _byte_alphabet()
     if not all(letter in alphabet for letter in name):
         return b""

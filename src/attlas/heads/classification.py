@@ -1,4 +1,4 @@
-"""What a head is called: a handful of exact measures on a text and a repeated block, and the words for them."""
+"""Names each head by a pattern, from exact measures on a text and on a repeated block of random tokens."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from attlas.heads.scores import HeadScores
 from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "KINDS",
     "MIXED",
+    "PATTERNS",
     "Head",
-    "Kind",
+    "Pattern",
     "by_token",
     "classify",
+    "detectable",
     "from_statistics",
     "measure",
-    "on_block",
+    "measure_block",
     "repeated_block",
     "text_statistics",
-    "told_by",
 ]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of head: the measure that shows it, and from which value on.
+class Pattern:
+    """A pattern of attention: its name, the measure that decides, and the threshold.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Kind:
     measure : str
         Field of `Head` that decides.
     threshold : float
-        The head is of this kind if the measure is at least this.
+        The head is of this pattern if the measure is at least this.
     does : str
         What such a head does, in one sentence.
     definition : str
@@ -52,8 +52,8 @@ class Kind:
 
     Examples
     --------
-    >>> from attlas.heads import KINDS
-    >>> KINDS[0].name, KINDS[0].threshold
+    >>> from attlas.heads import PATTERNS
+    >>> PATTERNS[0].name, PATTERNS[0].threshold
     ('induction', 0.5)
     """
 
@@ -65,7 +65,7 @@ class Kind:
     definition: str
 
     def chance(self, tokens: int) -> float:
-        """Return what the measure is, on a text of so many tokens, for a head that does nothing of this kind.
+        """Return the value of the measure for a head without this pattern, on a text of so many tokens.
 
         That is a head of uniform weights; for ``"broad"`` one that attends to a single key. The measures on a random
         block do not depend on the text: 0.
@@ -80,9 +80,9 @@ class Kind:
         return sum(width / (i + 1) for i in range(first, tokens)) / queries
 
 
-# In order of how much they tell: a head is called by the first kind whose threshold it reaches.
-KINDS = (
-    Kind(
+# In order of how much they tell: a head is called by the first pattern whose threshold it reaches.
+PATTERNS = (
+    Pattern(
         "induction",
         "induction",
         "induction",
@@ -90,7 +90,7 @@ KINDS = (
         "Finds the last time this token occurred and looks at what came next.",
         "mean weight on the token after the earlier copy, in the second half of a random block that occurs twice",
     ),
-    Kind(
+    Pattern(
         "duplicate token",
         "duplicate",
         "duplicate",
@@ -98,15 +98,15 @@ KINDS = (
         "Looks at an earlier copy of the same token.",
         "mean weight on the earlier copy of the token itself, in the second half of a random block that occurs twice",
     ),
-    Kind(
+    Pattern(
         "previous token",
         "previous",
         "previous",
         0.5,
         "Looks at the token just before.",
-        "mean weight on the key one place before the query, over the queries that have another one",
+        "mean weight on the key one position before the query, over the queries that have another one",
     ),
-    Kind(
+    Pattern(
         "fixed distance",
         "fixed",
         "fixed",
@@ -114,15 +114,15 @@ KINDS = (
         "Looks a fixed number of tokens back, more than one.",
         "mean weight on the key at one distance, the distance from 2 on that gets most, over the queries that have it",
     ),
-    Kind(
+    Pattern(
         "current token",
         "current",
         "current",
         0.5,
         "Stays with the token itself.",
-        "mean weight on the query's own place, over the queries that have another key",
+        "mean weight on the query's own position, over the queries that have another key",
     ),
-    Kind(
+    Pattern(
         "first-token sink",
         "sink",
         "first",
@@ -130,15 +130,15 @@ KINDS = (
         "Parks most of its weight on the first token: mostly at rest.",
         "mean weight on the first key, over all later queries",
     ),
-    Kind(
+    Pattern(
         "local",
         "local",
         "near",
         0.5,
         f"Reads its neighbourhood, the last {NEAR} tokens.",
-        f"mean weight on the query's own place and the {NEAR - 1} before it, over queries with keys further away",
+        f"mean weight on the query's own position and the {NEAR - 1} before it, over queries with keys further away",
     ),
-    Kind(
+    Pattern(
         "one token",
         "one token",
         "favourite",
@@ -146,7 +146,7 @@ KINDS = (
         "Keeps returning to one token of the text, wherever it stands.",
         "mean weight on all copies of the one token that gets most, the first key aside",
     ),
-    Kind(
+    Pattern(
         "broad",
         "broad",
         "breadth",
@@ -155,8 +155,13 @@ KINDS = (
         "mean of the effective keys as a share of the keys that the query may see",
     ),
 )
-MIXED = Kind(
-    "mixed", "mixed", "", 0.0, "Picks by content: none of the simple patterns.", "no other kind's threshold is reached"
+MIXED = Pattern(
+    "mixed",
+    "mixed",
+    "",
+    0.0,
+    "Picks by content: none of the simple patterns.",
+    "no other pattern's threshold is reached",
 )
 
 
@@ -175,11 +180,11 @@ class Head:
     breadth : float
         `effective_keys` as a share of the keys that the query may see.
     first, previous, current, near : float
-        Weight on the first key, the key before, the own place, and the last 16 keys.
+        Weight on the first key, the key before, the own position, and the last 16 keys.
     fixed, fixed_distance : float
         Weight on the keys at one distance, and that distance: the one from 2 on that gets most.
     distance : float
-        How many places back the weight lies.
+        How many positions back the weight lies.
     favourite : float
         Weight on all copies of the token that gets most, the first key aside.
     induction, duplicate : float
@@ -190,7 +195,7 @@ class Head:
     chance : float
         What uniform weights would have put on either.
     tokens : int
-        Length of the text, the mean over a batch; kinds that chance comes near at this length are left out.
+        Length of the text, the mean over a batch; patterns that chance comes near at this length are left out.
 
     Examples
     --------
@@ -199,7 +204,7 @@ class Head:
     >>> block = heads.repeated_block(100, period=8, blocks=1)
     >>> codes = torch.eye(16)[None, None]  # each query is made like the key before it
     >>> A = attlas.attend(codes.roll(1, 2), codes, attlas.ScaledDot(30.0), attlas.Causal())
-    >>> [head.kinds[0].name for head in heads.measure(A, block[0], A, period=8)]
+    >>> [head.patterns[0].name for head in heads.measure(A, block[0], A, period=8)]
     ['previous token']
     """
 
@@ -224,30 +229,30 @@ class Head:
     tokens: int = 0
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Every kind whose threshold this head reaches, the most telling first; `MIXED` where there is none."""
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Every pattern whose threshold this head reaches, the most telling first; `MIXED` where there is none."""
         return classify(self)
 
     @property
     def prominence(self) -> tuple[bool, float]:
-        """What the most telling head has most of: induction before all, then the measure of its first kind."""
-        kind = self.kinds[0]
-        return kind.measure == "induction", self.of(kind)
+        """Sort key for the most telling head: induction heads first, then by the measure of the first pattern."""
+        pattern = self.patterns[0]
+        return pattern.measure == "induction", self.of(pattern)
 
     @property
-    def leaning(self) -> Kind | None:
-        """For a mixed head, the kind it comes nearest to, where it is at least half way there."""
-        nearest = max(told_by(self.tokens), key=lambda kind: self.of(kind) / kind.threshold)
-        near = self.kinds == (MIXED,) and self.of(nearest) >= nearest.threshold / 2
+    def nearest(self) -> Pattern | None:
+        """For a mixed head, the nearest pattern, if the head reaches at least half of its threshold."""
+        nearest = max(detectable(self.tokens), key=lambda pattern: self.of(pattern) / pattern.threshold)
+        near = self.patterns == (MIXED,) and self.of(nearest) >= nearest.threshold / 2
         return nearest if near else None
 
-    def of(self, kind: Kind) -> float:
-        """Return the measure that decides about a kind; 0 for `MIXED`, about which none does."""
-        return float(getattr(self, kind.measure)) if kind.measure else 0.0
+    def of(self, pattern: Pattern) -> float:
+        """Return this head's value of the measure that decides about a pattern; 0 for `MIXED`."""
+        return float(getattr(self, pattern.measure)) if pattern.measure else 0.0
 
 
-def classify(head: Head) -> tuple[Kind, ...]:
-    """Return the kinds of a head, the most telling first.
+def classify(head: Head) -> tuple[Pattern, ...]:
+    """Return the patterns of a head, the most telling first.
 
     Parameters
     ----------
@@ -256,24 +261,26 @@ def classify(head: Head) -> tuple[Kind, ...]:
 
     Returns
     -------
-    tuple of Kind
-        Every kind whose threshold is reached; `MIXED` alone where there is none.
+    tuple of Pattern
+        Every pattern whose threshold is reached; `MIXED` alone where there is none.
 
     Examples
     --------
     >>> from attlas.heads import Head, classify
     >>> head = Head(0, 0, **dict.fromkeys(list(Head.__dataclass_fields__)[2:], 0.0) | {"first": 0.9})
-    >>> [kind.name for kind in classify(head)]
+    >>> [pattern.name for pattern in classify(head)]
     ['first-token sink']
     """
-    reached = [kind for kind in told_by(head.tokens) if head.of(kind) >= kind.threshold]
-    if {"previous", "current", "fixed"} & {kind.measure for kind in reached}:
-        reached = [kind for kind in reached if kind.measure != "near"]  # who looks one back is local, of course
+    reached = [pattern for pattern in detectable(head.tokens) if head.of(pattern) >= pattern.threshold]
+    if {"previous", "current", "fixed"} & {pattern.measure for pattern in reached}:
+        reached = [
+            pattern for pattern in reached if pattern.measure != "near"
+        ]  # who looks one back is local, of course
     return tuple(reached) or (MIXED,)
 
 
-def told_by(tokens: int) -> tuple[Kind, ...]:
-    """Return the kinds that a text of some length can tell: chance reaches at most half of their threshold.
+def detectable(tokens: int) -> tuple[Pattern, ...]:
+    """Return the patterns that can be detected on a text of this length: chance reaches at most half the threshold.
 
     Parameters
     ----------
@@ -282,16 +289,16 @@ def told_by(tokens: int) -> tuple[Kind, ...]:
 
     Returns
     -------
-    tuple of Kind
+    tuple of Pattern
 
     Examples
     --------
-    >>> from attlas.heads import KINDS
-    >>> from attlas.heads.kinds import told_by
-    >>> [kind.name for kind in KINDS if kind not in told_by(30)]
+    >>> from attlas.heads import PATTERNS
+    >>> from attlas.heads.classification import detectable
+    >>> [pattern.name for pattern in PATTERNS if pattern not in detectable(30)]
     ['local', 'broad']
     """
-    return tuple(kind for kind in KINDS if kind.chance(tokens) <= kind.threshold / 2)
+    return tuple(pattern for pattern in PATTERNS if pattern.chance(tokens) <= pattern.threshold / 2)
 
 
 def repeated_block(vocabulary: int, period: int = 128, blocks: int = 4, seed: int = 0) -> Tensor:
@@ -361,13 +368,15 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     ...     for b, n in ((1, 10), (4, 16))
     ... )
     >>> [
-    ...     head.kinds[0].name for head in heads.measure(A, ids, R, period=8)
+    ...     head.patterns[0].name for head in heads.measure(A, ids, R, period=8)
     ... ]  # ten tokens are too few for "broad"
     ['mixed', 'mixed']
     """
     rows = token_queries(A.problem)
-    counted = None if rows is None else rows.unsqueeze(1)
-    return from_statistics(A.collect(*text_statistics(ids)), ids, on_block(R, period), layer, counted=counted)
+    query_mask = None if rows is None else rows.unsqueeze(1)
+    return from_statistics(
+        A.collect(*text_statistics(ids)), ids, measure_block(R, period), layer, query_mask=query_mask
+    )
 
 
 def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
@@ -386,7 +395,7 @@ def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
     Examples
     --------
     >>> import torch
-    >>> from attlas.heads.kinds import text_statistics
+    >>> from attlas.heads.classification import text_statistics
     >>> len(text_statistics(torch.arange(10)))
     3
     """
@@ -399,7 +408,7 @@ def from_statistics(
     block: Mapping[str, Tensor] | None = None,
     layer: int = 0,
     heads: Sequence[int] | None = None,
-    counted: Tensor | None = None,
+    query_mask: Tensor | None = None,
 ) -> tuple[Head, ...]:
     """Return the measures of the heads of a layer from statistics that were collected before.
 
@@ -410,12 +419,12 @@ def from_statistics(
     ids : Tensor of int, shape (n,) or (batch, n)
         Tokens of the text, at least three.
     block : mapping of str to Tensor, shape (heads,), optional
-        Measures of `on_block`; without them, 0.
+        Measures of `measure_block`; without them, 0.
     layer : int
         Number of the layer.
     heads : sequence of int, optional
         Numbers of the heads, where not all were measured.
-    counted : Tensor of bool, optional, broadcastable to (batch, heads, n)
+    query_mask : Tensor of bool, optional, broadcastable to (batch, heads, n)
         Rows that are no padding.
 
     Returns
@@ -426,7 +435,7 @@ def from_statistics(
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads.kinds import from_statistics, text_statistics
+    >>> from attlas.heads.classification import from_statistics, text_statistics
     >>> ids, codes = torch.arange(20), torch.zeros(1, 2, 20, 4)
     >>> A = attlas.attend(codes, codes, mask=attlas.Causal())
     >>> [round(head.previous, 3) for head in from_statistics(A.collect(*text_statistics(ids)), ids)]
@@ -434,7 +443,7 @@ def from_statistics(
     """
     entropy, effective, scores = (result.detach().cpu().double() for result in results)
     shape = entropy.shape
-    rows = torch.ones(shape, dtype=torch.bool) if counted is None else counted.cpu().expand(shape)
+    rows = torch.ones(shape, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(shape)
     number = rows.sum((0, 2)).clamp(min=1)
     tokens = rows.any(1)
     numbers = {name: torch.zeros(shape[1]) for name in ("induction", "duplicate")} if block is None else dict(block)
@@ -450,7 +459,7 @@ def from_statistics(
     )
 
 
-def on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
+def measure_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
     """Return the measures of the heads of a layer on a random block that occurs twice.
 
     Parameters
@@ -468,14 +477,14 @@ def on_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads.kinds import on_block
+    >>> from attlas.heads.classification import measure_block
     >>> same = torch.zeros(1, 1, 4, 2)
-    >>> on_block(attlas.attend(same, same, mask=attlas.Causal()), period=2)["duplicate"]
+    >>> measure_block(attlas.attend(same, same, mask=attlas.Causal()), period=2)["duplicate"]
     tensor([0.2917], dtype=torch.float64)
     """
     again = torch.arange(2 * period) >= period
-    found = R.collect(Diagonal(period - 1, counted=again), Diagonal(period, counted=again))
-    return dict(zip(("induction", "duplicate"), (t.detach().cpu().double().mean(0) for t in found), strict=True))
+    scores = R.collect(Diagonal(period - 1, query_mask=again), Diagonal(period, query_mask=again))
+    return dict(zip(("induction", "duplicate"), (t.detach().cpu().double().mean(0) for t in scores), strict=True))
 
 
 def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -500,9 +509,9 @@ def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     >>> by_token(torch.tensor([[0.9, 0.1, 0.2, 0.3]]), torch.tensor([7, 5, 7, 5]))
     (tensor([[0.4000, 0.2000]]), tensor([5, 7]))
     """
-    tokens, place = ids[1:].unique(return_inverse=True)
+    tokens, index = ids[1:].unique(return_inverse=True)
     totals = mass.new_zeros(len(mass), len(tokens))
-    return totals.index_add_(1, place, mass[:, 1:].contiguous()), tokens
+    return totals.index_add_(1, index, mass[:, 1:].contiguous()), tokens
 
 
 def _chance_of_copies(ids: Tensor, tokens: Tensor) -> float:

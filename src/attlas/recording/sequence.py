@@ -1,4 +1,4 @@
-"""One attention over one text: the queries of all steps, the final keys once, the numbers of the whole."""
+"""One attention over one text: the queries of all its calls, the final keys once, the merged statistics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from attlas.atlas import Entry
 from attlas.atlas.entry import statistic_names
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
-from attlas.recording.disk import Disk
-from attlas.recording.joining import Joined, can_join, fitting
-from attlas.recording.keeping import fingerprint, kept, own, placed
-from attlas.recording.places import Block, alike, stacked
+from attlas.recording.disk import RecordingFolder
+from attlas.recording.merging import MergedStatistics, can_merge, with_keys
+from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
+from attlas.recording.stacking import Block, same_settings, stack_masks
 from attlas.stats import Statistic
 
-__all__ = ["Policy", "Step", "Strand"]
+__all__ = ["RecordedSequence", "RetentionPolicy", "Step"]
 
 
 @dataclass(frozen=True, eq=False)
-class Policy:
+class RetentionPolicy:
     """What a recording keeps of each attention, and where.
 
     Parameters
@@ -35,19 +35,19 @@ class Policy:
         Whether q and k are kept.
     device : torch.device, optional
         Where they are kept; where they are, by default.
-    disk : Disk, optional
+    disk : RecordingFolder, optional
         Where they are written.
     """
 
     statistics: tuple[Statistic, ...]
     tokens: bool = True
     device: torch.device | None = None
-    disk: Disk | None = None
+    disk: RecordingFolder | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one call of an attention offers.
+    """One call of an attention: a whole text, a chunk of it, or one step of a generation.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class Step:
     rows : range
         Which of its queries are recorded.
     first_query, first_key : int
-        Place in the text of query 0 and of key 0.
+        Positions in the text of query 0 and of key 0.
     cross : bool
         Whether the keys are those of another text, the same at each step.
     keeps_all_keys : bool
-        Whether keys behind the last query are keys like others, and no unused room of a static cache.
+        Whether keys behind the last query count; if not, they are the unused part of a static cache.
     query_mask : Tensor of bool, optional, shape (batch, m)
         Which of its queries are tokens and no padding; None where all are.
     """
@@ -75,12 +75,12 @@ class Step:
 
     @property
     def last_query(self) -> int:
-        """Place behind the last query of the call."""
+        """Position after the last query of the call."""
         return self.first_query + self.matrix.problem.shape[2]
 
     @property
     def last_key(self) -> int:
-        """Place behind the last key that holds something: a static cache has room for more."""
+        """Position after the last key that was written: a static cache has room for more."""
         stop = self.first_key + self.matrix.problem.shape[3]
         mask = self.matrix.problem.mask
         if self.cross or self.keeps_all_keys or mask is None or not mask.is_causal:
@@ -88,21 +88,21 @@ class Step:
         return min(stop, max(self.last_query, self.first_key + 1))
 
 
-class Strand:
-    """The calls of one attention that belong to one text.
+class RecordedSequence:
+    """The calls of one attention that belong to one text; they become one entry of the atlas.
 
     Parameters
     ----------
     name, kind, layer, call, heads
-        Of the entry that comes of it.
-    policy : Policy
+        Fields of the entry.
+    policy : RetentionPolicy
         What is kept.
     step : Step
         The first call.
     """
 
     def __init__(
-        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: Policy, step: Step
+        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
     ) -> None:
         self.name, self.kind, self.layer, self.call, self.heads = name, kind, layer, call, heads
         self.policy = policy
@@ -110,30 +110,32 @@ class Strand:
         self.first_key = step.first_key
         self.next_row = self.first_query
         self.next_query, self.last_key = step.last_query, step.first_key
-        self.joins = all(map(can_join, policy.statistics))
+        self.mergeable = all(map(can_merge, policy.statistics))
         self.blocks: list[Block] = []
-        self._numbers = Joined(policy.statistics)
+        self._statistics = MergedStatistics(policy.statistics)
         self._base = step.matrix.problem
         self._q: list[Tensor] = []
         self._k: list[Tensor] = []
         self._lse: list[Tensor] = []
-        self._prints: list[Tensor] = []
-        self._counted: list[Tensor] = []
+        self._fingerprints: list[Tensor] = []
+        self._query_masks: list[Tensor] = []
         self._plan = step.matrix.plan
         self.entry: Entry | None = None
-        self._take(step)
-        if policy.disk is not None and not policy.disk.waits(*self._q, *self._k):
-            self._write(policy.disk, self._made())
+        self._append(step)
+        if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k):
+            self._write(policy.disk, self._make_entry())
 
     def continues(self, step: Step) -> bool:
-        """Return whether a call goes on with this text: its queries follow, and its keys begin with those kept."""
+        """Return whether a call continues this text: its queries follow, and its keys begin with the stored ones."""
         problem, base = step.matrix.problem, self._base
         follows = step.first_query == self.next_query and step.first_query + step.rows.start == self.next_row
-        if not (follows and (self.policy.tokens or self.joins)):
+        if not (follows and (self.policy.tokens or self.mergeable)):
             return False
         if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
             return False
-        if not (problem.score.position_free and alike(problem.score, base.score) and self._same_sink(problem.sink)):
+        if not (
+            problem.score.position_free and same_settings(problem.score, base.score) and self._same_sink(problem.sink)
+        ):
             return False
         if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
             return False
@@ -146,9 +148,9 @@ class Strand:
         return sink is before or (sink is not None and before is not None and torch.equal(sink.to(before), before))
 
     def _same_keys(self, k: Tensor, start: int) -> bool:
-        """Return whether keys that stand at `start` are those kept there, bit for bit."""
+        """Return whether keys equal the stored keys from `start` on, bit for bit."""
         if not self.policy.tokens:
-            known = torch.cat(self._prints, dim=-1)[:, start : start + k.shape[2]]
+            known = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
             return torch.equal(fingerprint(k), known)
         stop, at = start + k.shape[2], 0
         for piece in self._k:
@@ -161,15 +163,15 @@ class Strand:
         return True
 
     def extend(self, step: Step) -> None:
-        """Take one more call of the text."""
-        self._take(step)
+        """Add one more call of the text."""
+        self._append(step)
         if self.policy.disk is not None:
-            # What was written before stands first, and what came since is put aside when it is much.
+            # The first piece may be on disk already; later pieces are written to disk when they are large.
             written = 0 if self.entry is None else 1
             for pieces in (self._q, self._k):
-                pieces[written:] = self.policy.disk.put_aside(pieces[written:])
+                pieces[written:] = self.policy.disk.spill(pieces[written:])
 
-    def _take(self, step: Step) -> None:
+    def _append(self, step: Step) -> None:
         A, policy = step.matrix, self.policy
         n = A.problem.shape[3]
         part = A.window(step.rows)
@@ -177,26 +179,26 @@ class Strand:
         fresh = A.problem.k[:, :, self.last_key - step.first_key : stop - step.first_key]
         column = step.first_key - self.first_key
         rows = part.problem.shape[2]
-        if policy.statistics and (self.joins or not self.blocks):
-            numbers = [fitting(s, n) if self.joins else s for s in policy.statistics]
-            self._numbers.add(part.collect(*numbers), rows, n, column)
+        if policy.statistics and (self.mergeable or not self.blocks):
+            numbers = [with_keys(s, n) if self.mergeable else s for s in policy.statistics]
+            self._statistics.add(part.collect(*numbers), rows, n, column)
         if policy.tokens:
-            held = kept(part, policy.device, 0)
-            self._q.append(held.problem.q)
-            self._lse.append(held._known_lse())
+            stored = snapshot(part, policy.device, 0)
+            self._q.append(stored.problem.q)
+            self._lse.append(stored._known_lse())
             if fresh.shape[2] or not self._k:
-                self._k.append(own(fresh, policy.device))
+                self._k.append(detached_tensor(fresh, policy.device))
             # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
-            problem = replace(held.problem, q=held.problem.q[:, :, :0].clone(), versions=())
+            problem = replace(stored.problem, q=stored.problem.q[:, :, :0].clone(), versions=())
         else:
-            if fresh.shape[2] or not self._prints:
-                self._prints.append(fingerprint(fresh))
+            if fresh.shape[2] or not self._fingerprints:
+                self._fingerprints.append(fingerprint(fresh))
             problem = _without_tokens(part)
         if not self.blocks:
             self._base = problem
         mask = problem.mask if policy.tokens else None
         self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
-        self._counted.append(_counted(part, step))
+        self._query_masks.append(_query_masks(part, step))
         self.next_row += rows
         self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
 
@@ -213,11 +215,11 @@ class Strand:
         self._q, self._k, self._lse = [q], [k], [lse]
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k, mask=None, versions=())
-        place = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stacked(self.blocks, self.keys, place), versions=())
+        tile = partial(problem.tile, range(batch), range(heads))
+        problem = replace(problem, mask=stack_masks(self.blocks, self.keys, tile), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
-    def _made(self) -> Entry:
+    def _make_entry(self) -> Entry:
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(
@@ -231,22 +233,22 @@ class Strand:
             shape=(*self._base.shape[:2], rows, self.keys),
             matrix=matrix,
             statistics=self._results(matrix),
-            query_mask=None if all(map(torch.all, self._counted)) else torch.cat(self._counted, dim=1),
+            query_mask=None if all(map(torch.all, self._query_masks)) else torch.cat(self._query_masks, dim=1),
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
         statistics: Sequence[Statistic] = self.policy.statistics
         if not statistics:
             return {}
-        if self.joins or len(self.blocks) == 1 or matrix is None:
-            results = self._numbers.finish(self.keys)
+        if self.mergeable or len(self.blocks) == 1 or matrix is None:
+            results = self._statistics.finish(self.keys)
         else:
             results = list(matrix.collect(*statistics))
         return dict(zip(statistic_names(statistics), results, strict=True))
 
-    def _write(self, disk: Disk, made: Entry) -> None:
-        """Put what there is on disk, and go on with what lies there."""
-        self.entry = disk.write(made)
+    def _write(self, disk: RecordingFolder, entry: Entry) -> None:
+        """Write the entry to disk, and continue with the tensors that are mapped from there."""
+        self.entry = disk.write(entry)
         if self.entry.matrix is not None:
             problem = self.entry.matrix.problem
             self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
@@ -255,13 +257,13 @@ class Strand:
         """Return the entry of the whole text."""
         if self.entry is not None and self.entry.shape[2] == self.next_row - self.first_query:
             return self.entry
-        made = self._made()
+        entry = self._make_entry()
         if self.policy.disk is not None:
-            self._write(self.policy.disk, made)
-        return made if self.entry is None else self.entry
+            self._write(self.policy.disk, entry)
+        return entry if self.entry is None else self.entry
 
 
-def _counted(part: AttentionMatrix, step: Step) -> Tensor:
+def _query_masks(part: AttentionMatrix, step: Step) -> Tensor:
     """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
     batch, _, rows, _ = part.problem.shape
     counted = torch.ones(batch, rows, dtype=torch.bool)
@@ -280,7 +282,7 @@ def _without_tokens(A: AttentionMatrix) -> Any:
         q=problem.q.detach()[:, :, :0].clone(),
         k=problem.k.detach()[:, :, :0].clone(),
         sink=None if problem.sink is None else problem.sink.detach().clone(),
-        score=placed(problem.score),
+        score=detached(problem.score),
         mask=None,
         versions=(),
     )

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 import attlas
-from attlas.recording import tap
-from attlas.recording.tap import listening, offer, subscribed
+from attlas.recording import hooks
+from attlas.recording.hooks import is_recording, offer, subscribed
 
 
 class Heard:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def receive(self, *call: Any) -> None:
+    def on_attention(self, *call: Any) -> None:
         self.calls.append(call)
 
 
@@ -37,15 +37,15 @@ def test_nested_listeners_both_get_it() -> None:
     offer(module, A)
     assert outer.calls == [(module, A, 3, None), (module, A, 4, 1), (module, A, None, None)]
     assert inner.calls == [(module, A, 4, 1)]
-    assert not listening()
-    assert tap._open == 0
+    assert not is_recording()
+    assert hooks._active_recordings == 0
 
 
 def test_an_error_leaves_nobody_listening() -> None:
     with pytest.raises(ZeroDivisionError), subscribed(Heard()):
         _ = 1 / 0
-    assert not listening()
-    assert tap._open == 0
+    assert not is_recording()
+    assert hooks._active_recordings == 0
 
 
 def test_other_threads_are_not_recorded() -> None:
@@ -55,8 +55,8 @@ def test_other_threads_are_not_recorded() -> None:
         thread.start()
         thread.join()
         assert not heard.calls
-        assert listening(heard)
-        assert not listening(Heard())
+        assert is_recording(heard)
+        assert not is_recording(Heard())
 
 
 def test_nothing_is_left_in_a_compiled_graph() -> None:

@@ -6,8 +6,8 @@ import torch
 import attlas
 from attlas import stats
 from attlas.masks import Causal, Window, from_function, from_tensor
-from attlas.recording.joining import Joined, can_join
-from attlas.recording.keeping import fingerprint, kept, own, placed
+from attlas.recording.merging import MergedStatistics, can_merge
+from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
 from attlas.stats import Statistic
 
 JOINABLE = [
@@ -41,8 +41,8 @@ def name_of(statistic: Statistic) -> str:
 
 
 def test_which_can_be_joined() -> None:
-    assert all(map(can_join, JOINABLE))
-    assert not any(map(can_join, OTHERS))
+    assert all(map(can_merge, JOINABLE))
+    assert not any(map(can_merge, OTHERS))
 
     class Own(stats.Entropy):
         """Of which nothing is known."""
@@ -50,8 +50,8 @@ def test_which_can_be_joined() -> None:
     class Says(stats.Entropy):
         axis = "rows"
 
-    assert not can_join(Own())
-    assert can_join(Says())
+    assert not can_merge(Own())
+    assert can_merge(Says())
 
 
 @pytest.mark.parametrize("statistic", JOINABLE, ids=name_of)
@@ -60,7 +60,7 @@ def test_steps_equal_the_whole(statistic: Statistic, window: bool) -> None:
     q, k = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8, 4)
     mask = Window(2, 0) if window else Causal()
     (whole,) = attlas.attend(q, k, mask=mask).collect(statistic)
-    joined = Joined([statistic])
+    joined = MergedStatistics([statistic])
     for start, stop in ((0, 5), (5, 6), (6, 8)):
         first = max(start - 2, 0) if window else 0
         part = (Window(2, 0, start - first)) if window else Causal(start)
@@ -77,7 +77,7 @@ def test_steps_equal_the_whole(statistic: Statistic, window: bool) -> None:
 def test_room_of_a_static_cache_is_cut_off() -> None:
     q, k = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 9, 4)
     numbers = [stats.ColumnMass(), stats.Offsets()]
-    joined = Joined(numbers)
+    joined = MergedStatistics(numbers)
     joined.add(attlas.attend(q[:, :, :3], k, mask=Causal(0)).collect(*numbers), 3, 9, 0)
     joined.add(attlas.attend(q[:, :, 3:], k, mask=Causal(3)).collect(*numbers), 1, 9, 0)
     whole = attlas.attend(q, k[:, :, :4], mask=Causal(0)).collect(*numbers)
@@ -87,19 +87,19 @@ def test_room_of_a_static_cache_is_cut_off() -> None:
 
 def test_tensors_that_others_write_to_are_copied() -> None:
     fresh = torch.randn(1, 2, 4, 8)
-    assert own(fresh).data_ptr() == fresh.data_ptr()
+    assert detached_tensor(fresh).data_ptr() == fresh.data_ptr()
     part = fresh[:, :1]
-    assert own(part).untyped_storage().nbytes() == part.nbytes
+    assert detached_tensor(part).untyped_storage().nbytes() == part.nbytes
     written = torch.zeros(4)
     written[2] = 1.0
-    assert own(written).data_ptr() != written.data_ptr()
+    assert detached_tensor(written).data_ptr() != written.data_ptr()
     with torch.inference_mode():
         inference = torch.zeros(4)
-    assert own(inference).data_ptr() != inference.data_ptr()
+    assert detached_tensor(inference).data_ptr() != inference.data_ptr()
     graph = torch.randn(4, requires_grad=True) * 2
-    assert not own(graph).requires_grad
+    assert not detached_tensor(graph).requires_grad
     turned = torch.randn(1, 4, 2, 8).transpose(1, 2)
-    assert own(turned).data_ptr() == turned.data_ptr()
+    assert detached_tensor(turned).data_ptr() == turned.data_ptr()
 
 
 def test_no_graph_is_kept_by_score_or_mask() -> None:
@@ -108,7 +108,7 @@ def test_no_graph_is_kept_by_score_or_mask() -> None:
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     A = attlas.attend(q, q, score=score, mask=from_tensor(bias * 2), sink=torch.zeros(2, requires_grad=True))
     before = A.to_dense()
-    B = kept(A, None)
+    B = snapshot(A, None)
     problem = B.problem
     held = [problem.q, problem.k, problem.sink, problem.mask.cells, *problem.score.parameters()]
     held += [part.t for part in problem.score.modules() if isinstance(part, attlas.TensorBias)]
@@ -116,13 +116,13 @@ def test_no_graph_is_kept_by_score_or_mask() -> None:
     assert not any(t.requires_grad for t in held)
     torch.testing.assert_close(B.to_dense(), before)
     assert all(p.requires_grad for p in score.parameters())  # the model's own is as it was
-    assert placed(Causal(3)).offset == 3
+    assert detached(Causal(3)).offset == 3
 
 
 def test_masks_that_ask_functions_stay_where_they_are() -> None:
     q = torch.randn(1, 1, 3, 4)
     A = attlas.attend(q, q, mask=from_function(lambda b, h, i, j: j <= i) & Causal())
-    assert torch.equal(kept(A, torch.device("cpu")).to_dense(), A.to_dense())
+    assert torch.equal(snapshot(A, torch.device("cpu")).to_dense(), A.to_dense())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas.heads import KINDS, MIXED, Agreement, Head, by_token, measure, repeated_block
+from attlas.heads import MIXED, PATTERNS, Agreement, Head, by_token, measure, repeated_block
 
 N = 300
 PERIOD = 50
@@ -61,21 +61,21 @@ def head_of(name: str) -> Head:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_head_made_on_purpose_is_called_by_its_name(name: str) -> None:
-    assert head_of(name).kinds[0].name == name
+    assert head_of(name).patterns[0].name == name
 
 
 def test_who_looks_one_back_is_not_called_local_too() -> None:
     head = head_of("previous token")
     assert head.near == pytest.approx(1, abs=1e-3)
-    assert [kind.name for kind in head.kinds] == ["previous token"]
+    assert [kind.name for kind in head.patterns] == ["previous token"]
 
 
 def test_a_mixed_head_says_what_it_comes_near_to() -> None:
-    nothing = replace(head_of("mixed"), **{k.measure: 0.0 for k in KINDS})
-    assert nothing.leaning is None
-    assert replace(nothing, induction=0.3).leaning.name == "induction"
-    assert replace(nothing, induction=0.3, first=0.4).leaning.name == "first-token sink"
-    assert replace(nothing, induction=0.6).leaning is None
+    nothing = replace(head_of("mixed"), **{k.measure: 0.0 for k in PATTERNS})
+    assert nothing.nearest is None
+    assert replace(nothing, induction=0.3).nearest.name == "induction"
+    assert replace(nothing, induction=0.3, first=0.4).nearest.name == "first-token sink"
+    assert replace(nothing, induction=0.6).nearest is None
 
 
 def test_uniform_weights_are_broad() -> None:
@@ -83,7 +83,7 @@ def test_uniform_weights_are_broad() -> None:
     zeros = torch.zeros(4, 1, 2 * PERIOD, 8)
     A = attlas.attend(torch.zeros(1, 1, N, 8), torch.zeros(1, 1, N, 8), mask=attlas.Causal())
     head = measure(A, torch.arange(N), attlas.attend(zeros, zeros, mask=attlas.Causal()), PERIOD)[0]
-    assert head.kinds[0].name == "broad"
+    assert head.patterns[0].name == "broad"
     assert head.breadth == pytest.approx(1, abs=1e-3)
     assert head.effective_keys == pytest.approx((N + 1) / 2, rel=1e-4)
     assert head.induction == pytest.approx(float((1 / torch.arange(PERIOD + 1, 2 * PERIOD + 1)).mean()), rel=1e-4)
@@ -102,12 +102,12 @@ def test_perfect_heads_score_one() -> None:
     assert head_of("first-token sink").first == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.name)
 def test_thresholds_are_reached_from_their_value_on(kind: object) -> None:
-    nothing = replace(head_of("mixed"), **{k.measure: 0.0 for k in KINDS})
-    assert nothing.kinds == (MIXED,)
-    assert replace(nothing, **{kind.measure: kind.threshold}).kinds == (kind,)
-    assert replace(nothing, **{kind.measure: kind.threshold - 1e-6}).kinds == (MIXED,)
+    nothing = replace(head_of("mixed"), **{k.measure: 0.0 for k in PATTERNS})
+    assert nothing.patterns == (MIXED,)
+    assert replace(nothing, **{kind.measure: kind.threshold}).patterns == (kind,)
+    assert replace(nothing, **{kind.measure: kind.threshold - 1e-6}).patterns == (MIXED,)
 
 
 @pytest.mark.parametrize("plan", [None, attlas.Plan(backend="tiled", rows=7, columns=11)])

@@ -9,7 +9,7 @@ from torch import Tensor
 import attlas
 from attlas import GradientError, ShapeError, attend, stats
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
-from attlas.recording.places import Block, Stacked, alike, stacked
+from attlas.recording.stacking import Block, Stacked, same_settings, stack_masks
 from attlas.windows import Moved
 
 M, N = 9, 12
@@ -146,7 +146,7 @@ def test_stacked_masks_equal_their_parts(name: str) -> None:
     blocks, expected = STACKS[name]
     keys = max(block.column + block.n for block in blocks)
     rows = sum(block.m for block in blocks)
-    mask = stacked(blocks, keys)
+    mask = stack_masks(blocks, keys)
     assert mask is not None
     assert mask.name() == expected
     allowed = dense_of(blocks, keys)
@@ -164,17 +164,17 @@ def test_stacked_masks_equal_their_parts(name: str) -> None:
 
 
 def test_a_mask_of_nothing_needs_no_stack() -> None:
-    assert stacked([Block(None, 2, 6, 0, 0), Block(None, 1, 6, 2, 0)], 6) is None
+    assert stack_masks([Block(None, 2, 6, 0, 0), Block(None, 1, 6, 2, 0)], 6) is None
 
 
 def test_single_rows_are_compared_by_their_cells() -> None:
     blocks = [Block(Window(2, 0, 0), 5, 5, 0, 0), Block(None, 1, 3, 5, 3), Block(None, 1, 3, 6, 4)]
     A = attend(torch.zeros(2, 3, 7, 2), torch.zeros(2, 3, 7, 2))
-    mask = stacked(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
+    mask = stack_masks(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
     assert mask is not None
     assert mask.name() == "Window(2, 0, offset=0)"
     blocks[2] = Block(None, 1, 4, 6, 3)
-    mask = stacked(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
+    mask = stack_masks(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
     assert isinstance(mask, Stacked)
 
 
@@ -185,11 +185,11 @@ def test_many_blocks_are_judged_in_time() -> None:
 
 
 def test_alike_compares_what_is_held() -> None:
-    assert alike(Causal(3) & Padding([4, 5]), Causal(3) & Padding([4, 5]))
-    assert not alike(Causal(3) & Padding([4, 5]), Causal(3) & Padding([4, 6]))
-    assert not alike(Causal(3), Window(None, 0, 3))
-    assert alike(attlas.SoftCap(attlas.ScaledDot(2.0), 3.0), attlas.SoftCap(attlas.ScaledDot(2.0), 3.0))
-    assert not alike(attlas.ScaledDot(2.0), attlas.ScaledDot(2.5))
+    assert same_settings(Causal(3) & Padding([4, 5]), Causal(3) & Padding([4, 5]))
+    assert not same_settings(Causal(3) & Padding([4, 5]), Causal(3) & Padding([4, 6]))
+    assert not same_settings(Causal(3), Window(None, 0, 3))
+    assert same_settings(attlas.SoftCap(attlas.ScaledDot(2.0), 3.0), attlas.SoftCap(attlas.ScaledDot(2.0), 3.0))
+    assert not same_settings(attlas.ScaledDot(2.0), attlas.ScaledDot(2.5))
 
 
 def test_scores_of_places_are_known() -> None:

@@ -1,4 +1,4 @@
-"""Several matrices of one text stacked to one: their masks follow exactly."""
+"""The mask of several matrices of one text that are stacked to one matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from attlas.scores import Score
 from attlas.tiles import Tile
 from attlas.windows import in_columns, moved_tile
 
-__all__ = ["Block", "Stacked", "alike", "stacked"]
+__all__ = ["Block", "Stacked", "same_settings", "stack_masks"]
 
-_JUDGED = 64  # blocks of rows whose coverage is asked one by one
+_MOST_BLOCKS = 64  # blocks of rows whose coverage is asked one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,23 +30,23 @@ class Block:
     row: int
     column: int
 
-    def lifted(self, keys: int) -> Mask | None:
-        """Return the mask as one of the whole matrix that is right in these rows, or None if there is no such."""
+    def in_whole(self, keys: int) -> Mask | None:
+        """Return a mask of the whole matrix that equals this block's mask in its rows, or None if there is none."""
         if self.mask is None:
             # One query that sees all n keys there are is the last row of a causal mask.
             return Causal(self.column + self.n - 1 - self.row) if self.m == 1 and self.column == 0 else None
         # One row more than this block has: a mask that is stored cannot tell about those of the other blocks.
         rows, columns = range(-self.row, self.m + 1), range(-self.column, keys - self.column)
-        found = self.mask.translate(rows, columns, self.m, self.n)
-        if found is None:
+        translated = self.mask.translate(rows, columns, self.m, self.n)
+        if translated is None:
             return None
-        if self.m == 1 and self.column == 0 and not found.is_causal:
-            found = And(Causal(self.n - 1 - self.row), found)
+        if self.m == 1 and self.column == 0 and not translated.is_causal:
+            translated = And(Causal(self.n - 1 - self.row), translated)
         outside = range(self.column), range(self.column + self.n, keys)
         blind = all(
-            found.coverage(self._tile(columns, keys)) is BlockState.EMPTY for columns in outside if len(columns)
+            translated.coverage(self._tile(columns, keys)) is BlockState.EMPTY for columns in outside if len(columns)
         )
-        return found if blind else None
+        return translated if blind else None
 
     def _tile(self, columns: range, keys: int) -> Tile:
         one = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -54,7 +54,7 @@ class Block:
         return Tile(range(1), range(1), rows, columns, self.row + self.m, keys, one, one, torch.device("cpu"))
 
 
-def stacked(blocks: Sequence[Block], keys: int, place: Callable[..., Tile] | None = None) -> Mask | None:
+def stack_masks(blocks: Sequence[Block], keys: int, tile: Callable[..., Tile] | None = None) -> Mask | None:
     """Return the mask of matrices stacked on each other, in the simplest form that is exact.
 
     Parameters
@@ -63,31 +63,31 @@ def stacked(blocks: Sequence[Block], keys: int, place: Callable[..., Tile] | Non
         The matrices from top to bottom.
     keys : int
         Number of keys of the whole.
-    place : callable, optional
+    tile : callable, optional
         Returns the tile of some rows and columns of the whole: single rows are then compared by their cells.
     """
     if all(block.mask is None and block.column == 0 and block.n == keys for block in blocks):
         return None
     if len(blocks) == 1 and blocks[0].column == 0 and blocks[0].n == keys:
         return blocks[0].mask
-    first, stack = blocks[0].lifted(keys), Stacked(blocks)
-    if first is not None and all(_goes_on(first, block, keys, stack, place) for block in blocks[1:]):
+    first, stack = blocks[0].in_whole(keys), Stacked(blocks)
+    if first is not None and all(_agrees(first, block, keys, stack, tile) for block in blocks[1:]):
         return first
     return stack
 
 
-def _goes_on(first: Mask, block: Block, keys: int, stack: Stacked, place: Callable[..., Tile] | None) -> bool:
-    """Return whether a mask says in the rows of a block what the block says."""
-    if alike(first, block.lifted(keys)):
+def _agrees(first: Mask, block: Block, keys: int, stack: Stacked, tile: Callable[..., Tile] | None) -> bool:
+    """Return whether a mask equals the mask of a block in the rows of the block."""
+    if same_settings(first, block.in_whole(keys)):
         return True
-    if place is None or block.m != 1:
+    if tile is None or block.m != 1:
         return False
-    at = place(range(block.row, block.row + 1), range(keys))
+    at = tile(range(block.row, block.row + 1), range(keys))
     return bool((first.allows(at) == stack.allows(at)).all())
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Return whether two masks (or scores, or what they hold) are of one class and hold the same."""
+def same_settings(a: Any, b: Any) -> bool:
+    """Return whether two masks (or scores, or values in them) have the same class and equal attributes."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -95,11 +95,11 @@ def alike(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and torch.equal(a, b)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(alike, a, b))
+        return len(a) == len(b) and all(map(same_settings, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same_settings(a[name], b[name]) for name in a)
     if isinstance(a, Mask | Score):
-        return alike(vars(a), vars(b))
+        return same_settings(vars(a), vars(b))
     return bool(a == b)
 
 
@@ -146,10 +146,10 @@ class Stacked(Mask):
             return BlockState.PARTIAL
         starts = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")
         first, last = (torch.searchsorted(self._starts, starts, right=True) - 1).tolist()
-        found = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _JUDGED)]}
-        if last - first >= _JUDGED:
-            found.add(BlockState.PARTIAL)
-        return found.pop() if len(found) == 1 else BlockState.PARTIAL
+        states = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _MOST_BLOCKS)]}
+        if last - first >= _MOST_BLOCKS:
+            states.add(BlockState.PARTIAL)
+        return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def _covers(self, block: Block, at: Tile) -> BlockState:
         start, stop = at.columns.start, at.columns.stop
@@ -172,9 +172,9 @@ class Stacked(Mask):
         block = max(self.blocks, key=lambda one: one.n)
         if block.mask is None:
             return None
-        there = moved_tile(at, block.m, block.n, block.row, block.column)
-        found = block.mask.padding(replace(there, columns=range(block.n), column_index=None))
-        return None if found is None else in_columns(found.to(at.device), block.column, at.n)
+        inner = moved_tile(at, block.m, block.n, block.row, block.column)
+        padding = block.mask.padding(replace(inner, columns=range(block.n), column_index=None))
+        return None if padding is None else in_columns(padding.to(at.device), block.column, at.n)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

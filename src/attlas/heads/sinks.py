@@ -1,4 +1,4 @@
-"""Heads at rest: weight parked on the first token, or spread over everything."""
+"""Heads without a content pattern: weight on the first token (a sink), on one token, or spread over all keys."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.heads.targets import mean_of_rows, of_each_batch, row_filter, rows_of
+from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, zeros_per_row
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Broad", "FavouriteToken", "FirstSeen", "FirstToken", "broad", "first_token", "follow_first", "no_keys_seen"]
+__all__ = [
+    "Broad",
+    "FavouriteToken",
+    "FirstToken",
+    "FirstVisibleKey",
+    "broad",
+    "first_token",
+    "no_visible_key",
+    "update_first_key",
+]
 
 
-class FirstSeen(NamedTuple):
+class FirstVisibleKey(NamedTuple):
     """Number of keys that each query may see, the first of them (n for none) and its weight: (batch, heads, m)."""
 
     keys: Tensor
@@ -26,14 +35,14 @@ class FirstSeen(NamedTuple):
     weight: Tensor
 
 
-def no_keys_seen(problem: Any) -> FirstSeen:
-    """Return what is known of each row before any part was seen."""
+def no_visible_key(problem: Any) -> FirstVisibleKey:
+    """Return the state before the first tile."""
     first = torch.full(problem.shape[:3], problem.shape[3], dtype=torch.int64, device=problem.device)
-    return FirstSeen(rows_of(problem), first, rows_of(problem))
+    return FirstVisibleKey(zeros_per_row(problem), first, zeros_per_row(problem))
 
 
-def follow_first(carry: FirstSeen, part: Part, at: Tile, n: int) -> None:
-    """Take in one part; parts of a row come from left to right."""
+def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile, n: int) -> None:
+    """Update the state with one tile; the tiles of a row come from left to right."""
     carry.keys[at.place] += part.keys
     first, weight = carry.first[at.place], carry.weight[at.place]
     for columns, cells in part.seen:
@@ -41,14 +50,14 @@ def follow_first(carry: FirstSeen, part: Part, at: Tile, n: int) -> None:
         if not bool(new.any()):
             return
         if cells is None:
-            place = torch.zeros_like(first)
+            index = torch.zeros_like(first)
         else:
             new = new & cells.any(dim=-1)
-            place = cells.to(torch.uint8).argmax(dim=-1).expand(first.shape)
-        place = place + columns.start
-        found = part.weights.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-        first.copy_(torch.where(new, place + at.columns.start, first))
-        weight.copy_(torch.where(new, found, weight))
+            index = cells.to(torch.uint8).argmax(dim=-1).expand(first.shape)
+        index = index + columns.start
+        weight_there = part.weights.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        first.copy_(torch.where(new, index + at.columns.start, first))
+        weight.copy_(torch.where(new, weight_there, weight))
 
 
 class FirstToken(Statistic):
@@ -56,13 +65,13 @@ class FirstToken(Statistic):
 
     Parameters
     ----------
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -90,24 +99,24 @@ class FirstToken(Statistic):
     tensor([0.4167])
     """
 
-    def __init__(self, counted: Tensor | None = None) -> None:
-        self.counted = counted
+    def __init__(self, query_mask: Tensor | None = None) -> None:
+        self.query_mask = query_mask
 
-    def start(self, problem: Any) -> tuple[FirstSeen, Tensor | None, int]:
-        return no_keys_seen(problem), row_filter("FirstToken()", self.counted, problem), problem.shape[3]
+    def start(self, problem: Any) -> tuple[FirstVisibleKey, Tensor | None, int]:
+        return no_visible_key(problem), check_query_mask("FirstToken()", self.query_mask, problem), problem.shape[3]
 
     def step(
-        self, carry: tuple[FirstSeen, Tensor | None, int], part: Part, at: Tile
-    ) -> tuple[FirstSeen, Tensor | None, int]:
-        follow_first(carry[0], part, at, carry[2])
+        self, carry: tuple[FirstVisibleKey, Tensor | None, int], part: Part, at: Tile
+    ) -> tuple[FirstVisibleKey, Tensor | None, int]:
+        update_first_key(carry[0], part, at, carry[2])
         return carry
 
-    def finish(self, carry: tuple[FirstSeen, Tensor | None, int]) -> Tensor:
-        seen, counted, n = carry
+    def finish(self, carry: tuple[FirstVisibleKey, Tensor | None, int]) -> Tensor:
+        seen, query_mask, n = carry
         if not seen.first.shape[-1]:
             return seen.weight.sum(dim=-1)
         earliest = seen.first.amin(dim=-1, keepdim=True).clamp(max=max(n - 1, 0))
-        return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), counted)
+        return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), query_mask)
 
 
 class Broad(Statistic):
@@ -115,13 +124,13 @@ class Broad(Statistic):
 
     Parameters
     ----------
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -147,13 +156,13 @@ class Broad(Statistic):
     tensor([1.])
     """
 
-    def __init__(self, counted: Tensor | None = None) -> None:
-        self.counted = counted
+    def __init__(self, query_mask: Tensor | None = None) -> None:
+        self.query_mask = query_mask
         self._effective = stats.EffectiveKeys()
 
     def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
-        counted = row_filter("Broad()", self.counted, problem)
-        return self._effective.start(problem), rows_of(problem), counted
+        query_mask = check_query_mask("Broad()", self.query_mask, problem)
+        return self._effective.start(problem), zeros_per_row(problem), query_mask
 
     def step(self, carry: tuple[Any, Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Any, Tensor, Tensor | None]:
         carry[1][at.place] += part.keys
@@ -171,15 +180,15 @@ class FavouriteToken(Statistic):
     ----------
     ids : Tensor of int, shape (n,) or (batch, n)
         Token of each key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If there is not one token for each key.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -199,23 +208,23 @@ class FavouriteToken(Statistic):
     tensor([0.5000])
     """
 
-    def __init__(self, ids: Tensor, counted: Tensor | None = None) -> None:
+    def __init__(self, ids: Tensor, query_mask: Tensor | None = None) -> None:
         self.ids = ids
-        self.counted = counted
+        self.query_mask = query_mask
 
-    def start(self, problem: Any) -> tuple[Tensor, FirstSeen, Tensor | None, Tensor]:
+    def start(self, problem: Any) -> tuple[Tensor, FirstVisibleKey, Tensor | None, Tensor]:
         batch, heads, _, n = problem.shape
-        counted = row_filter("FavouriteToken()", self.counted, problem)
-        ids = of_each_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
+        query_mask = check_query_mask("FavouriteToken()", self.query_mask, problem)
+        ids = per_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
         mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
-        return mass, no_keys_seen(problem), counted, ids
+        return mass, no_visible_key(problem), query_mask, ids
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
-        mass, seen, counted, _ = carry
-        follow_first(seen, part, at, mass.shape[-1])
+        mass, seen, query_mask, _ = carry
+        update_first_key(seen, part, at, mass.shape[-1])
         weights = part.weights
-        if counted is not None:
-            rows = counted.expand(len(mass), -1, -1)[
+        if query_mask is not None:
+            rows = query_mask.expand(len(mass), -1, -1)[
                 at.batches.start : at.batches.stop, :, at.rows.start : at.rows.stop
             ]
             weights = weights * rows.unsqueeze(-1)
@@ -224,31 +233,31 @@ class FavouriteToken(Statistic):
         return carry
 
     def finish(self, carry: Any) -> Tensor:
-        mass, seen, counted, ids = carry
+        mass, seen, query_mask, ids = carry
         out: Tensor = mass.new_zeros(mass.shape[:2])
-        rows = seen.keys > 0 if counted is None else (seen.keys > 0) & counted
+        rows = seen.keys > 0 if query_mask is None else (seen.keys > 0) & query_mask
         n = mass.shape[-1]
         if not n or not rows.shape[-1]:
             return out
         first = seen.first.amin(dim=(1, 2)).clamp(max=n - 1)
         for b, text in enumerate(ids):
             later = torch.arange(n, device=mass.device) != first[b]
-            tokens, place = text[later].unique(return_inverse=True)
-            totals = mass.new_zeros(mass.shape[1], len(tokens)).index_add_(1, place, mass[b][:, later].contiguous())
+            tokens, index = text[later].unique(return_inverse=True)
+            totals = mass.new_zeros(mass.shape[1], len(tokens)).index_add_(1, index, mass[b][:, later].contiguous())
             if len(tokens):
                 out[b] = totals.amax(-1) / rows[b].sum(-1).clamp(min=1)
         return out
 
 
-def first_token(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
+def first_token(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a first-token sink; see `FirstToken`.
 
     Parameters
     ----------
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -262,19 +271,19 @@ def first_token(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
     >>> heads.first_token(A)
     tensor([0.4167, 0.4167])
     """
-    found: Tensor = A.collect(FirstToken(counted))[0]
-    return found
+    score: Tensor = A.collect(FirstToken(query_mask))[0]
+    return score
 
 
-def broad(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
+def broad(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a broad head; see `Broad`.
 
     Parameters
     ----------
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -287,5 +296,5 @@ def broad(A: AttentionMatrix, counted: Tensor | None = None) -> Tensor:
     >>> heads.broad(attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)))
     tensor([1., 1.])
     """
-    found: Tensor = A.collect(Broad(counted))[0]
-    return found
+    score: Tensor = A.collect(Broad(query_mask))[0]
+    return score

@@ -1,4 +1,4 @@
-"""Statistics of several steps of one text, joined to those of the whole matrix, exactly."""
+"""Merges the statistics of several steps of one text to those of the whole matrix, exactly."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from attlas import stats
 from attlas.errors import ShapeError
 from attlas.stats import Statistic
 
-__all__ = ["Joined", "can_join", "fitting"]
+__all__ = ["MergedStatistics", "can_merge", "with_keys"]
 
 
-def can_join(statistic: Statistic) -> bool:
-    """Return whether the results of a statistic on stacked matrices give its result on the whole, as its `axis` says.
+def can_merge(statistic: Statistic) -> bool:
+    """Return whether the results of a statistic for each step determine its result on the whole matrix (`axis`).
 
-    Pictures, spans, means and windows of rows do not: they depend on the size of the whole matrix. What a class of the
-    user's own inherits is about another result: it says `axis` itself.
+    Pictures, spans, means and windows of rows cannot be merged: they depend on the size of the whole matrix. A user's
+    own class must set `axis` itself; an inherited one is about the results of the base class.
     """
     own = not type(statistic).__module__.startswith("attlas.stats.")
     return statistic.axis is not None and not (own and "axis" not in vars(type(statistic)))
 
 
-def fitting(statistic: Statistic, keys: int) -> Statistic:
-    """Return a statistic of the k largest weights for a step that has fewer keys than k; any other as it is.
+def with_keys(statistic: Statistic, keys: int) -> Statistic:
+    """Return a statistic with k limited to the keys of a step; one without k is returned as it is.
 
     Parameters
     ----------
     statistic : Statistic
-        It is one that can be joined: later steps will have more keys.
+        One that can be merged: later steps have more keys.
     keys : int
-        How many keys the step has.
+        Number of keys of the step.
     """
     return type(statistic)(keys) if 0 < keys < statistic.k else statistic  # type: ignore[call-arg]  # it takes k
 
 
-class Joined:
-    """Results of some statistics on the rows that have come so far.
+class MergedStatistics:
+    """Results of some statistics on the rows of the steps so far.
 
     Parameters
     ----------
     statistics : sequence of Statistic
-        Each of them can be joined, if there is more than one step.
+        Each of them can be merged, if there is more than one step.
     """
 
     def __init__(self, statistics: Sequence[Statistic]) -> None:
@@ -54,7 +54,7 @@ class Joined:
         self._sizes: list[tuple[int, int, int]] = []
 
     def add(self, results: Sequence[Any], m: int, n: int, column: int) -> None:
-        """Take the results of one step of m queries and n keys, of which key 0 stands at `column`."""
+        """Add the results of one step with m queries and n keys; its key 0 is at column `column` of the whole."""
         self._sizes.append((m, n, column))
         for parts, result in zip(self._results, results, strict=True):
             parts.append(result)
@@ -65,12 +65,12 @@ class Joined:
             _check_enough(statistic, keys)
         if len(self._sizes) == 1 and self._sizes[0][1:] == (keys, 0):
             return [parts[0] for parts in self._results]
-        return [self._whole(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
+        return [self._merged(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
 
-    def _whole(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
+    def _merged(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
         if statistic.axis == "rows":
             columns = [column for _, _, column in self._sizes]
-            parts = [_moved(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
+            parts = [_shifted_keys(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
             if isinstance(parts[0], tuple):
                 return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
             return torch.cat(parts, dim=2)
@@ -89,8 +89,8 @@ class Joined:
         return out[..., : before + keys]
 
 
-def _moved(part: Any, k: int, column: int) -> Any:
-    """Return the result of a step whose key 0 stands at `column`; named keys are those of the whole, k of them."""
+def _shifted_keys(part: Any, k: int, column: int) -> Any:
+    """Return the result of a step with its key numbers shifted by `column`, and with k keys per row."""
     if isinstance(part, stats.Largest):  # filled up with keys that came later
         n = part.values.shape[-1]
         values, indices = functional.pad(part.values, (0, k - n)), functional.pad(part.indices, (0, k - n))

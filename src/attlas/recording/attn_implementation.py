@@ -1,4 +1,4 @@
-"""Models of transformers run on attlas while they are recorded, and on what they were on before afterwards."""
+"""Sets `attn_implementation` of transformers models to attlas during a recording, and restores it afterwards."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from torch import nn
 
 from attlas._compat import ATTENTION_STORED, CAN_SWITCH
-from attlas.recording.census import INTERFACE, calls
+from attlas.recording.discovery import INTERFACE, mentions
 
-__all__ = ["switched"]
+__all__ = ["attending_with_attlas"]
 
 _NAME = "attlas"
 
 
 @contextmanager
-def switched(model: nn.Module) -> Iterator[None]:
-    """Let every model of transformers in `model` attend with attlas, for the time of a ``with`` block.
+def attending_with_attlas(model: nn.Module) -> Iterator[None]:
+    """Set the attention of every transformers model in `model` to attlas, for the time of a ``with`` block.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def switched(model: nn.Module) -> Iterator[None]:
                 part.set_attn_implementation(huggingface.NAME)
                 # Layers may hold a configuration that the model does not know as a part of its own (X-CLIP).
                 for module in part.modules():
-                    if hasattr(getattr(module, "config", None), ATTENTION_STORED) and calls(module, INTERFACE):
+                    if hasattr(getattr(module, "config", None), ATTENTION_STORED) and mentions(module, INTERFACE):
                         setattr(module.config, ATTENTION_STORED, huggingface.NAME)
         yield
     finally:
@@ -44,7 +44,7 @@ def switched(model: nn.Module) -> Iterator[None]:
 
 def _switchable(model: nn.Module) -> list[Any]:
     """Return the outermost models that can choose how they attend."""
-    found: list[Any] = []
+    outermost: list[Any] = []
     inside: set[int] = set()
     for module in model.modules():
         if id(module) in inside or not hasattr(module, "set_attn_implementation"):
@@ -53,8 +53,8 @@ def _switchable(model: nn.Module) -> list[Any]:
         # A model that cannot says so in a log only; who records it is told by an error that names the module.
         able = [m for m in module.modules() if getattr(m, CAN_SWITCH, bool)()]
         if able:
-            found.append(module)
-    return found
+            outermost.append(module)
+    return outermost
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Which modules of a model are attentions: their kind, their number, and which of them stay silent."""
+"""Finds the attention modules of a model: their kind, their number, and which of them could not be recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from attlas.atlas.entry import KINDS
 
-__all__ = ["Census", "Site", "calls", "is_named_attention"]
+__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "mentions"]
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
@@ -22,7 +22,7 @@ SDPA = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
-class Site:
+class AttentionSite:
     """One attention of a model: path of its module, kind, number among those of its kind."""
 
     path: str
@@ -35,8 +35,8 @@ class Site:
         return f"{self.kind}.{self.layer}"
 
 
-def calls(module: nn.Module | type[nn.Module], name: str) -> bool:
-    """Return whether a class, or that of a module, has a method whose code uses a name."""
+def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
+    """Return whether a method of a class (or of a module's class) uses a name in its code."""
     own = module if isinstance(module, type) else type(module)
     # A whole model of transformers inherits methods that look its attention function up and never call it.
     whole = hasattr(module, "set_attn_implementation")
@@ -63,7 +63,7 @@ def is_named_attention(module: nn.Module) -> bool:
     return re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) is not None
 
 
-class Census:
+class ModelAttentions:
     """The attentions of a model, in the order of the model.
 
     Parameters
@@ -80,7 +80,7 @@ class Census:
         self._classes: set[type[nn.Module]] = {
             type(module) for _, module in self._modules if _is_attention(module, patched=patched)
         }
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, AttentionSite] = {}
         self._number()
 
     def _number(self) -> None:
@@ -92,13 +92,13 @@ class Census:
             kind = _kind(path)
             # Where nothing stands outside an encoder, the encoder is the model.
             kind = "self" if kind == "encoder" and not inner else kind
-            self.sites[path] = Site(path, kind, count[kind])
+            self.sites[path] = AttentionSite(path, kind, count[kind])
             count[kind] += 1
 
-    def site(self, module: nn.Module) -> Site | None:
-        """Return the place of a module; None where it is no part of the model.
+    def site(self, module: nn.Module) -> AttentionSite | None:
+        """Return the attention that a module is; None where it is not part of the model.
 
-        A module of a class that was not known to attend makes all of its class attentions.
+        If the class of the module was not known to be an attention, all modules of this class become attentions.
         """
         path = self.paths.get(id(module))
         if path is None:
@@ -112,32 +112,32 @@ class Census:
         """Return how many attentions of a kind there are."""
         return sum(site.kind == kind for site in self.sites.values())
 
-    def watched(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that attend, or whose class says so."""
+    def candidates(self) -> list[tuple[str, nn.Module]]:
+        """Return the modules that are attentions, or whose class is named like one."""
         return [(p, m) for p, m in self._modules if type(m) in self._classes or is_named_attention(m)]
 
-    def silent(self, ran: Iterable[str], heard: Iterable[str]) -> list[tuple[str, nn.Module]]:
-        """Return the attentions that ran and from which nothing was heard, the innermost only.
+    def unrecorded(self, ran: Iterable[str], recorded: Iterable[str]) -> list[tuple[str, nn.Module]]:
+        """Return the attentions that ran and were not recorded, the innermost only.
 
         Parameters
         ----------
         ran, heard : iterable of str
-            Paths of modules that ran, and of those that offered a matrix.
+            Paths of the modules that ran, and of those whose matrix was recorded.
         """
-        heard, ran = set(heard), set(ran)
-        found = [
+        recorded, ran = set(recorded), set(ran)
+        candidates = [
             (path, module)
-            for path, module in self.watched()
-            if path in ran and not any(_within(h, path) or _within(path, h) for h in heard)
+            for path, module in self.candidates()
+            if path in ran and not any(_within(h, path) or _within(path, h) for h in recorded)
         ]
-        paths = [path for path, _ in found]
-        return [(path, m) for path, m in found if not any(_within(p, path) for p in paths if p != path)]
+        paths = [path for path, _ in candidates]
+        return [(path, m) for path, m in candidates if not any(_within(p, path) for p in paths if p != path)]
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
-    if calls(module, INTERFACE):
+    if mentions(module, INTERFACE):
         return True
-    return patched and (isinstance(module, nn.MultiheadAttention) or calls(module, SDPA))
+    return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))
 
 
 def _within(inner: str, outer: str) -> bool:

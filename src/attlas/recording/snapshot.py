@@ -1,4 +1,4 @@
-"""What is kept of a matrix: tensors without a graph, without what else lies in their storage, where they belong."""
+"""Copies of a matrix that outlive the pass: without a graph, without shared storage, on the chosen device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 from attlas.windows import Moved
 
-__all__ = ["fingerprint", "kept", "own", "placed"]
+__all__ = ["detached", "detached_tensor", "fingerprint", "snapshot"]
 
 _CHUNK = 1024  # keys whose fingerprint is taken together: little memory beside the keys themselves
 
 Thing = TypeVar("Thing", bound=Mask | Score)
 
 
-def own(t: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return a tensor without a graph that nobody else writes to, and that keeps no larger storage alive.
+def detached_tensor(t: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a tensor without a graph; a copy where the model may write to it, or where its storage is larger.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def own(t: Tensor, device: torch.device | None = None) -> Tensor:
     return t.clone() if written or t.untyped_storage().nbytes() > t.nbytes else t
 
 
-def placed(thing: Thing, device: torch.device | None = None) -> Thing:
+def detached(thing: Thing, device: torch.device | None = None) -> Thing:
     """Return a mask or a score whose tensors have no graph, on another device if one is named.
 
     Parameters
@@ -54,45 +54,47 @@ def placed(thing: Thing, device: torch.device | None = None) -> Thing:
         Where its tensors are kept.
     """
 
-    def matters(t: Tensor) -> bool:
+    def must_change(t: Tensor) -> bool:
         return t.requires_grad or (device is not None and t.device != device)
 
     def change(t: Tensor) -> Tensor:
         t = t.detach().clone() if t.is_leaf else t.detach()  # an optimizer changes parameters in place
         return t if device is None else t.to(device)
 
-    return _changed(thing, matters, change)
+    return _with_tensors(thing, must_change, change)
 
 
-def _changed(thing: Thing, matters: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Thing:
-    held = vars(thing)
-    found = {name: _changed_value(value, matters, change) for name, value in held.items()}
-    if all(found[name] is value for name, value in held.items()):
+def _with_tensors(thing: Thing, must_change: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Thing:
+    attributes = vars(thing)
+    changed = {name: _value_with_tensors(value, must_change, change) for name, value in attributes.items()}
+    if all(changed[name] is value for name, value in attributes.items()):
         return thing
     out = copy.copy(thing)
-    for name, value in found.items():
+    for name, value in changed.items():
         out.__dict__[name] = value
     return out
 
 
-def _changed_value(value: object, matters: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> object:
+def _value_with_tensors(
+    value: object, must_change: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]
+) -> object:
     if isinstance(value, Tensor):
-        if not matters(value):
+        if not must_change(value):
             return value
         changed = change(value)
         return nn.Parameter(changed, requires_grad=False) if isinstance(value, nn.Parameter) else changed
     if isinstance(value, Mask | Score):
-        return _changed(value, matters, change)
+        return _with_tensors(value, must_change, change)
     if isinstance(value, tuple | list):
-        parts = [_changed_value(part, matters, change) for part in value]
+        parts = [_value_with_tensors(part, must_change, change) for part in value]
         return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
     if isinstance(value, dict):
-        items = {name: _changed_value(part, matters, change) for name, part in value.items()}
+        items = {name: _value_with_tensors(part, must_change, change) for name, part in value.items()}
         return value if all(items[name] is part for name, part in value.items()) else items
     return value
 
 
-def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = None) -> AttentionMatrix:
+def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None = None) -> AttentionMatrix:
     """Return a matrix that can be kept after the pass: no graph, nothing shared with the model, lse known.
 
     Parameters
@@ -105,19 +107,19 @@ def kept(A: AttentionMatrix, device: torch.device | None, keys: int | None = Non
         How many keys are kept; all, by default.
     """
     problem = A.problem
-    lse = own(A._known_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
+    lse = detached_tensor(A._known_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
     there = None if device is None or device == problem.device else device
-    mask = None if problem.mask is None else placed(problem.mask, there)
+    mask = None if problem.mask is None else detached(problem.mask, there)
     if mask is not None and there is not None:
         # What a function holds stays where it is.
         mask = Moved(mask, *problem.shape[2:], 0, 0, problem.device) if holds_function(mask) else mask
     problem = replace(
         problem,
-        q=own(problem.q, there),
-        k=own(problem.k if keys is None else problem.k[:, :, :keys], there),
+        q=detached_tensor(problem.q, there),
+        k=detached_tensor(problem.k if keys is None else problem.k[:, :, :keys], there),
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
-        score=placed(problem.score, there),
+        score=detached(problem.score, there),
         versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
     batch, heads = problem.shape[:2]

@@ -1,4 +1,4 @@
-"""What the heads of a recording are called, from the statistics that it keeps."""
+"""Classifies the heads of a recording from the statistics that it stores."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.padding import counted_rows
-from attlas.heads.kinds import Head, from_statistics
+from attlas.heads.classification import Head, from_statistics
 from attlas.heads.scores import HeadScores
 
-__all__ = ["NEEDED", "heads_of"]
+__all__ = ["STATISTIC_NAMES", "classify_entry"]
 
 #: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
-NEEDED = ("entropy", "effective_keys", "head_scores")
+STATISTIC_NAMES = ("entropy", "effective_keys", "head_scores")
 
 
-def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
+def classify_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     """Return the measures of the heads of a layer; none where they were not recorded, or it is not causal.
 
     Parameters
@@ -29,24 +29,24 @@ def heads_of(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
         The layer's pass over the whole text.
     """
     _, _, m, n = entry.shape
-    known = [entry.statistics.get(name) for name in NEEDED]
+    known = [entry.statistics.get(name) for name in STATISTIC_NAMES]
     if atlas.ids is None or m != n or n < 3 or atlas.ids.shape[-1] != n or entry.kind == "cross":
         return ()
     results = [result for result in known if isinstance(result, Tensor)]
-    if len(results) < len(NEEDED) or results[-1].shape[-1] != len(HeadScores.NAMES):
+    if len(results) < len(STATISTIC_NAMES) or results[-1].shape[-1] != len(HeadScores.NAMES):
         return ()
     if float(results[-1][..., HeadScores.NAMES.index("behind")].sum()) > 0:  # mass on keys behind the query
         return ()
     block = _block(atlas, entry)
-    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, counted=counted_rows(entry))
+    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, query_mask=counted_rows(entry))
 
 
 def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
-    """Return what was measured on a random block that occurs twice."""
-    found = atlas.details.get("block")
-    if not isinstance(found, dict) or entry.kind != "self":
+    """Return the measures on a random block that occurs twice."""
+    block = atlas.details.get("block")
+    if not isinstance(block, dict) or entry.kind != "self":
         return None
-    numbers = {name: _layer(found.get(name), entry.layer, entry.heads) for name in ("induction", "duplicate")}
+    numbers = {name: _layer(block.get(name), entry.layer, entry.heads) for name in ("induction", "duplicate")}
     return {name: t for name, t in numbers.items() if t is not None} if None not in numbers.values() else None
 
 
