@@ -17,6 +17,7 @@ from attlas.errors import (
     ShapeError,
     TooLargeError,
 )
+from attlas.interventions import intervene
 from attlas.masks import (
     BlockState,
     Causal,
@@ -96,6 +97,7 @@ __all__ = [
     "explain",
     "from_function",
     "from_tensor",
+    "intervene",
     "load",
     "record",
     "stats",

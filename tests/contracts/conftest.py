@@ -329,7 +329,7 @@ MASKS: dict[str, MaskCase] = {
     "function": MaskCase(lambda s: checkers, lambda s, b, h, i, j: checkers(b, h, i, j)),
     "own": MaskCase(lambda s: Even(), lambda s, b, h, i, j: (i + j + h) % 2 == 0),
     "Heads": MaskCase(
-        lambda s: attlas.masks.Heads({0: attlas.Window(3, 1), 2: None} if s.heads > 2 else {0: attlas.Window(3, 1)}, attlas.Causal()),
+        lambda s: attlas.masks.Heads({0: attlas.Window(3, 1)} | ({2: None} if s.heads > 2 else {}), attlas.Causal()),
         lambda s, b, h, i, j: torch.where(
             h == 0, (j - i - s.n + s.m >= -3) & (j - i - s.n + s.m <= 1), (j - i <= s.n - s.m) | (h == 2)
         ),

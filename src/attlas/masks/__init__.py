@@ -11,5 +11,6 @@ from attlas.masks.stored import AdditiveMask, TensorMask
 
 __all__ = [
     "AdditiveMask", "And", "Bits", "BlockState", "Causal", "Dilated", "Documents", "FunctionMask", "Heads", "Mask",
-    "Not", "Or", "Padding", "Prefix", "Runs", "TensorMask", "Window", "from_function", "from_tensor", "picture", "runs_of",
+    "Not", "Or", "Padding", "Prefix", "Runs", "TensorMask", "Window", "from_function", "from_tensor", "picture",
+    "runs_of",
 ]  # fmt: skip

@@ -232,8 +232,8 @@ class Combined(Mask):
             part.check(batch, heads, m, n)
 
     def size(self) -> tuple[int | None, int | None]:
-        m, n = ([size for size in sizes if size is not None] for sizes in zip(*(p.size() for p in self.parts)))
-        return m[0] if m else None, n[0] if n else None
+        m, n = zip(*(part.size() for part in self.parts), strict=True)
+        return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
         moved = {part: part.translate(rows, columns, m, n) for part in self.parts}
