@@ -120,8 +120,18 @@ def test_equals_edited_dense_weights(name: str, case: str, tiny: Any, edited: An
     assert torch.equal(model(IDS).logits, plain), "after the block the model is as it was"
 
 
-@pytest.mark.parametrize("case", ["suppress a span", "suppress pairs", "suppress after softmax", "ablate",
-                                  "temperature", "scale the logits of keys", "scale the logits of pairs to 0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "suppress a span",
+        "suppress pairs",
+        "suppress after softmax",
+        "ablate",
+        "temperature",
+        "scale the logits of keys",
+        "scale the logits of pairs to 0",
+    ],
+)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_sees_positions_of_the_text(cache: str, case: str, tiny: Any, edited: Any) -> None:
     model, (make, what, edit) = tiny("llama"), CASES[case]

@@ -121,16 +121,17 @@ def attention_forward(
         sink = query.new_zeros(query.shape[1])
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
 
-    def pool(weights: AttentionMatrix) -> Tensor:
+    def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:
         if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager ignores it then
-            return weights._multiply(value, Dropout.draw(dropout))
+            return weights._multiply(values, Dropout.draw(dropout))
         out: Tensor | None = None
-        if weights is A and query.shape[2] == 1 and softcap is None and sink is None and position_bias is None:
+        plain = softcap is None and sink is None and position_bias is None
+        if plain and query.shape[2] == 1 and weights is A and values is value:  # nothing is changed
             out = _of_one_query(query, key, value, attention_mask, scaling)
-        return weights @ value if out is None else out
+        return weights @ values if out is None else out
 
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
-    out, weights = pooled(module, A, pool, first_query=first_query, first_key=first_key)
+    out, weights = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)
     return out.transpose(1, 2).contiguous(), weights
 
 

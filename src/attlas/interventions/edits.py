@@ -112,11 +112,11 @@ class Intervention:
     def _without_gradient(self, pool: Pool, call: Call) -> Pool:
         """Return how values are pooled where no gradient flows through the weights that are chosen."""
 
-        def pooled(A: AttentionMatrix) -> Tensor:
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
             if not (torch.is_grad_enabled() and A.requires_grad):
-                return pool(A)
-            chosen = self._rows(call, A)
-            return pool(A.detach()) if bool(chosen.all()) else torch.where(chosen, pool(A.detach()), pool(A))
+                return pool(A, values)
+            chosen, stopped = self._rows(call, A), pool(A.detach(), values)
+            return stopped if bool(chosen.all()) else torch.where(chosen, stopped, pool(A, values))
 
         return pooled
 
@@ -237,11 +237,24 @@ class Suppress(_OfPairs):
         if self.when == "before":
             return pool
 
-        def pooled(A: AttentionMatrix) -> Tensor:
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            if self.keys is not None and self.queries is self.pairs is None:
+                return pool(A, self._zeroed(values, A, call))
             B = self.without(A, call)
-            return pool(B) * _share(B.lse, A.lse).unsqueeze(-1).to(A.problem.q.dtype)
+            return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
+
+    def _zeroed(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
+        """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
+        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).seen(values.shape[2])
+        seen = keys.to(values.device).view(1, 1, -1, 1)
+        if len(call.heads) == heads:
+            return values.where(seen, 0.0)
+        others = torch.ones(heads, dtype=torch.bool, device=values.device).index_fill(
+            0, _index(call.heads, values), False
+        )
+        return spread_heads(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
 
     def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         if self.when == "before":
@@ -439,7 +452,7 @@ class ReplaceWeights(Intervention):
         heads, source = self._source(call, A)
         own = torch.tensor([heads.index(number) for number in self._numbers(call, A, heads)], device="cpu")
         other = self._part(source, call, A).select(slice(None), own)
-        places = torch.tensor(call.heads, device=A.device)
+        places = _index(call.heads, problem.q)
         q = problem.q.index_copy(1, places, other.q.to(problem.q).expand(batch, -1, -1, -1))
         k = spread_heads(other.k, len(own)).to(problem.k).expand(batch, -1, -1, -1)
         k = spread_heads(problem.k, count).index_copy(1, places, k)
@@ -454,7 +467,7 @@ class ReplaceWeights(Intervention):
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.
         stopped = self._without_gradient(pool, call)
-        return lambda A: (stopped if any(t.requires_grad for t in tensors_of(A.problem.score)) else pool)(A)
+        return lambda A, v: (stopped if any(t.requires_grad for t in tensors_of(A.problem.score)) else pool)(A, v)
 
     def _numbers(self, call: Call, A: AttentionMatrix, heads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the chosen heads as the recording counts them, all of which it must have."""
@@ -598,7 +611,7 @@ class Ablate(Intervention):
         self.value = value
 
     def pool(self, pool: Pool, call: Call) -> Pool:
-        return lambda A: self._replaced(pool(A), self._rows(call, A), call)
+        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
         value = self.value.to(out)
@@ -622,6 +635,10 @@ def _matrix(A: AttentionMatrix, problem: Problem) -> AttentionMatrix:
 
 def _axes(problem: Problem) -> Axes:
     return Axes(problem.shape[:2], (True, True))
+
+
+def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

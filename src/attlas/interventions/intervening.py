@@ -11,6 +11,7 @@ from torch import nn
 
 from attlas._compat import in_backward
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
+from attlas.interventions.compact import without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors
@@ -157,7 +158,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         if call is None or not any(self._chosen(item, call[0]) for item in self._interventions):
             return
         rule = "an attention that only offers its weights cannot be changed."
-        fix = "let it call attlas.recording.pooled(module, A, lambda A: A @ v) in place of offer(module, A)."
+        fix = "let it call attlas.recording.pooled(module, A, v) in place of offer(module, A) and A @ v."
         raise RecordingError(self.where, rule, {"module": call[0].path}, found=type(module).__name__, fix=fix)
 
     def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
@@ -185,6 +186,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
         query, key = self._position(site, change.matrix, first_query, first_key)
+        change = change._replace(pool=without_hidden_keys(change.pool))
         for number, item in enumerate(self._interventions):
             if self._chosen(item, site):
                 change = self._applied(number, item, module, site, change, (query, key))

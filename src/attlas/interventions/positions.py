@@ -165,6 +165,20 @@ class Outside(Mask):
         first, stop = (end - self.column for end in left[0]) if left else (0, 0)
         return rows * first, torch.where(rows, stop, at.n)
 
+    def cuts(self, m: int) -> list[int]:
+        """Return the queries of a matrix at which the chosen ones begin or end."""
+        named = () if self.queries is None else self.queries.edges
+        return [edge - self.row for edge in named if 0 < edge - self.row < m]
+
+    def hides_from(self, query: int) -> bool:
+        """Return whether a query of the matrix is among the chosen ones."""
+        return self.queries is None or self.queries.state(query + self.row, query + self.row) is BlockState.FULL
+
+    def seen(self, n: int) -> Tensor:
+        """Return which of n keys the chosen queries attend to."""
+        keys = torch.arange(self.column, self.column + n)
+        return torch.zeros(n, dtype=torch.bool) if self.keys is None else ~self.keys.has(keys)
+
     def translate(self, rows: range, columns: range, m: int, n: int) -> Outside:
         return Outside(self.queries, self.keys, self.row + rows.start, self.column + columns.start)
 

@@ -93,7 +93,7 @@ class Heads(Combined):
     def from_dict(cls, settings: dict[str, Any]) -> Heads:
         return cls({int(head): mask for head, mask in settings.items() if head != "default"}, settings["default"])
 
-    def _split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
+    def split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
         """Return which heads of a tile have which mask, and the tile of these heads."""
         own = dict(zip(self.heads, self.masks, strict=True))
         owners = [own.get(head, self.default) for head in at.head_ids.tolist()]
@@ -101,14 +101,14 @@ class Heads(Combined):
         return [(p, mask, replace(at, heads=range(len(p)), head_ids=at.head_ids[p])) for mask, p in places.items()]
 
     def allows(self, at: Tile) -> Tensor:
-        return _merged([(places, mask.allows(part)) for places, mask, part in self._split(at)], at.shape[1:])
+        return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 
     def coverage(self, at: Tile) -> BlockState:
-        states = {mask.coverage(part) for _, mask, part in self._split(at)}
+        states = {mask.coverage(part) for _, mask, part in self.split(at)}
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        found = [(places, mask.interval(part)) for places, mask, part in self._split(at)]
+        found = [(places, mask.interval(part)) for places, mask, part in self.split(at)]
         known = [(places, runs) for places, runs in found if runs is not None]
         if len(known) < len(found):
             return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from operator import matmul
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -30,8 +31,8 @@ __all__ = [
 ]
 
 
-# From the weights of an attention to its pooled values, shape (batch, heads, m, e).
-Pool: TypeAlias = "Callable[[AttentionMatrix], Tensor]"
+# From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
+Pool: TypeAlias = "Callable[[AttentionMatrix, Tensor], Tensor]"
 
 
 class Change(NamedTuple):
@@ -107,7 +108,8 @@ def offer(
 def pooled(
     module: nn.Module,
     matrix: AttentionMatrix,
-    pool: Pool,
+    values: Tensor,
+    pool: Pool = matmul,
     *,
     first_query: int | None = None,
     first_key: int | None = None,
@@ -120,8 +122,10 @@ def pooled(
         The attention layer.
     matrix : AttentionMatrix, shape (batch, heads, m, n)
         Its weights.
-    pool : callable
-        From the weights to the pooled values, shape (batch, heads, m, e): ``lambda A: A @ v``.
+    values : Tensor, shape (batch, value heads, n, e)
+        Its values.
+    pool : callable, optional
+        From weights and values to the pooled values, shape (batch, heads, m, e); ``A @ v`` by default.
     first_query, first_key : int, optional
         Positions in the text of query 0 and of key 0, where they are known.
 
@@ -145,14 +149,14 @@ def pooled(
     >>> import torch, attlas
     >>> from attlas.recording import pooled
     >>> A, v = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)), torch.randn(1, 2, 5, 8)
-    >>> out, weights = pooled(torch.nn.Identity(), A, lambda A: A @ v)
+    >>> out, weights = pooled(torch.nn.Identity(), A, v)
     >>> out.shape, weights is A
     (torch.Size([1, 2, 5, 8]), True)
     """
     if _active_changers:
-        out, matrix = _pool([module], matrix, pool, first_query, first_key)
+        out, matrix = _pool([module], matrix, values, pool, first_query, first_key)
         return out, matrix
-    out = pool(matrix)
+    out = pool(matrix, values)
     if _active_recordings:
         _emit(module, matrix, first_query, first_key)
     return out, matrix
@@ -161,6 +165,7 @@ def pooled(
 def pooled_in(
     modules: Sequence[nn.Module],
     matrix: AttentionMatrix,
+    values: Tensor,
     pool: Pool,
     first_query: int | None = None,
     first_key: int | None = None,
@@ -171,7 +176,7 @@ def pooled_in(
     for module in modules:
         for changer in changers:
             change = changer.change(module, change, first_query, first_key)
-    out, shown = change.pool(change.matrix), change.shown(change.matrix)
+    out, shown = change.pool(change.matrix, values), change.shown(change.matrix)
     for module in modules:
         for listener in _listeners.get():
             if not isinstance(listener, Changer):

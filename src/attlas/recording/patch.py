@@ -127,15 +127,15 @@ def _pool_for_finders(
     """Return the output of one call of torch's function as interventions change it."""
     own = matrix_of(query, key, attn_mask, is_causal, scale, enable_gqa)
 
-    def pool(A: AttentionMatrix) -> Tensor:
-        if A is own:  # nothing changes its weights
+    def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
+        if A is own and v is values:  # nothing is changed
             out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
             return out.reshape(*own.shape[:-1], out.shape[-1])
-        values = _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
-        return A._multiply(values, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)
+        return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)
 
     lead = _leading(query, key, enable_gqa)
-    out, _ = pooled_in(_modules(), own, pool)
+    values = _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
+    out, _ = pooled_in(_modules(), own, values, pool)
     return out.reshape(*lead, *out.shape[-2:])
 
 
