@@ -11,7 +11,7 @@ import attlas
 import attlas.models
 from attlas import heads
 from attlas.atlas import Atlas, Entry
-from attlas.cli import numbers, stats
+from attlas.cli import head_statistics, stats
 from attlas.cli.__main__ import main
 from attlas.heads.classification import detectable
 from attlas.view.service import Service
@@ -36,7 +36,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run.atlas"
     with attlas.record(model, tokens=[str(token) for token in ids[0].tolist()]) as atlas, torch.no_grad():
         model(ids)
-    atlas.collect(*numbers.missing(atlas, ids))
+    atlas.collect(*head_statistics.missing(atlas, ids))
     atlas.save(folder)
     return folder
 
@@ -50,7 +50,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
                 wanted[name] += score[0].tolist()
     assert main(["stats", str(saved), "--csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    report = [head for layer in atlas.layers() for head in numbers.classify_entry(atlas, atlas.entry(layer))]
+    report = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
     service = Service(atlas)
     seen = rows_of(service)
     measured = [

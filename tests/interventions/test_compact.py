@@ -55,7 +55,7 @@ def test_equals_the_mask(base: str, hidden: str, monkeypatch: pytest.MonkeyPatch
         runs: list[bool] = []
 
         def pool(A: attlas.AttentionMatrix, values: Tensor, runs: list[bool] = runs) -> Tensor:
-            runs.append(A.mask is None or A.problem.interval is not None)
+            runs.append(A.mask is None or A.problem.allowed_runs is not None)
             return A @ values
 
         A = attlas.attend(q, k, mask=mask, sink=sink)

@@ -10,7 +10,7 @@ import attlas
 from attlas import GradientError, ShapeError, attend, stats
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
 from attlas.recording.stacking import Block, Stacked, same_settings, stack_masks
-from attlas.windows import Moved
+from attlas.windows import Translated
 
 M, N = 9, 12
 
@@ -76,7 +76,7 @@ def test_known_masks_stay_what_they_are() -> None:
     assert part.problem.mask is not None
     assert part.problem.mask.name() == "Causal(offset=6) & Padding(5, side='left')"
     other = attend(q, q, mask=from_function(lambda b, h, i, j: i != j)).window(slice(0, 2))
-    assert isinstance(other.problem.mask, Moved)
+    assert isinstance(other.problem.mask, Translated)
 
 
 def test_the_lse_of_rows_is_not_computed_again() -> None:
@@ -198,8 +198,8 @@ def test_scores_of_places_are_known() -> None:
 
 
 def test_a_device_of_its_own() -> None:
-    A = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Moved(Causal(), 4, 4, 0, 0))
-    other = Moved(from_function(lambda b, h, i, j: j <= i), 4, 4, 0, 0, torch.device("cpu"))
+    A = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Translated(Causal(), 4, 4, 0, 0))
+    other = Translated(from_function(lambda b, h, i, j: j <= i), 4, 4, 0, 0, torch.device("cpu"))
     assert torch.equal(A.to_dense(), attend(A.problem.q, A.problem.k, mask=other).to_dense())
 
 
@@ -210,8 +210,8 @@ def test_a_moved_mask_knows_its_runs_of_keys() -> None:
     mask = attlas.Causal() & attlas.Padding(lengths)
     A = attlas.attend(torch.randn(2, 3, 30, 4), torch.randn(2, 3, 40, 4), mask=mask)
     part = A.window(range(5, 22), range(7, 33))
-    assert part.problem.interval is not None
-    first, stop = part.problem.interval
+    assert part.problem.allowed_runs is not None
+    first, stop = part.problem.allowed_runs
     cells = torch.isfinite(A.logits[:, :, 5:22, :][..., 7:33])
     j = torch.arange(26)
     runs = (j >= first.unsqueeze(-1)) & (j < stop.unsqueeze(-1))

@@ -20,7 +20,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 from attlas.tiles import Tile
-from attlas.windows import cut_out, moved_tile
+from attlas.windows import cut_out, original_tile
 
 __all__ = ["Collector"]
 
@@ -182,7 +182,7 @@ class _Carried(Statistic):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         m, n = self.base.shape[2:]
-        at = moved_tile(at, m, n, -self.row, -self.column)
+        at = original_tile(at, m, n, -self.row, -self.column)
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[()]:

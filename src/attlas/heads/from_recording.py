@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
-from attlas.atlas.padding import counted_rows
+from attlas.atlas.padding import included_rows
 from attlas.heads.classification import Head, from_statistics
 from attlas.heads.scores import HeadScores
 
@@ -38,7 +38,7 @@ def classify_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     if float(results[-1][..., HeadScores.NAMES.index("behind")].sum()) > 0:  # mass on keys behind the query
         return ()
     block = _block(atlas, entry)
-    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, query_mask=counted_rows(entry))
+    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, query_mask=included_rows(entry))
 
 
 def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:

@@ -19,7 +19,7 @@ from attlas.masks import And, BlockState, Heads, Mask
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import Pool
 from attlas.tiles import Tile
-from attlas.windows import cut_out
+from attlas.windows import Translated, cut_out
 
 __all__ = ["without_hidden_keys"]
 
@@ -59,7 +59,7 @@ def without_hidden_keys(pool: Pool) -> Pool:
             return pool(A, values)
         if len(cuts) > 2:
             spans = [range(first, stop) for first, stop in pairwise(cuts)]
-            return torch.cat([again(cut_out(problem, rows, range(problem.shape[3])), values) for rows in spans], dim=2)
+            return torch.cat([again(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
         base = replace(problem, mask=_all([part for part in parts if not isinstance(part, Outside)]), versions=())
         found = _compact(base, [part for part in outside if part.hides_from(0)])
         if found is None:
@@ -101,6 +101,16 @@ def _by_heads(
     return torch.cat(outputs, dim=1)[:, torch.tensor(order).argsort().to(values.device)]
 
 
+def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
+    """Return some queries of a problem; each part of its mask stays a part."""
+    m, n = problem.shape[2:]
+    moved = [
+        Translated(part, m, n, -rows.start, 0) if (found := part.translate(rows, range(n), m, n)) is None else found
+        for part in parts
+    ]
+    return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all(moved), versions=())
+
+
 def _compact(base: Problem, outside: list[Outside]) -> tuple[Problem, Tensor] | None:
     """Return a problem without the hidden keys, and the keys that it has; None where it has runs of keys no more."""
     batch, heads, _, n = base.shape
@@ -112,10 +122,10 @@ def _compact(base: Problem, outside: list[Outside]) -> tuple[Problem, Tensor] | 
         return base, keys
     mask = None
     if base.mask is not None:
-        if base.interval is None:
+        if base.allowed_runs is None:
             return None
         count = functional.pad(seen.cumsum(0), (1, 0))
-        mask = RunPerRow(*(count[end] for end in base.interval))
+        mask = RunPerRow(*(count[end] for end in base.allowed_runs))
     ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
     return replace(
         base, k=base.k.index_select(2, keys), mask=mask, batch_ids=ids[0], head_ids=ids[1], versions=()
@@ -134,18 +144,18 @@ class RunPerRow(Mask):
     def __init__(self, first: Tensor, stop: Tensor) -> None:
         self.first, self.stop = first, stop
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor]:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
         first, stop = (self._of(t, at) for t in (self.first, self.stop))
         return first, stop
 
     def allows(self, at: Tile) -> Tensor:
-        first, stop = (t.unsqueeze(-1) for t in self.interval(at))
+        first, stop = (t.unsqueeze(-1) for t in self.allowed_runs(at))
         return (at.j >= first) & (at.j < stop)
 
     def coverage(self, at: Tile) -> BlockState:
         if at.scattered or self.first.device.type != "cpu":
             return BlockState.PARTIAL
-        (first, stop), columns = self.interval(at), at.columns
+        (first, stop), columns = self.allowed_runs(at), at.columns
         if bool(((stop <= columns.start) | (first >= columns.stop) | (first >= stop)).all()):
             return BlockState.EMPTY
         whole = bool(((first <= columns.start) & (stop >= columns.stop)).all())

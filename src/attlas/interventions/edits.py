@@ -25,7 +25,7 @@ from attlas.recording.stacking import same_settings
 from attlas.scores import ScaledDot, Score
 from attlas.scores.base import Derived
 from attlas.tiles import Tile
-from attlas.windows import Moved, cut_out
+from attlas.windows import Translated, cut_out
 
 __all__ = [
     "Ablate",
@@ -154,7 +154,7 @@ class _OfPairs(Intervention):
         if self.pairs is not None:
             size = max(call.first_query + m, call.first_key + n)
             self.pairs.check((batch,), heads, size, size)
-            there = Moved(self.pairs, size, size, -call.first_query, -call.first_key)
+            there = Translated(self.pairs, size, size, -call.first_query, -call.first_key)
             others = ~there if self.queries is self.keys is None else ~(there & ~others)
         return others if len(call.heads) == heads else Heads({int(A.problem.head_ids[h]): others for h in call.heads})
 
@@ -460,7 +460,9 @@ class ReplaceWeights(Intervention):
         if sink is not None and other.sink is not None:
             sink = sink.index_copy(0, places, other.sink.to(sink))
         # What an additive mask adds is a part of the score, which is the same: here it only hides.
-        theirs, mask = (None if hiding is None else Moved(hiding, m, n, 0, 0) for hiding in (other.mask, problem.mask))
+        theirs, mask = (
+            None if hiding is None else Translated(hiding, m, n, 0, 0) for hiding in (other.mask, problem.mask)
+        )
         mask = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
         return _matrix(A, replace(problem, q=q, k=k, mask=mask, sink=sink, versions=()))
 

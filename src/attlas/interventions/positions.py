@@ -157,7 +157,7 @@ class Outside(Mask):
             return BlockState.FULL
         return BlockState.PARTIAL if BlockState.PARTIAL in states else BlockState.EMPTY
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         rows = self._rows(at).view(1, 1, -1)
         left = [] if self.keys is None else self.keys.others(self.column, self.column + at.n)
         if len(left) > 1:

@@ -107,8 +107,8 @@ class Heads(Combined):
         states = {mask.coverage(part) for _, mask, part in self.split(at)}
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        found = [(places, mask.interval(part)) for places, mask, part in self.split(at)]
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        found = [(places, mask.allowed_runs(part)) for places, mask, part in self.split(at)]
         known = [(places, runs) for places, runs in found if runs is not None]
         if len(known) < len(found):
             return None

@@ -15,7 +15,7 @@ from attlas.indexing import Axes
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
-from attlas.windows import Moved
+from attlas.windows import Translated
 
 __all__ = ["detached", "detached_tensor", "fingerprint", "snapshot"]
 
@@ -112,7 +112,7 @@ def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None =
     mask = None if problem.mask is None else detached(problem.mask, there)
     if mask is not None and there is not None:
         # What a function holds stays where it is.
-        mask = Moved(mask, *problem.shape[2:], 0, 0, problem.device) if holds_function(mask) else mask
+        mask = Translated(mask, *problem.shape[2:], 0, 0, problem.device) if holds_function(mask) else mask
     problem = replace(
         problem,
         q=detached_tensor(problem.q, there),

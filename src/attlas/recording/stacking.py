@@ -13,7 +13,7 @@ from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
 from attlas.scores import Score
 from attlas.tiles import Tile
-from attlas.windows import in_columns, moved_tile
+from attlas.windows import in_columns, original_tile
 
 __all__ = ["Block", "Stacked", "same_settings", "stack_masks"]
 
@@ -135,11 +135,11 @@ class Stacked(Mask):
             return inside
         whole = at.column_index is None and block.column <= at.columns.start
         if whole and at.columns.stop <= block.column + block.n:
-            return block.mask.allows(moved_tile(at, block.m, block.n, block.row, block.column))
+            return block.mask.allows(original_tile(at, block.m, block.n, block.row, block.column))
         # Keys outside are asked for the nearest key inside, and what is answered for them is dropped.
         nearest = at.j.flatten().clamp(block.column, block.column + block.n - 1)
         near = replace(at, columns=range(len(nearest)), column_index=nearest)
-        return block.mask.allows(moved_tile(near, block.m, block.n, block.row, block.column)) & inside
+        return block.mask.allows(original_tile(near, block.m, block.n, block.row, block.column)) & inside
 
     def coverage(self, at: Tile) -> BlockState:
         if at.scattered or not len(at.rows) or not len(at.columns):
@@ -160,7 +160,7 @@ class Stacked(Mask):
         if block.mask is None:
             return BlockState.FULL
         rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
-        return block.mask.coverage(moved_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
+        return block.mask.coverage(original_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
 
     def first_query(self, m: int, n: int) -> int | None:
         block = self.blocks[0]
@@ -172,7 +172,7 @@ class Stacked(Mask):
         block = max(self.blocks, key=lambda one: one.n)
         if block.mask is None:
             return None
-        inner = moved_tile(at, block.m, block.n, block.row, block.column)
+        inner = original_tile(at, block.m, block.n, block.row, block.column)
         padding = block.mask.padding(replace(inner, columns=range(block.n), column_index=None))
         return None if padding is None else in_columns(padding.to(at.device), block.column, at.n)
 

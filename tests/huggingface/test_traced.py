@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 import attlas
-from attlas.huggingface import compiled as module
+from attlas.huggingface import traced as module
 from attlas.recording import record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -98,7 +98,7 @@ def test_the_written_mask_is_that_of_transformers_asked_once(
     monkeypatch.setattr(module, "sdpa_mask", counted)
     rule = masking_utils.causal_mask_function
     given = {"batch_size": 2, "q_length": 6, "kv_length": 6, "mask_function": rule, "device": "cpu"} | given
-    found = module.written_mask(given)
+    found = module.dense_mask(given)
     assert len(asked) == 1
     assert getattr(found, "attlas_causal", False) is causal
     assert torch.equal(found, masking_utils.sdpa_mask(**given, allow_is_causal_skip=False))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attlas.atlas import Atlas
-from attlas.cli import numbers
+from attlas.cli import head_statistics
+from attlas.cli.demo_result import closeup_window, most_telling
 from attlas.cli.files import check_target, title_of
-from attlas.cli.reading import telling, window_of
+from attlas.cli.formatting import in_bytes
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import in_bytes
 from attlas.errors import AttlasError
 
 __all__ = ["run", "write"]
@@ -62,25 +62,25 @@ def write(
 
 def _telling(atlas: Atlas) -> tuple[int, int] | None:
     """Return layer and head of the most telling head, None where the kinds of heads are not recorded."""
-    measured = [head for layer in atlas.layers() for head in numbers.classify_entry(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
     if not measured:
         return None
-    found = telling(measured)
-    return found.layer, found.head
+    head = most_telling(measured)
+    return head.layer, head.head
 
 
 def _query(atlas: Atlas, layer: int, head: int) -> int | None:
-    known = [entry for entry in atlas.entries if entry.layer == layer and head in entry.heads]
-    top = known[0].statistics.get("top_k") if known else None
-    if top is None or atlas.ids is None or atlas.ids.shape[-1] != known[0].shape[2]:
+    entries = [entry for entry in atlas.entries if entry.layer == layer and head in entry.heads]
+    top = entries[0].statistics.get("top_k") if entries else None
+    if top is None or atlas.ids is None or atlas.ids.shape[-1] != entries[0].shape[2]:
         return None
-    index = known[0].heads.index(head)
-    return window_of(top.values[0, index].float(), top.indices[0, index], atlas.ids[0])[1]
+    index = entries[0].heads.index(head)
+    return closeup_window(top.values[0, index].float(), top.indices[0, index], atlas.ids[0])[1]
 
 
-def _head(text: str, given: str) -> tuple[int, int]:
-    found = _HEAD.fullmatch(text.strip())
-    if found is None:
+def _head(text: str, option: str) -> tuple[int, int]:
+    match = _HEAD.fullmatch(text.strip())
+    if match is None:
         rule = "--heads must be layers and heads, with commas between them."
-        raise UsageError("report", rule, found=f"--heads {given}", fix="--heads 2.4,3.2")
-    return int(found[1]), int(found[2])
+        raise UsageError("report", rule, found=f"--heads {option}", fix="--heads 2.4,3.2")
+    return int(match[1]), int(match[2])

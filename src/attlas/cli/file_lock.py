@@ -1,4 +1,4 @@
-"""A lock that one process of a machine's user can hold; it ends with the process, however that ends."""
+"""A file lock that one process can hold; it is released when the process ends, in any way."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Held", "hold"]
+__all__ = ["LockedError", "hold"]
 
 _FAR = 1 << 20  # Windows forbids to read what is locked: the lock is behind the text
 
 
-class Held(Exception):  # noqa: N818  (no error by itself: the command words one)
+class LockedError(Exception):
     """Another process holds the lock; the text says which one, and since when."""
 
 
 @contextmanager
 def hold(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, or raise `Held`."""
+    """Hold the lock of a file, or raise `LockedError`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             _lock(handle)
         except OSError:
-            raise Held(file.read_text(encoding="utf-8") or "a process that has just begun") from None
+            raise LockedError(file.read_text(encoding="utf-8") or "a process that has just begun") from None
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode())
         yield

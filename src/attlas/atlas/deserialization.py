@@ -1,4 +1,4 @@
-"""Entries from what a folder says: every name, size and number checked, tensors left on disk."""
+"""Reads the entries of a saved atlas: every name, size and number is checked, tensors stay on disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from attlas.atlas.entry import Entry
-from attlas.atlas.manifest import FILE, MANIFEST, blaming, check_files, plain, read_manifest
-from attlas.atlas.spec import Own, SpecError, mask_from, result_from, score_from
+from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
+from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes
@@ -41,27 +41,27 @@ class Reader:
         self._tensors: dict[str, dict[str, Tensor]] = {}
 
     def take(self, ref: Any) -> Tensor:
-        """Return the tensor that plain data finds, as a view of its file.
+        """Return the tensor that plain data refers to, as a view of its file.
 
         Raises
         ------
-        SpecError
+        FormatError
             If there is no such tensor, or not with these sizes.
         """
-        plain(ref, "a tensor", dict)
-        name, key = plain(ref.get("file"), "file", str), plain(ref.get("tensor"), "tensor", str)
+        check_type(ref, "a tensor", dict)
+        name, key = check_type(ref.get("file"), "file", str), check_type(ref.get("tensor"), "tensor", str)
         own, shape = (sizes(ref.get(axes), axes) for axes in ("own", "shape"))
         if FILE.fullmatch(name) is None:
-            raise SpecError(f"a file named {name[:60]!r}, not 0000.safetensors")
+            raise FormatError(f"a file named {name[:60]!r}, not 0000.safetensors")
         if name not in self._tensors:
-            with blaming(self.folder, name), safe_open(self.folder / name, "pt") as file:
+            with errors_name_file(self.folder, name), safe_open(self.folder / name, "pt") as file:
                 self._tensors[name] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
         t = self._tensors[name].get(key)
         if t is None:
-            raise SpecError(f"a tensor {key[:60]!r} that {name} does not have")
+            raise FormatError(f"a tensor {key[:60]!r} that {name} does not have")
         grown = len(own) == len(shape) and all(a in (1, b) for a, b in zip(own, shape, strict=True))
         if math.prod(own) != t.numel() or not grown:
-            raise SpecError(f"{key[:60]} of shape {tuple(t.shape)}, said to be {tuple(own)} of {tuple(shape)}")
+            raise FormatError(f"{key[:60]} of shape {tuple(t.shape)}, said to be {tuple(own)} of {tuple(shape)}")
         return t.view(own).expand(shape)
 
     def names(self) -> set[str]:
@@ -69,7 +69,7 @@ class Reader:
         return set(self._tensors)
 
 
-def read(folder: Path, *, verify: bool, score: Own) -> dict[str, Any]:
+def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
     """Return what a saved folder holds, under the names that `Atlas` gives to it.
 
     Raises
@@ -80,55 +80,55 @@ def read(folder: Path, *, verify: bool, score: Own) -> dict[str, Any]:
     content = read_manifest(folder)
     check_files(folder, content.get("files"), verify=verify)
     reader = Reader(folder)
-    with blaming(folder, MANIFEST):
-        found: dict[str, Any] = {"model": plain(content.get("model"), "model", str)}
-        found["details"] = plain(content.get("details"), "details", dict)
+    with errors_name_file(folder, MANIFEST):
+        fields: dict[str, Any] = {"model": check_type(content.get("model"), "model", str)}
+        fields["details"] = check_type(content.get("details"), "details", dict)
         tokens, ids = content.get("tokens"), content.get("ids")
-        found["tokens"] = None if tokens is None else texts(tokens, "tokens")
+        fields["tokens"] = None if tokens is None else texts(tokens, "tokens")
         if content.get("texts") is not None:  # of a batch
-            found["tokens"] = [texts(text, "texts") for text in plain(content["texts"], "texts", list)]
-        found["ids"] = None if ids is None else reader.take(ids)
-        spans = plain(content.get("spans"), "spans", dict)
-        found["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
-        found["entries"] = []
-        places = set()
-        for record in plain(content.get("entries"), "entries", list):
+            fields["tokens"] = [texts(text, "texts") for text in check_type(content["texts"], "texts", list)]
+        fields["ids"] = None if ids is None else reader.take(ids)
+        spans = check_type(content.get("spans"), "spans", dict)
+        fields["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
+        fields["entries"] = []
+        seen = set()
+        for record in check_type(content.get("entries"), "entries", list):
             entry = entry_from(record, reader, score)
-            if (entry.path, entry.call) in places:
-                raise SpecError(f"{entry.path}, call {entry.call}, twice")
-            places.add((entry.path, entry.call))
-            found["entries"].append(entry)
+            if (entry.path, entry.call) in seen:
+                raise FormatError(f"{entry.path}, call {entry.call}, twice")
+            seen.add((entry.path, entry.call))
+            fields["entries"].append(entry)
         strange = reader.names() - content["files"].keys()
         if strange:
-            raise SpecError(f"tensors of {min(strange)}, which is not among its files")
-    return found
+            raise FormatError(f"tensors of {min(strange)}, which is not among its files")
+    return fields
 
 
-def entry_from(record: Any, reader: Reader, score: Own) -> Entry:
+def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     """Return the entry that plain data describes.
 
     Raises
     ------
-    SpecError, AttlasError
+    FormatError, AttlasError
         If it describes none.
     """
-    plain(record, "an entry", dict)
-    name, family = plain(record.get("name"), "name", str), plain(record.get("kind"), "kind", str)
-    layer, call, first_key = (whole(record.get(key), key) for key in ("layer", "call", "first_key"))
+    check_type(record, "an entry", dict)
+    name, family = check_type(record.get("name"), "name", str), check_type(record.get("kind"), "kind", str)
+    layer, call, first_key = (check_size(record.get(key), key) for key in ("layer", "call", "first_key"))
     heads, shape = sizes(record.get("heads"), "heads"), sizes(record.get("shape"), "shape")
     if len(shape) != 4 or shape[0] * shape[1] > _MOST_HEADS:
-        raise SpecError(f"a matrix of shape {tuple(shape)}")
+        raise FormatError(f"a matrix of shape {tuple(shape)}")
     four = (shape[0], shape[1], shape[2], shape[3])
-    matrix = None if record.get("matrix") is None else _matrix(record["matrix"], four, reader, score)
-    results = plain(record.get("statistics"), "statistics", dict)
+    matrix = None if record.get("matrix") is None else _matrix(record["matrix"], four, reader, user_scores)
+    results = check_type(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
-    counted = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
-    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, counted)
+    query_mask = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
+    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask)
 
 
-def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, own: Own) -> AttentionMatrix:
-    plain(record, "matrix", dict)
+def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:
+    check_type(record, "matrix", dict)
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])
     batch, heads, m, n = shape
@@ -137,26 +137,26 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, own: 
     fits = fits and q.dtype is k.dtype and q.dtype in _FLOATS and (heads % key_heads == 0 if key_heads else heads == 0)
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
     if not fits:
-        raise SpecError(f"q {_words(q)} and k {_words(k)} of a matrix of shape {shape}")
+        raise FormatError(f"q {_describe(q)} and k {_describe(k)} of a matrix of shape {shape}")
     # Files of version 1 have it in the dtype of the weights; where that is too coarse it is computed again.
     if tuple(lse.shape) != (batch, heads, m) or lse.dtype not in (torch.float64, accumulation_dtype(q.dtype)):
-        raise SpecError(f"lse {_words(lse)} of a matrix of shape {shape} and q {_words(q)}")
+        raise FormatError(f"lse {_describe(lse)} of a matrix of shape {shape} and q {_describe(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
-        raise SpecError(f"sink {_words(sink)} of {heads} heads")
+        raise FormatError(f"sink {_describe(sink)} of {heads} heads")
     ids = [torch.tensor(sizes(record.get(key), key), dtype=torch.int64) for key in ("batch_ids", "head_ids")]
     if [len(index) for index in ids] != [batch, heads]:
-        raise SpecError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
+        raise FormatError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
     mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
-    score = score_from(record.get("score"), reader.take, own)
-    partial = plain(record.get("partial", False), "partial", bool)
+    score = score_from(record.get("score"), reader.take, user_scores)
+    partial = check_type(record.get("partial", False), "partial", bool)
     problem = Problem(q, k, score, mask, sink, *ids, partial=partial)
-    _try(problem)
+    _check_corners(problem)
     return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
 
 
 @torch.no_grad()
-def _try(problem: Problem) -> None:
-    """Ask score and mask for the corners of the matrix: what does not fit it raises here, and not in a later read."""
+def _check_corners(problem: Problem) -> None:
+    """Evaluate score and mask at the corners of the matrix, so that an error is raised here and not in a later read."""
     *_, m, n = problem.shape
     if 0 in problem.shape:
         return
@@ -170,12 +170,12 @@ def _try(problem: Problem) -> None:
     k = torch.zeros(len(b), len(h), len(columns), problem.k.shape[-1], dtype=problem.dtype)
     logits = problem.score(*problem.score.project(q, k), at)
     if torch.broadcast_shapes(logits.shape, at.shape) != torch.Size(at.shape):
-        raise SpecError(f"a score of shape {tuple(logits.shape)} for a tile of {at.shape}")
+        raise FormatError(f"a score of shape {tuple(logits.shape)} for a tile of {at.shape}")
     if problem.mask is None:
         return
     allowed = problem.mask.allows(at)
     if allowed.dtype is not torch.bool or torch.broadcast_shapes(allowed.shape, at.shape) != torch.Size(at.shape):
-        raise SpecError(f"a mask of shape {tuple(allowed.shape)} for a tile of {at.shape}")
+        raise FormatError(f"a mask of shape {tuple(allowed.shape)} for a tile of {at.shape}")
 
 
 def _extremes(ids: Tensor) -> Tensor:
@@ -183,29 +183,29 @@ def _extremes(ids: Tensor) -> Tensor:
     return torch.tensor(sorted({0, len(ids) - 1, int(ids.argmin()), int(ids.argmax())}))
 
 
-def _words(t: Tensor) -> str:
+def _describe(t: Tensor) -> str:
     return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
-def whole(value: Any, name: str) -> int:
-    """Return a whole number that is not negative, or raise a SpecError."""
-    if plain(value, name, int) < 0 or value > _LARGEST:
-        raise SpecError(f"{name} = {str(value)[:60]}")
+def check_size(value: Any, name: str) -> int:
+    """Return a whole number that is not negative, or raise a FormatError."""
+    if check_type(value, name, int) < 0 or value > _LARGEST:
+        raise FormatError(f"{name} = {str(value)[:60]}")
     return int(value)
 
 
 def sizes(value: Any, name: str) -> list[int]:
-    """Return a list of whole numbers that are not negative, or raise a SpecError."""
-    return [whole(size, name) for size in plain(value, name, list)]
+    """Return a list of whole numbers that are not negative, or raise a FormatError."""
+    return [check_size(size, name) for size in check_type(value, name, list)]
 
 
 def texts(value: Any, name: str) -> list[str]:
-    """Return a list of texts, or raise a SpecError."""
-    return [plain(text, name, str) for text in plain(value, name, list)]
+    """Return a list of texts, or raise a FormatError."""
+    return [check_type(text, name, str) for text in check_type(value, name, list)]
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:
-    found = sizes(value, name)
-    if len(found) != 2 or found[0] > found[1]:
-        raise SpecError(f"{name} = {str(value)[:60]}, not the first and the last + 1")
-    return found[0], found[1]
+    pair = sizes(value, name)
+    if len(pair) != 2 or pair[0] > pair[1]:
+        raise FormatError(f"{name} = {str(value)[:60]}, not the first and the last + 1")
+    return pair[0], pair[1]

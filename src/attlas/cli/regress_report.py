@@ -1,21 +1,21 @@
-"""The words of ``attlas regress``: what was fitted, its errors beside those of plainer models, and a verdict."""
+"""The printed report of ``attlas regress``: the fit, its errors beside those of simpler models, and a verdict."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from attlas.cli.formatting import percent
 from attlas.cli.regress_table import number, plural
 from attlas.cli.terminal import Terminal
-from attlas.cli.words import percent
 
-__all__ = ["say"]
+__all__ = ["print_report"]
 
 _FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
 _SHOWN = 24  # features that are listed
 
 
-def say(report: dict[str, Any], terminal: Terminal) -> None:
+def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     """Print a fit: bandwidths, errors beside those of plainer models, and a verdict."""
     features, rule = report["features"], report["rule"]
     title = f"{report['target']} from {plural(len(report['columns']), 'feature')}, {plural(report['rows'], 'row')}"

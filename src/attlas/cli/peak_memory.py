@@ -1,4 +1,4 @@
-"""How much memory the process takes at its peak, where the system tells."""
+"""Peak memory of the process, where the system reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that ``attlas record`` can keep, by name, and what each head is called from them."""
+"""The statistics that ``attlas record`` stores, by name, and the patterns of heads that follow from them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from attlas.heads.classification import text_statistics
 from attlas.heads.from_recording import STATISTIC_NAMES, classify_entry
 from attlas.stats.pooled import count_blocks
 
-__all__ = ["KINDS_OF_HEADS", "NAMES", "block_details", "chosen", "classify_entry", "missing", "side_of", "weights_of"]
+__all__ = ["HEAD_PATTERNS", "NAMES", "block_details", "classify_entry", "missing", "selected", "side_of", "weights_of"]
 
-KINDS_OF_HEADS = "kinds"
+HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,
 _SMALL = 80  # and where there are many heads
 _MANY = 48
@@ -48,10 +48,10 @@ _SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {
     "top_k": lambda n, heads: stats.TopK(weights_of(n, heads)),
     "picture": lambda n, heads: _picture(count_blocks(n, side_of(heads))),
 }
-_USUAL = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
-          KINDS_OF_HEADS)  # fmt: skip
+_DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
+          HEAD_PATTERNS)  # fmt: skip
 _ALONE = _made_alone()
-NAMES = (*_USUAL, *(name for name in _ALONE if name not in _USUAL))
+NAMES = (*_DEFAULT, *(name for name in _ALONE if name not in _DEFAULT))
 
 
 def side_of(heads: int) -> int:
@@ -64,8 +64,8 @@ def weights_of(n: int, heads: int) -> int:
     return min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0]))
 
 
-def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats.Statistic]:
-    """Return the statistics that were asked for by name, those that the kinds of head need included.
+def selected(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats.Statistic]:
+    """Return the statistics with some names, and those that the patterns of heads need.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
     UsageError
         If there is no statistic of a name.
     """
-    wanted = list(_USUAL) if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    wanted = list(_DEFAULT) if names is None else [name.strip() for name in names.split(",") if name.strip()]
     wrong = [name for name in wanted if name not in NAMES]
     if wrong or not wanted:
         known = ", ".join(NAMES)
@@ -91,13 +91,13 @@ def chosen(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats
         raise UsageError(
             where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit"
         )
-    if KINDS_OF_HEADS in wanted:
+    if HEAD_PATTERNS in wanted:
         wanted += [name for name in STATISTIC_NAMES if name in NAMES]
-    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != KINDS_OF_HEADS]
-    return [*found_all, *text_statistics(ids)[2:]] if KINDS_OF_HEADS in wanted else found_all
+    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != HEAD_PATTERNS]
+    return [*found_all, *text_statistics(ids)[2:]] if HEAD_PATTERNS in wanted else found_all
 
 
-def block_details(found: Sequence[Mapping[str, Tensor]], period: int) -> dict[str, Any]:
+def block_details(layers: Sequence[Mapping[str, Tensor]], period: int) -> dict[str, Any]:
     """Return what an atlas keeps of the layers' behaviour on a random block that occurs twice, as plain data.
 
     Parameters
@@ -109,8 +109,8 @@ def block_details(found: Sequence[Mapping[str, Tensor]], period: int) -> dict[st
     """
     return {
         "period": period,
-        "induction": [x["induction"].tolist() for x in found],
-        "duplicate": [x["duplicate"].tolist() for x in found],
+        "induction": [x["induction"].tolist() for x in layers],
+        "duplicate": [x["duplicate"].tolist() for x in layers],
     }
 
 
@@ -121,7 +121,7 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
         return []
     n, count = first.shape[3], sum(len(entry.heads) for entry in atlas.entries)
     square = first.shape[2] == n and ids is not None and ids.shape[-1] == n
-    plain = [name for name in _USUAL if name != KINDS_OF_HEADS and (square or name != "picture")]
+    plain = [name for name in _DEFAULT if name != HEAD_PATTERNS and (square or name != "picture")]
     wanted = [_make(name, n, count) for name in plain]
     wanted += text_statistics(ids)[2:] if square and ids is not None else []
     names = statistic_names(wanted)

@@ -1,4 +1,4 @@
-"""What the demo learns about a model on one text: plain data, from which table, pictures and report are made."""
+"""The result of the demo on one text: plain data, from which its table and pictures are made."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from attlas.heads import Head
 
-__all__ = ["Cost", "Reading", "telling", "window_of"]
+__all__ = ["DemoResult", "MemoryCost", "closeup_window", "most_telling"]
 
 _WINDOW = 32  # tokens shown cell by cell
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What reading took, and what full matrices would have taken.
+class MemoryCost:
+    """Time and memory of the demo, and the memory that full matrices would have taken.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """One model on one text.
+class DemoResult:
+    """The statistics of one model on one text.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ class Reading:
         Largest weight in each block of the matrix of the repeated block; NaN where nothing may attend.
     loss : float
         Mean negative log likelihood of the text's tokens, nats; NaN where it is not known.
-    cost : Cost
+    cost : MemoryCost
         Time and memory.
     """
 
     model: str
     source: str
-    unseen: bool
+    held_out: bool
     tokens: tuple[str, ...]
     layers: int
     per_layer: int
@@ -95,26 +95,26 @@ class Reading:
     period: int
     repeats: Tensor
     loss: float
-    cost: Cost
+    cost: MemoryCost
 
     @property
-    def telling(self) -> Head:
+    def most_telling(self) -> Head:
         """The most telling head."""
-        return telling(self.heads)
+        return most_telling(self.heads)
 
 
-def telling(heads: Sequence[Head]) -> Head:
+def most_telling(heads: Sequence[Head]) -> Head:
     """Return the most telling head: the strongest induction head, or without one the most peculiar head."""
     return max(heads, key=lambda head: head.prominence)
 
 
-def window_of(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
+def closeup_window(values: Tensor, indices: Tensor, ids: Tensor) -> tuple[range, int]:
     """Return the part of the text where a head finds most of what followed an earlier copy, and the best query."""
     n, width = len(ids), min(_WINDOW, len(ids))
-    place = torch.arange(n)[:, None]
+    positions = torch.arange(n)[:, None]
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
-    found = (before[indices] == ids[:, None]) & (place - indices < width // 2) & (indices > 0)
-    mass = (values * found).sum(-1)
+    follows_copy = (before[indices] == ids[:, None]) & (positions - indices < width // 2) & (indices > 0)
+    mass = (values * follows_copy).sum(-1)
     # Copies stand before: the first third of the window is theirs.
     sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
     start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2

@@ -1,4 +1,4 @@
-"""What transformers' configurations refuse beside any attention function but eager."""
+"""Lets transformers' configurations set `output_attentions` for the attention function of attlas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that torch records gets: a written-out mask and torch's own operations, so that nothing breaks it."""
+"""Attention for torch.compile and torch.export: a dense mask and torch operations only, so that no graph breaks."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-__all__ = ["pooled_and_weights", "written_mask"]
+__all__ = ["dense_attention", "dense_mask"]
 
 
-def written_mask(given: dict[str, Any]) -> Tensor:
+def dense_mask(arguments: dict[str, Any]) -> Tensor:
     """Return the mask of one forward pass as a tensor of booleans, by transformers' own function for SDPA.
 
     Where torch's kernel can make the mask itself, because it is causal and nothing else, the tensor says so in an
     attribute, and the compiler drops the numbers. A model that slices the mask loses the attribute, and is right too.
     """
-    m, n = given["q_length"], given["kv_length"]
-    plain = given["mask_function"] is causal_mask_function and m == n
+    m, n = arguments["q_length"], arguments["kv_length"]
+    plain = arguments["mask_function"] is causal_mask_function and m == n
     # It returns None for what it leaves to the kernel, and never where it is told to leave nothing.
-    written = sdpa_mask(**given, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
+    written = sdpa_mask(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
     if written is None:
-        written = torch.ones(m, n, dtype=torch.bool, device=given["device"]).tril().expand(given["batch_size"], 1, m, n)
+        written = (
+            torch.ones(m, n, dtype=torch.bool, device=arguments["device"])
+            .tril()
+            .expand(arguments["batch_size"], 1, m, n)
+        )
         written.attlas_causal = True  # type: ignore[attr-defined]  # ours
     return written
 
 
-def pooled_and_weights(
+def dense_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

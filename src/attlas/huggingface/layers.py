@@ -1,4 +1,4 @@
-"""Which layers of a model ask transformers for their attention function, and which have one of their own."""
+"""Finds the attention layers of a model that do not use the attention interface of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 __all__ = ["modules_without_interface"]
 
 # A layer that lets its model choose looks its function up under one of these names.
-_ASKS = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
+_INTERFACE_NAMES = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
 
 
 def modules_without_interface(model: nn.Module) -> list[str]:
@@ -45,7 +45,7 @@ def modules_without_interface(model: nn.Module) -> list[str]:
     []
     """
     attention = [path for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
-    asking = {path for path, module in model.named_modules() if _asks(module.__class__.__mro__)}
+    asking = {path for path, module in model.named_modules() if _uses_interface(module.__class__.__mro__)}
     # A layer that holds another one leaves the attending to it.
     return [
         path
@@ -56,11 +56,11 @@ def modules_without_interface(model: nn.Module) -> list[str]:
 
 
 @functools.cache
-def _asks(classes: tuple[type, ...]) -> bool:
+def _uses_interface(classes: tuple[type, ...]) -> bool:
     """Tell whether a method of a class, or of what it inherits, names the interface."""
     own = (base for base in classes if base not in nn.Module.__mro__)
     methods = (method for base in own for method in vars(base).values())
-    return any(_ASKS & set(names) for method in methods for names in _names(method))
+    return any(_INTERFACE_NAMES & set(names) for method in methods for names in _names(method))
 
 
 def _names(method: object) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""A model run over a text, once: at a stroke, in chunks, and on into what it writes itself."""
+"""Runs a model over a text once, whole or in chunks, and over the text that it generates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Ticks", "forward", "read_and_write"]
+__all__ = ["ProgressListener", "read_and_generate", "run_model"]
 
 
-class Ticks:
+class ProgressListener:
     """Count the attentions that were read."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
@@ -23,7 +23,7 @@ class Ticks:
         self.tick()
 
 
-class _Streamed:
+class _TokenCounter:
     """Count the tokens that are generated, the prompt aside."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class _Streamed:
 
 
 @torch.no_grad()
-def forward(model: Any, ids: Tensor, cache: Any = None, *, caches: bool = False) -> Any:
+def run_model(model: Any, ids: Tensor, cache: Any = None, *, caches: bool = False) -> Any:
     """Run a model on some tokens; of its logits only the last are computed, where it can do so.
 
     Parameters
@@ -55,17 +55,19 @@ def forward(model: Any, ids: Tensor, cache: Any = None, *, caches: bool = False)
     caches : bool
         Whether it keeps keys and values for tokens that follow.
     """
-    known = inspect.signature(model.forward).parameters
-    given: dict[str, Any] = {"use_cache": caches} if "use_cache" in known else {}
+    parameters = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"use_cache": caches} if "use_cache" in parameters else {}
     if cache is not None:
-        given["past_key_values"] = cache
-    if "logits_to_keep" in known:
-        given["logits_to_keep"] = 1
-    return model(ids[None].to(model.device) if ids.ndim == 1 else ids.to(model.device), **given)
+        options["past_key_values"] = cache
+    if "logits_to_keep" in parameters:
+        options["logits_to_keep"] = 1
+    return model(ids[None].to(model.device) if ids.ndim == 1 else ids.to(model.device), **options)
 
 
 @torch.no_grad()
-def read_and_write(model: Any, ids: Tensor, chunk: int | None, more: int, pad: int, tick: Callable[[], None]) -> Tensor:
+def read_and_generate(
+    model: Any, ids: Tensor, chunk: int | None, more: int, pad: int, tick: Callable[[], None]
+) -> Tensor:
     """Run a model over each token of a text once, in chunks, and over what it writes then; return all tokens.
 
     Parameters
@@ -90,11 +92,11 @@ def read_and_write(model: Any, ids: Tensor, chunk: int | None, more: int, pad: i
     """
     cache, parts = None, list(ids.split(chunk or len(ids)))
     for part in parts[:-1] if more else parts:
-        cache = getattr(forward(model, part, cache, caches=True), "past_key_values", None)
+        cache = getattr(run_model(model, part, cache, caches=True), "past_key_values", None)
     if not more:
         return ids
     prompt = ids[None].to(model.device)
-    given = {} if cache is None else {"past_key_values": cache}
+    options = {} if cache is None else {"past_key_values": cache}
     out = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -103,9 +105,9 @@ def read_and_write(model: Any, ids: Tensor, chunk: int | None, more: int, pad: i
         num_beams=1,
         pad_token_id=pad,
         return_dict_in_generate=True,
-        streamer=_Streamed(tick),
-        **given,
+        streamer=_TokenCounter(tick),
+        **options,
     )
-    forward(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
-    found: Tensor = out.sequences[0].cpu()
-    return found
+    run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
+    tokens: Tensor = out.sequences[0].cpu()
+    return tokens

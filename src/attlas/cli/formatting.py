@@ -1,18 +1,18 @@
-"""Numbers in words: shares, bytes, the columns of the table, the line about memory."""
+"""Formats numbers for people: shares, bytes, the columns of the table of heads, the line about memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attlas.cli.reading import Cost
+from attlas.cli.demo_result import MemoryCost
 from attlas.heads import Head
 
-__all__ = ["COLUMNS", "Column", "count", "in_bytes", "memory", "others", "percent", "visible"]
+__all__ = ["COLUMNS", "HeadColumn", "count", "in_bytes", "memory", "percent", "secondary_patterns", "visible"]
 
 
 @dataclass(frozen=True)
-class Column:
+class HeadColumn:
     """One column of the table of heads.
 
     Parameters
@@ -24,7 +24,7 @@ class Column:
     form : str
         Format of the number.
     measure : str
-        Field of `Head` that decides about a kind, where the column shows one.
+        Field of `Head` that decides about a pattern, if the column shows one.
     """
 
     short: str
@@ -38,20 +38,20 @@ class Column:
 
 
 COLUMNS = (
-    Column("layer", lambda head: head.layer, "d"),
-    Column("head", lambda head: head.head, "d"),
-    Column("entropy", lambda head: head.entropy),
-    Column("keys", lambda head: head.effective_keys, ",.1f", "breadth"),
-    Column("first", lambda head: head.first, measure="first"),
-    Column("previous", lambda head: head.previous, measure="previous"),
-    Column("induction", lambda head: head.induction, measure="induction"),
-    Column("on text", lambda head: head.induction_text),
-    Column("distance", lambda head: head.distance, ",.0f"),
+    HeadColumn("layer", lambda head: head.layer, "d"),
+    HeadColumn("head", lambda head: head.head, "d"),
+    HeadColumn("entropy", lambda head: head.entropy),
+    HeadColumn("keys", lambda head: head.effective_keys, ",.1f", "breadth"),
+    HeadColumn("first", lambda head: head.first, measure="first"),
+    HeadColumn("previous", lambda head: head.previous, measure="previous"),
+    HeadColumn("induction", lambda head: head.induction, measure="induction"),
+    HeadColumn("on text", lambda head: head.induction_text),
+    HeadColumn("distance", lambda head: head.distance, ",.0f"),
 )
 
 
-def others(head: Head) -> list[str]:
-    """Return what a head is besides its first kind; for a mixed head, what it comes near to."""
+def secondary_patterns(head: Head) -> list[str]:
+    """Return the patterns of a head after the first; for a mixed head, the nearest pattern."""
     if head.nearest is not None:
         return [f"some {head.nearest.short}"]
     return [kind.name for kind in head.patterns[1:]]
@@ -89,7 +89,7 @@ def in_bytes(size: float) -> str:
     return f"{size:.0f} {name}" if unit == 0 or size >= 9.95 else f"{size:.1f} {name}"
 
 
-def memory(cost: Cost) -> str:
+def memory(cost: MemoryCost) -> str:
     """Return the line that says what full matrices would have cost against what was used."""
     side = count(cost.tokens)
     line = (
@@ -98,7 +98,7 @@ def memory(cost: Cost) -> str:
     )
     if cost.peak is None:
         return line + "."
-    return line + f". Reading every cell took {in_bytes(cost.peak)} more at the peak."
+    return line + f". DemoResult every cell took {in_bytes(cost.peak)} more at the peak."
 
 
 def visible(text: str) -> str:

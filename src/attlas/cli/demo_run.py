@@ -1,4 +1,4 @@
-"""Read a model on a text: run it, and collect what the demo shows, layer by layer and in linear memory."""
+"""Runs a model on a text and collects the statistics of the demo, layer by layer and in linear memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn import functional
 from attlas import pictures, stats
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
-from attlas.cli.loading import Loaded, texts
-from attlas.cli.memory import Peak
-from attlas.cli.numbers import block_details, chosen, side_of
-from attlas.cli.reading import Cost, Reading, telling, window_of
+from attlas.cli.demo_result import DemoResult, MemoryCost, closeup_window, most_telling
+from attlas.cli.head_statistics import block_details, selected, side_of
+from attlas.cli.loading import LoadedModel, texts
+from attlas.cli.peak_memory import Peak
 from attlas.cli.terminal import Terminal
 from attlas.errors import RecordingError
 from attlas.heads import Head, repeated_block
@@ -36,7 +36,7 @@ _PERIOD = 128  # length of the random block that occurs twice
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What one layer gives to a `Reading`, on the CPU; first axis the heads."""
+    """The part of a `DemoResult` from one layer, on the CPU; the first axis is the heads."""
 
     heads: tuple[Head, ...]
     statistics: dict[str, Any]
@@ -48,20 +48,20 @@ class _Layer:
 
 
 def read(
-    loaded: Loaded,
+    loaded: LoadedModel,
     ids: Tensor,
     source: str,
     command: str,
     terminal: Terminal,
     *,
-    unseen: bool = False,
+    held_out: bool = False,
     keep: Path | None = None,
-) -> Reading:
+) -> DemoResult:
     """Run the model and collect everything that the demo shows.
 
     Parameters
     ----------
-    loaded : Loaded
+    loaded : LoadedModel
         Model and tokenizer.
     ids : Tensor of int, shape (n,)
         Tokens of the text.
@@ -91,15 +91,15 @@ def read(
     peak = Peak()
     layers: list[_Layer] = []
     count = len(attentions) * attentions[0].shape[1]
-    statistics, side = chosen(None, ids, count, "demo"), side_of(count)
+    statistics, side = selected(None, ids, count, "demo"), side_of(count)
     with terminal.step(f"reading {count} heads", len(attentions)) as tick:
         for A, R in zip(attentions, repeats, strict=True):
             layers.append(_layer(len(layers), A, R, ids, period, statistics, side))
             tick()
     heads = tuple(head for layer in layers for head in layer.heads)
     values, indices = torch.stack([x.values for x in layers]), torch.stack([x.indices for x in layers])
-    told = telling(heads)
-    window, _ = window_of(values[told.layer, told.head], indices[told.layer, told.head], ids)
+    shown = most_telling(heads)
+    window, _ = closeup_window(values[shown.layer, shown.head], indices[shown.layer, shown.head], ids)
     span = slice(window.start, window.stop)
     closeups = torch.stack([A[0, :, span, span].float().cpu() for A in attentions])
     took, grown = time.perf_counter() - begin, peak.bytes
@@ -110,17 +110,17 @@ def read(
             "command": command,
             "seconds": took,
             "peak": grown,
-            "unseen": unseen,
+            "unseen": held_out,
         }
         details["token_bytes"] = token_bytes(loaded.tokenizer, ids.tolist())
         details["block"] = block_details([x.block for x in layers], period)
         with terminal.step("saving the run"):
             _atlas(loaded, attentions, [x.statistics for x in layers], ids, tokens, details).save(keep, overwrite=True)
     allowed = torch.stack([A.logits[0, :, span, span].float().cpu() for A in attentions]) > -torch.inf
-    return Reading(
+    return DemoResult(
         model=loaded.name,
         source=source,
-        unseen=unseen,
+        held_out=held_out,
         tokens=tokens,
         layers=len(layers),
         per_layer=len(layers[0].heads),
@@ -133,7 +133,7 @@ def read(
         period=period,
         repeats=torch.stack([layer.repeat for layer in layers]),
         loss=loss,
-        cost=Cost(len(heads), n, len(heads) * n * n * 4, _held(attentions), grown, took),
+        cost=MemoryCost(len(heads), n, len(heads) * n * n * 4, _held(attentions), grown, took),
     )
 
 
@@ -153,7 +153,7 @@ def _run(model: PreTrainedModel, ids: Tensor) -> tuple[tuple[AttentionMatrix, ..
 
 
 def _atlas(
-    loaded: Loaded,
+    loaded: LoadedModel,
     attentions: tuple[AttentionMatrix, ...],
     statistics: list[dict[str, Any]],
     ids: Tensor,
@@ -164,8 +164,8 @@ def _atlas(
     n = len(ids)
     heads = tuple(range(attentions[0].shape[1]))
     entries = [
-        Entry(f"layers.{layer}", layer, "self", 0, heads, (0, n), 0, (1, len(heads), n, n), A, found)
-        for layer, (A, found) in enumerate(zip(attentions, statistics, strict=True))
+        Entry(f"layers.{layer}", layer, "self", 0, heads, (0, n), 0, (1, len(heads), n, n), A, results)
+        for layer, (A, results) in enumerate(zip(attentions, statistics, strict=True))
     ]
     return Atlas(entries, model=loaded.name, ids=ids[None].cpu(), tokens=list(tokens), details=details)
 
@@ -179,14 +179,14 @@ def _layer(
     statistics: list[stats.Statistic],
     side: int,
 ) -> _Layer:
-    found = dict(zip(statistic_names(statistics), A.collect(*statistics), strict=True))
+    results = dict(zip(statistic_names(statistics), A.collect(*statistics), strict=True))
     block = measure_block(R, period)
-    largest = found["top_k"]
+    largest = results["top_k"]
     return _Layer(
-        heads=from_statistics([found[name] for name in STATISTIC_NAMES], ids, block, layer),
-        statistics=found,
+        heads=from_statistics([results[name] for name in STATISTIC_NAMES], ids, block, layer),
+        statistics=results,
         block=block,
-        map=found["picture"][0].float().cpu(),
+        map=results["picture"][0].float().cpu(),
         repeat=pictures.blocks(R[0], side),
         values=largest.values[0].float().cpu(),
         indices=largest.indices[0].cpu(),
