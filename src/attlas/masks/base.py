@@ -245,11 +245,8 @@ class Combined(Mask):
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
         moved = {part: part.translate(rows, columns, m, n) for part in self.parts}
-        return None if None in moved.values() else self.rebuilt(moved)  # type: ignore[arg-type]  # none of them is None
-
-    def rebuilt(self, parts: dict[Mask, Mask]) -> Mask:
-        """Return this mask with other parts in the place of its own."""
-        return self.from_dict({name: parts[part] for name, part in (self.to_dict() or {}).items()})
+        settings = {name: moved[part] for name, part in (self.to_dict() or {}).items()}
+        return None if None in moved.values() else self.from_dict(settings)
 
     def reach(self) -> int:
         return max(part.reach() for part in self.parts)

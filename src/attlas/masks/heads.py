@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from attlas.errors import DtypeError, OutOfRangeError, kind
+from attlas.errors import OutOfRangeError
+from attlas.headwise import groups_of_heads, head_mapping, merged_heads
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
 from attlas.tiles import Tile
@@ -74,17 +74,12 @@ class Heads(Combined):
     """
 
     def __init__(self, masks: Mapping[int, Mask | None], default: Mask | None = None) -> None:
-        pairs = [*masks.items(), (0, default)] if isinstance(masks, Mapping) else [(masks, default)]
-        for head, mask in pairs:
-            counts = isinstance(head, int) and not isinstance(head, bool) and head >= 0
-            if not counts or not isinstance(mask, Mask | None):
-                rule = "masks must map numbers of query heads, from 0, to masks of attlas."
-                found = f"mask = {kind(mask)}" if counts else f"head = {head if isinstance(head, int) else kind(head)}"
-                fix = "name each head: Heads({0: Window(64, 0), 1: Window(64, 0)}, default=Causal())"
-                raise DtypeError("Heads()", rule, found=found, fix=fix)
+        fix = "name each head: Heads({0: Window(64, 0), 1: Window(64, 0)}, default=Causal())"
+        found = head_mapping("Heads()", "masks", masks, lambda mask: isinstance(mask, Mask | None), fix)
+        head_mapping("Heads()", "masks", {0: default}, lambda mask: isinstance(mask, Mask | None), fix)
         every = Window(None, None)
-        *own, self.default = (every if mask is None else _boolean(mask, "Heads()") for _, mask in pairs)
-        self.heads, self.masks = tuple(masks), tuple(own)
+        *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*found.values(), default))
+        self.heads, self.masks = tuple(found), tuple(own)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(zip(map(str, self.heads), self.masks, strict=True)) | {"default": self.default}
@@ -95,47 +90,34 @@ class Heads(Combined):
 
     def split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
         """Return which heads of a tile have which mask, and the tile of these heads."""
-        own = dict(zip(self.heads, self.masks, strict=True))
-        owners = [own.get(head, self.default) for head in at.head_ids.tolist()]
-        places = {mask: [i for i, owner in enumerate(owners) if owner is mask] for mask in owners or [self.default]}
-        return [(p, mask, replace(at, heads=range(len(p)), head_ids=at.head_ids[p])) for mask, p in places.items()]
+        return groups_of_heads(at, dict(zip(self.heads, self.masks, strict=True)), self.default)
 
     def allows(self, at: Tile) -> Tensor:
-        return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
+        return merged_heads([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 
     def coverage(self, at: Tile) -> BlockState:
         states = {mask.coverage(part) for _, mask, part in self.split(at)}
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        found = [(places, mask.allowed_runs(part)) for places, mask, part in self.split(at)]
-        known = [(places, runs) for places, runs in found if runs is not None]
-        if len(known) < len(found):
-            return None
-        first, stop = (_merged([(places, runs[end]) for places, runs in known], at.shape[1:3]) for end in (0, 1))
-        return first, stop
+        firsts, stops = [], []
+        for places, mask, part in self.split(at):
+            runs = mask.allowed_runs(part)
+            if runs is None:
+                return None
+            firsts.append((places, runs[0]))
+            stops.append((places, runs[1]))
+        return merged_heads(firsts, at.shape[1:3]), merged_heads(stops, at.shape[1:3])
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
         if max(self.heads, default=0) >= max(heads, 1):
-            rule = "Heads() must name heads that the matrix has."
-            found = f"head {max(self.heads)}, {heads} heads"
+            rule, found = "Heads() must name heads that the matrix has.", f"head {max(self.heads)}, {heads} heads"
             raise OutOfRangeError("attend()", rule, {"mask": self.name()}, found=found, fix=f"use 0 to {heads - 1}.")
 
     def name(self) -> str:
-        heads = ", ".join(f"{head}: {mask.name()}" for head, mask in zip(self.heads, self.masks, strict=True))
-        return f"Heads({{{heads}}}, default={self.default.name()})"
+        shown = ", ".join(f"{head}: {mask.name()}" for head, mask in zip(self.heads, self.masks, strict=True))
+        return f"Heads({{{shown}}}, default={self.default.name()})"
 
     def __repr__(self) -> str:
         return "\n".join([self.name(), *map(repr, self.parts)])
-
-
-def _merged(parts: list[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """Return what holds for all heads, shape (batch or 1, heads, ...), from what holds for some of them."""
-    if len(parts) == 1:
-        return parts[0][1]
-    batch = max(t.shape[0] if t.ndim > len(sizes) else 1 for _, t in parts)
-    merged = parts[0][1].new_empty(batch, *sizes)
-    for places, t in parts:
-        merged[:, places] = t
-    return merged
