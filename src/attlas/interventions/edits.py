@@ -51,6 +51,8 @@ class Call:
         Which attention of the model.
     heads : tuple of int
         The chosen heads that are here, as indices of the matrix.
+    numbers : tuple of int
+        The numbers of these heads in the whole layer.
     chosen : tuple of int
         The places of these heads among all chosen ones.
     first_query, first_key : int
@@ -59,6 +61,7 @@ class Call:
 
     site: AttentionSite
     heads: tuple[int, ...]
+    numbers: tuple[int, ...]
     chosen: tuple[int, ...]
     first_query: int
     first_key: int
@@ -87,8 +90,10 @@ class Intervention:
     True
     """
 
+    label = ""  # the public function that an error names, where that is not the class
+
     def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
-        self.where = f"{type(self).__name__}()"
+        self.where = self.label or f"{type(self).__name__}()"
         self.selection = Selection(layers, heads, where=self.where)
         self.queries = Positions.of(self.where, "queries", queries)
 
@@ -473,15 +478,14 @@ class ReplaceWeights(Intervention):
 
     def _numbers(self, call: Call, A: AttentionMatrix, heads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the chosen heads as the recording counts them, all of which it must have."""
-        numbers = tuple(int(A.problem.head_ids[h]) for h in call.heads)
-        absent = [number for number in numbers if number not in heads]
+        absent = [number for number in call.numbers if number not in heads]
         if absent:
             rule = "the recording must have each head whose weights are replaced."
             given = {"attention": call.site.path}
             raise OutOfRangeError(
                 self.where, rule, given, found=f"head {absent[0]}, recorded are {heads}", fix=f"heads={list(heads)}"
             )
-        return numbers
+        return call.numbers
 
     def _source(self, call: Call, A: AttentionMatrix) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
         """Return the heads that the recording of an attention has, and the recording."""

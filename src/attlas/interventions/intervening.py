@@ -212,11 +212,11 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             self._reached[number, axis] = max(self._reached.get((number, axis), 0), reached)
         first, count = heads_here(module, change.matrix)
         heads = item.selection.heads_of(site, list(self._attentions.sites.values()), count)
-        here = [(head - first, place) for place, head in enumerate(heads) if first <= head < first + own]
+        here = [(head - first, head, place) for place, head in enumerate(heads) if first <= head < first + own]
         if not here:
             return change
-        indices, places = zip(*here, strict=True)
-        call = Call(site, indices, places, query, key)
+        indices, numbers, places = zip(*here, strict=True)
+        call = Call(site, indices, numbers, places, query, key)
         shown = change.shown
         return Change(
             item.matrix(change.matrix, call), item.pool(change.pool, call), lambda A: item.shown(shown(A), call)
