@@ -1,4 +1,4 @@
-"""The doors: attend() makes the lazy matrix, attention() pools values at once, explain() says how."""
+"""The public functions: attend() makes the lazy matrix, attention() pools values without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
-__all__ = ["as_mask", "attend", "attention"]
+__all__ = ["as_mask", "attend", "attention", "pool"]
 
 
 def attend(
@@ -174,7 +174,12 @@ def attention(
         rule = "dropout_p must be a probability, from 0 to 1."
         raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
     matrix = attend(q, k, score, mask, scale, sink, plan)
-    return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
+    return pool(matrix, v, dropout_p)
+
+
+def pool(A: AttentionMatrix, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """Return ``A @ v`` with some weights dropped."""
+    return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
 
 
 _DEFAULT_PLAN = Plan()
@@ -182,7 +187,7 @@ _PLAIN, _UNSCALED = ScaledDot(), ScaledDot(1.0)
 
 
 def _no_score(score: object) -> DtypeError:
-    """Word the error for what stands in the place of a score."""
+    """Return the error for an argument `score` that is not a score."""
     fix = "a class with one method: class MyScore(attlas.Score) with forward(self, q, k, at)."
     if isinstance(score, Tensor):
         fix = "attend() takes no values: attlas.attention(q, k, v), or attend(q, k) @ v."

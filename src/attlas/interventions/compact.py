@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from operator import and_
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.problem import Problem, spread_heads
 from attlas.indexing import Axes
 from attlas.interventions.positions import Outside
 from attlas.masks import And, BlockState, Heads, Mask
@@ -21,7 +21,10 @@ from attlas.recording.hooks import Pool
 from attlas.tiles import Tile
 from attlas.windows import Translated, cut_out
 
-__all__ = ["without_hidden_keys"]
+if TYPE_CHECKING:
+    from attlas.engine.problem import Problem
+
+__all__ = ["per_head", "without_hidden_keys"]
 
 _FEW_ROWS = 64  # a mask of so few rows is written out at once
 _MANY_RUNS = 8  # so many runs of rows are computed apart
@@ -71,6 +74,11 @@ def without_hidden_keys(pool: Pool) -> Pool:
     return pooled
 
 
+def per_head(t: Tensor, heads: int) -> Tensor:
+    """Return keys or values with a head of their own for each query head."""
+    return t.repeat_interleave(heads // t.shape[1], dim=1) if t.shape[1] != heads else t
+
+
 def _parts(mask: Mask | None) -> Iterator[Mask]:
     """Yield the masks that must all allow a pair."""
     if isinstance(mask, And):
@@ -96,7 +104,7 @@ def _by_heads(
     for places, own, _ in mask.split(problem.tile(range(1), range(heads), range(0), range(0))):
         part = problem.select(slice(None), torch.tensor(places, device="cpu"))
         part = replace(part, mask=_all([*others, own]), versions=())
-        outputs.append(again(part, spread_heads(values, heads)[:, places]))
+        outputs.append(again(part, per_head(values, heads)[:, places]))
         order += places
     return torch.cat(outputs, dim=1)[:, torch.tensor(order).argsort().to(values.device)]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
 from attlas.attend import as_mask
-from attlas.engine.problem import Problem, spread_heads, tensors_of
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.indexing import Axes
+from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Outside, Positions, Where
 from attlas.masks import BlockState, Heads, Mask
 from attlas.matrix import AttentionMatrix
@@ -26,6 +26,9 @@ from attlas.scores import ScaledDot, Score
 from attlas.scores.base import Derived
 from attlas.tiles import Tile
 from attlas.windows import Translated, cut_out
+
+if TYPE_CHECKING:
+    from attlas.engine.problem import Problem
 
 __all__ = [
     "Ablate",
@@ -259,7 +262,7 @@ class Suppress(_OfPairs):
         others = torch.ones(heads, dtype=torch.bool, device=values.device).index_fill(
             0, _index(call.heads, values), False
         )
-        return spread_heads(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
+        return per_head(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
 
     def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         if self.when == "before":
@@ -459,8 +462,8 @@ class ReplaceWeights(Intervention):
         other = self._part(source, call, A).select(slice(None), own)
         places = _index(call.heads, problem.q)
         q = problem.q.index_copy(1, places, other.q.to(problem.q).expand(batch, -1, -1, -1))
-        k = spread_heads(other.k, len(own)).to(problem.k).expand(batch, -1, -1, -1)
-        k = spread_heads(problem.k, count).index_copy(1, places, k)
+        k = per_head(other.k, len(own)).to(problem.k).expand(batch, -1, -1, -1)
+        k = per_head(problem.k, count).index_copy(1, places, k)
         sink = problem.sink
         if sink is not None and other.sink is not None:
             sink = sink.index_copy(0, places, other.sink.to(sink))
@@ -474,7 +477,12 @@ class ReplaceWeights(Intervention):
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.
         stopped = self._without_gradient(pool, call)
-        return lambda A, v: (stopped if any(t.requires_grad for t in tensors_of(A.problem.score)) else pool)(A, v)
+
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            _, _, *others = A.problem.leaves  # queries and keys come first
+            return (stopped if any(t.requires_grad for t in others) else pool)(A, values)
+
+        return pooled
 
     def _numbers(self, call: Call, A: AttentionMatrix, heads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the chosen heads as the recording counts them, all of which it must have."""

@@ -127,7 +127,7 @@ def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None =
 
 
 def holds_function(mask: Mask) -> bool:
-    """Return whether a mask asks a function, which may hold tensors that nobody can move."""
+    """Return whether a mask calls a user's function, which may use tensors that attlas cannot move."""
     held = (part for value in vars(mask).values() for part in (value if isinstance(value, tuple) else (value,)))
     return hasattr(mask, "mask_mod") or any(holds_function(part) for part in held if isinstance(part, Mask))
 
