@@ -131,6 +131,8 @@ def test_modules_of_ones_own() -> None:
     model = Pooling()
     with attlas.intervene(model, Suppress(keys=2)), attlas.record(model) as atlas:
         found = model(x)
+    with pytest.raises(ShapeError, match="axes"), attlas.intervene(model, Suppress(keys=2)):
+        model(x[0, 0])
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(found, attlas.attend(x, x[:, :, others]) @ x[:, :, others])
     assert atlas[0][..., 2].abs().max() == 0

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.atlas.table import frame
-from attlas.attend import AttentionMatrix
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.interventions import Intervention, Suppress, intervene
 from attlas.interventions.edits import Call
+from attlas.matrix import AttentionMatrix
 from attlas.progress import Progress
 from attlas.recording.hooks import Pool
 from attlas.stats.spans import Span, check_span, place_span
@@ -135,7 +135,8 @@ def effect(
     def run(interventions: Sequence[Intervention], copies: int) -> Tensor:
         with intervene(model, interventions, patch_sdpa=patch_sdpa):
             logits = _logits(where, model(ids.repeat(copies, 1)))
-        return measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
+        found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
+        return found
 
     training = model.training
     model.eval()

@@ -131,8 +131,8 @@ def attention_forward(
         return weights @ values if out is None else out
 
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
-    out, weights = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)
-    return out.transpose(1, 2).contiguous(), weights
+    out, matrix = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)
+    return out.transpose(1, 2).contiguous(), matrix
 
 
 def _score(scaling: float | None, softcap: float | None) -> Score:

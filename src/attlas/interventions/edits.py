@@ -246,7 +246,7 @@ class Suppress(_OfPairs):
             return pool
 
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
-            if self.keys is not None and self.queries is self.pairs is None:
+            if self.keys is not None and self.queries is None and self.pairs is None:
                 return pool(A, self._zeroed(values, A, call))
             B = self.without(A, call)
             return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
@@ -318,7 +318,7 @@ class ScaleLogits(_OfPairs):
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         problem, factor = A.problem, self.factor
         _, heads, _, n = problem.shape
-        if self.keys is self.queries is self.pairs is None and len(call.heads) == heads:
+        if not self.positions and self.pairs is None and len(call.heads) == heads:
             return _matrix(A, replace(problem, score=problem.score * factor, versions=()))
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
@@ -468,11 +468,9 @@ class ReplaceWeights(Intervention):
         if sink is not None and other.sink is not None:
             sink = sink.index_copy(0, places, other.sink.to(sink))
         # What an additive mask adds is a part of the score, which is the same: here it only hides.
-        theirs, mask = (
-            None if hiding is None else Translated(hiding, m, n, 0, 0) for hiding in (other.mask, problem.mask)
-        )
-        mask = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
-        return _matrix(A, replace(problem, q=q, k=k, mask=mask, sink=sink, versions=()))
+        theirs, mask = (None if part is None else Translated(part, m, n, 0, 0) for part in (other.mask, problem.mask))
+        hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
+        return _matrix(A, replace(problem, q=q, k=k, mask=hiding, sink=sink, versions=()))
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.

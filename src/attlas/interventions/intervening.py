@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from attlas._compat import in_backward
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.interventions.compact import without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.matrix import AttentionMatrix
@@ -185,6 +185,11 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
+        if change.matrix.ndim != 4:
+            rule = "the weights that an intervention changes must have the axes (batch, heads, m, n)."
+            fix = "pooled(module, A, v) with A = attend(q[None], k[None]), and out[0]."
+            found_shape = f"shape {tuple(change.matrix.shape)}"
+            raise ShapeError(self.where, rule, {"module": site.path}, found=found_shape, fix=fix)
         query, key = self._position(site, change.matrix, first_query, first_key)
         change = change._replace(pool=without_hidden_keys(change.pool))
         for number, item in enumerate(self._interventions):
