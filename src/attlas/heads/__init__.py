@@ -7,7 +7,7 @@
 
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
-from attlas.heads.effect import effect
+from attlas.heads.effects import effect
 from attlas.heads.patterns import (
     NEAR,
     CurrentToken,
