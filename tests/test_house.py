@@ -45,7 +45,8 @@ HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlet
          "pandas", "anywidget"]  # fmt: skip
 # Packages whose public names must be documented; those of an extra that is not installed are left out.
 PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.distributed", "attlas.estimators", "attlas.heads",
-                "attlas.huggingface", "attlas.models", "attlas.nn", "attlas.pictures", "attlas.recording",
+                "attlas.huggingface", "attlas.interventions", "attlas.models", "attlas.nn", "attlas.pictures",
+                "attlas.recording",
                 "attlas.scaling", "attlas.stats", "attlas.testing", "attlas.view"]  # fmt: skip
 
 SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES}
