@@ -603,6 +603,34 @@ def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atl
     until(page, "document.querySelector('.lines').hidden")
 
 
+def test_the_python_that_is_copied_draws_what_is_seen(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attlas.view import Server, Service
+
+    pytest.importorskip("matplotlib", reason="needs attlas[plot]")
+    tokens = [f"w{i}" for i in range(90)]
+    Atlas(entries_of([random_matrix(90), random_matrix(90, seed=1)]), tokens=tokens).save(tmp_path / "own.atlas")
+    service = Service(attlas.load(tmp_path / "own.atlas"), folder=tmp_path / "own.atlas")
+    with Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.goto(f"{server.url}#e=1&h=1&z=5&r=60.5&c=40.5")
+        page.wait_for_selector(READY)
+        page.get_by_role("button", name="Export").click()
+        page.locator("[data-export=python]").click()
+        page.wait_for_selector(".export-line:has-text('Python copied.')")
+        text = page.evaluate("navigator.clipboard.readText()")
+        page.close()
+    service.close()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    assert (tmp_path / "head.pdf").stat().st_size > 1000
+    assert names["figure"].axes[0].get_yticklabels()[0].get_text().startswith("w")
+    assert "A[0, 1].plot(rows=(" in text
+
+
 # ---------------------------------------------------------------------------------------------------- two recordings
 
 

@@ -167,12 +167,15 @@ def lost(site: dict[Path, Page]) -> list[str]:
         for link in page.links | page.loaded:
             parts = urlsplit(link)
             if parts.scheme:
-                if parts.scheme not in ("http", "https", "mailto") or not (parts.netloc or parts.path):
+                if parts.scheme not in ("http", "https", "mailto", "data") or not (parts.netloc or parts.path):
                     found.append(f"{path.name}: {link}")
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file() or (
-                parts.fragment and target in site and target.name != "live.html" and unquote(parts.fragment) not in site[target].ids
+                parts.fragment
+                and target in site
+                and target.name != "live.html"
+                and unquote(parts.fragment) not in site[target].ids
             ):
                 found.append(f"{path.name}: {link}")
     return sorted(found)

@@ -131,6 +131,8 @@ export const zh = {
   "Picture of {0} × {1} pixels saved.": "已保存 {0} × {1} 像素的图片。",
   "Page of {0} saved; it opens without a server.": "已保存 {0} 的页面；打开它不需要服务器。",
   "cancel": "取消",
+  "Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.": "复制用 attlas 画出这些格子的几行代码：PDF、SVG 或任意密度的 PNG。",
+  "Python copied.": "代码已复制。",
   "Arrow keys move from token to token, Enter pins one.": "方向键在词元间移动，Enter 固定一个。",
   "{0} · part {1} of {2} of {3}": "{0} · {3} 的第 {1} 部分，共 {2} 部分",
   "keys {0} to {1}": "键 {0} 到 {1}",
