@@ -139,6 +139,17 @@ def test_controls_stay_where_they_are(show: Callable[..., Any], large: Any, widt
     assert page.evaluate(PLACES) == before
 
 
+def test_new_views_fit_every_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50")
+    for view in ("a=grid&sort=-entropy", "w=lines&z=4&r=90&c=80", "a=both&w=map&panel=heads&hm=agree"):
+        page.evaluate(f"location.hash = 'pin=100.50&{view}'")
+        for width, height in ((390, 844), (768, 1024), (880, 700), (1024, 768), (1280, 800), (1920, 1080)):
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(80)
+            assert page.evaluate(CUT) == [], (view, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+
+
 # ---------------------------------------------------------------------------------------------- what is pointed at
 
 

@@ -159,6 +159,7 @@ export const zh = {
   "{0}: {1}.": "{0}：{1}。",
   "{0}: {1}": "{0}：{1}",
   "no head": "没有头",
+  "This file has it for {0} of {1} heads.": "这个文件里有 {1} 个头中 {0} 个的数。",
   "in layers": "按层",
   "largest first": "从大到小",
   "smallest first": "从小到大",
