@@ -122,7 +122,7 @@ def show(
 
 
 def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:
-    """Open a recording where somebody sits before a browser with windows; elsewhere say how to open it.
+    """Open a recording if a user sits before a graphical browser; else print how to open it.
 
     Parameters
     ----------
