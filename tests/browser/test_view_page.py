@@ -642,6 +642,26 @@ def test_the_python_that_is_copied_draws_what_is_seen(
     assert "A[0, 1].plot(rows=(" in text
 
 
+def test_a_card_has_the_size_of_previews_and_the_map_on_it(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "t=light")
+    name, body = saved(page, "card")
+    assert name.endswith(".card.png")
+    assert (int.from_bytes(body[16:20], "big"), int.from_bytes(body[20:24], "big")) == (1200, 630)
+    colours = page.evaluate(
+        """async (bytes) => {
+          const bitmap = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+          const pen = new OffscreenCanvas(1200, 630).getContext("2d");
+          pen.drawImage(bitmap, 0, 0);
+          const count = (x, w) => new Set(new Uint32Array(pen.getImageData(x, 40, w, 540).data.buffer)).size;
+          return [count(0, 50), count(56, 470), count(600, 560)];
+        }""",
+        list(body),
+    )
+    assert colours[0] == 1  # paper
+    assert colours[1] > 20  # words
+    assert colours[2] > 200  # the map
+
+
 # ---------------------------------------------------------------------------------------------------- two recordings
 
 

@@ -5,6 +5,8 @@ import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
+import { drawCard } from "./card.js";
+import { headlineOf } from "./says.js";
 import { pythonOf } from "./python.js";
 import { drawPicture } from "./picture.js";
 import { vectorLimit, vectorOf } from "./vector.js";
@@ -25,8 +27,9 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   cancel.addEventListener("click", () => running?.abort());
 
   const kinds = [
-    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. It works while this viewer runs.") },
+    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below.") },
+    { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: vectorWords },
     { name: "python", title: "Python", run: copyPython, words: () => t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") },
     { name: "csv", title: t("Table"), run: saveTable, words: tableWords },
@@ -91,7 +94,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     running?.abort();
     const stop = new AbortController();
     running = stop;
-    bar.hidden = cancel.hidden = ["link", "png", "python"].includes(kind.name);
+    bar.hidden = cancel.hidden = ["link", "png", "card", "python"].includes(kind.name);
     bar.removeAttribute("value");
     tell("");
     try {
@@ -169,6 +172,16 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
     if (!blob) throw new Error(t("The browser could not make the picture"));
     download(fileName("png"), blob);
+    return t("Picture of {0} × {1} pixels saved.", whole(canvas.width), whole(canvas.height));
+  }
+  async function saveCard(signal) {
+    const { state } = store;
+    const { info } = state;
+    const title = [info.title, info.model].filter((part, at, all) => part && !all.slice(0, at).some((before) => before.includes(part))).join(" · ");
+    const canvas = drawCard(await map.picture(2, signal), headlineOf(state), title, styleOf());
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    if (!blob) throw new Error(t("The browser could not make the picture"));
+    download(fileName("card.png"), blob);
     return t("Picture of {0} × {1} pixels saved.", whole(canvas.width), whole(canvas.height));
   }
   async function saveTable(signal) {
