@@ -1,8 +1,9 @@
 """Every public name of the package attlas, which hands them out when the first one is asked for."""
 
 from attlas import stats, testing
-from attlas.atlas import Atlas, Entry, load
+from attlas.atlas import Atlas, Entry
 from attlas.attend import attend, attention
+from attlas.corpus import corpus, join
 from attlas.divergences import divergence
 from attlas.engine.plan import Plan
 from attlas.errors import (
@@ -18,6 +19,8 @@ from attlas.errors import (
     ShapeError,
     TooLargeError,
 )
+from attlas.interventions import intervene
+from attlas.loading import load
 from attlas.masks import (
     BlockState,
     Causal,
@@ -94,10 +97,13 @@ __all__ = [
     "Window",
     "attend",
     "attention",
+    "corpus",
     "divergence",
     "explain",
     "from_function",
     "from_tensor",
+    "intervene",
+    "join",
     "load",
     "record",
     "stats",

@@ -1,4 +1,4 @@
-"""What a mask is: which pairs of query and key may attend."""
+"""The base class of masks: a mask says which pairs of query and key may attend."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class BlockState(enum.Enum):
 
 
 class Mask(Stored, ABC):
-    """Which pairs may attend: asked one tile at a time, never stored whole.
+    """Which pairs may attend, evaluated one tile at a time and never stored whole.
 
-    A subclass writes `allows`, and `coverage` where it can tell cheaply that a tile is wholly allowed or
-    wholly forbidden, so that the engine skips it. Masks combine with ``&``, ``|`` and ``~``.
+    A subclass defines `allows`. It may define `coverage`, if it can tell cheaply that a whole tile is allowed or
+    forbidden: the engine skips forbidden tiles. Masks combine with ``&``, ``|`` and ``~``.
 
     See Also
     --------
@@ -62,8 +62,8 @@ class Mask(Stored, ABC):
 
     Notes
     -----
-    A mask is asked in tiles, so it costs the memory of one tile. `coverage` must not wait for a GPU: it
-    is called for every tile of the matrix, and answers from Python numbers or from the CPU.
+    A mask is evaluated in tiles, so it costs the memory of one tile. `coverage` must not wait for a GPU: it is
+    called for every tile of the matrix, and computes on the CPU.
 
     Examples
     --------
@@ -176,11 +176,11 @@ class Mask(Stored, ABC):
         """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
 
     def log_weights(self) -> tuple[Score, ...]:
-        """Return the scores that an additive mask carries besides what it allows."""
+        """Return the scores that an additive mask adds to the logits; none for a boolean mask."""
         return ()
 
     def size(self) -> tuple[int | None, int | None]:
-        """Return the number of queries and of keys that this mask is made for, None where it fits any."""
+        """Return the number of queries and of keys of this mask, None where it fits any number."""
         return None, None
 
     def reach(self) -> int:
@@ -227,7 +227,32 @@ def _boolean(mask: Mask, operator: str) -> Mask:
     raise ShapeError(f"{operator} of masks", rule, {"mask": mask.name()}, found=found, fix=fix)
 
 
-class _Pair(Mask):
+class Combined(Mask):
+    """What masks that are made of others share."""
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks that it is made of, each once."""
+        return tuple(dict.fromkeys((self.to_dict() or {}).values()))
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        for part in self.parts:
+            part.check(batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        m, n = zip(*(part.size() for part in self.parts), strict=True)
+        return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        moved = {part: part.translate(rows, columns, m, n) for part in self.parts}
+        settings = {name: moved[part] for name, part in (self.to_dict() or {}).items()}
+        return None if None in moved.values() else self.from_dict(settings)
+
+    def reach(self) -> int:
+        return max(part.reach() for part in self.parts)
+
+
+class _Pair(Combined):
     """Two masks that are combined, pair by pair."""
 
     stored = ("left", "right")
@@ -262,21 +287,6 @@ class _Pair(Mask):
         self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """Return the run of each row that the runs of both masks make, or None where they make two."""
-
-    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        self.left.check(batch, heads, m, n)
-        self.right.check(batch, heads, m, n)
-
-    def size(self) -> tuple[int | None, int | None]:
-        (m, n), (other_m, other_n) = self.left.size(), self.right.size()
-        return other_m if m is None else m, other_n if n is None else n
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
-        return None if left is None or right is None else type(self)(left, right)
-
-    def reach(self) -> int:
-        return max(self.left.reach(), self.right.reach())
 
 
 class And(_Pair):
@@ -371,7 +381,7 @@ class Or(_Pair):
         return f"({self.left.name()} | {self.right.name()})"
 
 
-class Not(Mask):
+class Not(Combined):
     """Pairs that a mask forbids; made by ``~mask``.
 
     Parameters
@@ -400,15 +410,6 @@ class Not(Mask):
 
     def coverage(self, at: Tile) -> BlockState:
         return _OPPOSITE[self.inner.coverage(at)]
-
-    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        self.inner.check(batch, heads, m, n)
-
-    def size(self) -> tuple[int | None, int | None]:
-        return self.inner.size()
-
-    def reach(self) -> int:
-        return self.inner.reach()
 
     def name(self) -> str:
         inner = self.inner.name()

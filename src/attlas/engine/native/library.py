@@ -25,6 +25,7 @@ __all__ = [
     "available",
     "call",
     "code",
+    "fast",
     "has",
     "instruction_set",
     "row_statistics",
@@ -37,9 +38,11 @@ __all__ = [
 
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
-_WIDE = SETS.index("avx512")
+_FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
+# Structures that do not have the name of their function.
+_PARAMS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
 _NUMBERS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
@@ -65,7 +68,7 @@ class _Library:
         """Return a C function, the structure that it takes, and the names of its fields."""
         if name not in self._functions:
             function = getattr(self._c, f"attlas_{name}")
-            kind = self.structures["".join(part.capitalize() for part in name.split("_"))]
+            kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
             size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
             if size != ctypes.sizeof(kind):
                 raise BackendError(
@@ -253,6 +256,22 @@ def instruction_set() -> str:
     return _named(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
+def fast() -> bool:
+    """Tell whether the kernels can be used here, and have vectors with which large outputs are faster than torch's.
+
+    Returns
+    -------
+    bool
+        True for ``avx2``, ``avx512`` and ``amx``.
+
+    Examples
+    --------
+    >>> fast() == (available() and instruction_set() != "baseline")
+    True
+    """
+    return _has(_FAST)
+
+
 def wide() -> bool:
     """Tell whether the kernels can be used here, and have the wide vectors that they are fastest with.
 
@@ -266,8 +285,13 @@ def wide() -> bool:
     >>> wide() == (available() and instruction_set() in ("avx512", "amx"))
     True
     """
+    return _has(_WIDE)
+
+
+def _has(least: int) -> bool:
+    """Tell whether the kernels can be used here with this instruction set or a wider one."""
     _, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-    return reason is None and number >= _WIDE
+    return reason is None and number >= least
 
 
 def threads() -> int:
@@ -392,7 +416,7 @@ def call(entry: str, /, **fields: Any) -> int:
     Parameters
     ----------
     entry : str
-        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
+        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes ``AttentionParams``.
     **fields
         The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
         ``Tensor.data_ptr()`` gives them.

@@ -13,6 +13,7 @@ namespace ATTLAS_ISA {
 template <class T>
 struct Logits {
   static constexpr int ROWS = 12;  // the most rows that are taken at a time
+  bool only_masked = false;        // whether the mask alone makes logits of -infinity
 
   virtual ~Logits() = default;
   // Rows first to first + some of one head are those of the rectangles that follow.
@@ -27,6 +28,6 @@ using MakeLogits = std::function<std::unique_ptr<Logits<T>>()>;
 
 // All that p wants but the output and the log-sum-exp, which is known. In dot.cpp.
 template <class T>
-int32_t logit_statistics(const attlas::Dot& p, const MakeLogits<T>& make);
+int32_t logit_statistics(const attlas::AttentionParams& p, const MakeLogits<T>& make);
 
 }  // namespace ATTLAS_ISA

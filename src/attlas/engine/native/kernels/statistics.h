@@ -38,7 +38,9 @@ class StatisticsPass {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr int64_t CHUNK = M::COLUMNS * (128 / M::COLUMNS);  // columns of one rectangle of logits, at most
+  static constexpr bool NARROW = VECTOR_BYTES == 32;  // so has half the registers too
+  // Columns of one rectangle of logits, at most: what begins and ends it costs as much as several vectors.
+  static constexpr int64_t CHUNK = M::COLUMNS * ((NARROW ? 256 : 128) / M::COLUMNS);
   static constexpr int64_t STRIDE = CHUNK + 16;
   static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
@@ -52,14 +54,14 @@ class StatisticsPass {
   using Real = T;
 
   // Rows of one task; its packed queries stay in the cache while the keys pass by.
-  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+  static int64_t block_for(const attlas::AttentionParams& p, int q_parts) {
     const int64_t bytes = M::depth_of(p.d) * q_parts * int64_t(sizeof(Number));
     const int64_t most = std::clamp<int64_t>((512 << 10) / bytes, 2 * M::ROWS, 2048);
     return round_up(std::clamp<int64_t>(p.m / 16, M::ROWS, most), M::ROWS);
   }
 
   // Without `source` logits are products of packed tokens.
-  StatisticsPass(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  StatisticsPass(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
@@ -104,7 +106,13 @@ class StatisticsPass {
 
   // The same where the rows are packed, or logits have a source of their own.
   void pass(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, Found& found) {
-    const Flush flush;
+    begin(b, h, first, count, found);
+    take_rows(0, count, right);
+    finish();
+  }
+
+  // The same in steps: what stands before all rows, some rows from a multiple of ROWS on, and what stands after all.
+  void begin(int64_t b, int64_t h, int64_t first, int64_t count, Found& found) {
     batch_ = b;
     head_ = b * p_.heads + h;
     first_ = first;
@@ -115,21 +123,48 @@ class StatisticsPass {
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
     prepare(found);
-    const MaskView mask(p_, b, h);
+  }
+
+  void take_rows(int64_t from, int64_t to, const Number* right) {
+    const Flush flush;
+    const MaskView mask(p_, batch_, head_ % p_.heads);
     int64_t left, end;
-    mask.hull(first, first + count, left, end);
+    mask.hull(first_ + from, first_ + to, left, end);
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
       stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
       open_ = 0;
       open_row_ = -1;
-      for (int64_t r = 0; r < count; r += M::ROWS) strip(mask, r, std::min<int64_t>(count - r, M::ROWS), right);
+      for (int64_t r = from; r < to; r += M::ROWS) strip(mask, r, std::min<int64_t>(to - r, M::ROWS), right);
       if (open_row_ >= 0) close(open_, open_row_);
     }
-    finish();
+  }
+
+  void finish() {
+    for (int64_t r = 0; r < count_; ++r) {
+      const Numbers& row = rows_[r];
+      const int64_t at = head_ * p_.m + first_ + r;
+      const double lse = lse_[r];
+      // Not below 0, as rounding may have it where one key has all the weight.
+      const double entropy = -row.plogp;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? T(entropy) : T(0),
+          .squares = T(row.squares),
+          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
+          .max_logit = row.peak * scale_,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+      }
+          .store(p_, at);
+      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
+        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
+        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
+      }
+    }
   }
 
   // What the tasks of one head found of its columns, added up in their order.
-  static void join(const attlas::Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
+  static void join(const attlas::AttentionParams& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
     std::vector<double> sums;
     std::vector<T> tops;
     auto give = [&](void* to, int64_t at, const auto& numbers) {
@@ -225,7 +260,8 @@ class StatisticsPass {
     if (wanted & ~WANTED) return false;
     wanted_ = WANTED;
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
-    constexpr int TOGETHER = LIGHT && !(WANTED & DIAGONALS) ? 4 : 2;  // rows whose sums fit into registers
+    // Rows whose sums fit into registers.
+    constexpr int TOGETHER = (LIGHT && !(WANTED & DIAGONALS) ? 4 : 2) / (NARROW ? 2 : 1);
     core_[0][0] = &StatisticsPass::core<WANTED, 1>;
     core_[0][1] = &StatisticsPass::core<WANTED, TOGETHER>;
     constexpr int GAPPED = WANTED & MOMENTS ? WANTED | GAPS : WANTED;
@@ -233,7 +269,7 @@ class StatisticsPass {
     core_[1][1] = &StatisticsPass::core<GAPPED, TOGETHER>;
     // The fewer numbers a row needs, the sooner a small rectangle pays, which leaves the cache to the tokens.
     together_ = TOGETHER;
-    chunk_ = LIGHT ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
+    chunk_ = LIGHT && !NARROW ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
     return true;
   }
 
@@ -295,7 +331,7 @@ class StatisticsPass {
       next.left = left;
       next.end = std::min(left + chunk_, end);
       // A source may have logits of -infinity anywhere.
-      next.gaps = source_ || mask.allowed || left < inner_left || next.end > inner_end;
+      next.gaps = (source_ && !source_->only_masked) || mask.allowed || left < inner_left || next.end > inner_end;
       if (!plan(next, right)) {
         for (int64_t i = 0; (wanted_ & PEAKS) && i < some; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
         continue;
@@ -606,31 +642,7 @@ class StatisticsPass {
     for (int64_t x = std::max<int64_t>(0, -shift); x < stop; ++x) to[shift + x] += double(even[x] + odd[x]);
   }
 
-  void finish() {
-    for (int64_t r = 0; r < count_; ++r) {
-      const Numbers& row = rows_[r];
-      const int64_t at = head_ * p_.m + first_ + r;
-      const double lse = lse_[r];
-      // Not below 0, as rounding may have it where one key has all the weight.
-      const double entropy = -row.plogp;
-      RowStatistics<T>{
-          .entropy = entropy > 0 ? T(entropy) : T(0),
-          .squares = T(row.squares),
-          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
-          .max_logit = row.peak * scale_,
-          .mean = T(row.mean),
-          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
-      }
-          .store(p_, at);
-      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
-        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
-      }
-    }
-  }
-
-  const attlas::Dot& p_;
+  const attlas::AttentionParams& p_;
   const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // of a product, to a logit and to the unit of Weight
