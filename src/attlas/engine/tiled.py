@@ -7,7 +7,7 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
@@ -121,9 +121,7 @@ class Tiled(Backend):
                 continue
             found = iter(torch.autograd.grad(logits, wanted, slope, allow_unused=True))
             for place, totals in zip(places, (grads_q, grads_k), strict=True):
-                for total, some in zip(totals, islice(found, len(totals)), strict=True):
-                    if some is not None:
-                        total[place] += some
+                _add(totals, place, islice(found, len(totals)))
             grads_p = [
                 total if some is None else some if total is None else total + some
                 for total, some in zip(grads_p, found, strict=True)
@@ -286,6 +284,13 @@ def _tiles(
             continue
         for strip in panel.column_blocks:
             yield panel, strip, panel.at.narrow(strip.columns)
+
+
+def _add(totals: list[Tensor], place: Any, found: Iterable[Tensor | None]) -> None:
+    """Add what was found of some tokens, None where it is nothing."""
+    for total, part in zip(totals, found, strict=True):
+        if part is not None:
+            total[place] += part
 
 
 def _copied(
