@@ -3,5 +3,6 @@
 from attlas.distributed.attend import attend
 from attlas.distributed.layout import head_tail_order
 from attlas.distributed.matrix import DistributedMatrix
+from attlas.distributed.saving import save
 
-__all__ = ["DistributedMatrix", "attend", "head_tail_order"]
+__all__ = ["DistributedMatrix", "attend", "head_tail_order", "save"]
