@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from attlas.errors import AttlasError
 
-__all__ = ["agreed", "gathered"]
+__all__ = ["agreed", "gathered", "raise_first"]
 
 T = TypeVar("T")
 
@@ -30,8 +30,21 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
     flag = torch.tensor([error is not None], dtype=torch.int32, device=mesh.device_type)
     for group in groups:
         distributed.all_reduce(flag, distributed.ReduceOp.MAX, group)
-    if not flag.item():
-        return result  # type: ignore[return-value]  # it is what compute() gave
+    if flag.item():
+        raise_first(error, groups)
+    return result  # type: ignore[return-value]  # it is what compute() gave
+
+
+def raise_first(error: Exception | None, groups: Sequence[Any]) -> NoReturn:
+    """Raise on all ranks the first error of any; each rank gives its own, or None.
+
+    Parameters
+    ----------
+    error : Exception, optional
+        What this rank failed by.
+    groups : sequence of ProcessGroup or None
+        The groups of a mesh; None is the group of all ranks.
+    """
     first = _portable(error)
     for group in groups:
         errors: list[Exception | None] = [None] * distributed.get_world_size(group)

@@ -34,11 +34,14 @@ class _Parts(Mask):
         self.axis = axis
 
     def allows(self, at: Tile) -> Tensor:
-        name, own = ("batch_ids", "batches") if self.axis == 0 else ("head_ids", "heads")
         found = []
-        for number in getattr(at, name).tolist():
+        for number in (at.batch_ids if self.axis == 0 else at.head_ids).tolist():
             part, inner = self.parts[number]
-            near = replace(at, **{name: torch.tensor([inner]), own: range(1)})
+            one = torch.tensor([inner])
+            if self.axis == 0:
+                near = replace(at, batch_ids=one, batches=range(1))
+            else:
+                near = replace(at, head_ids=one, heads=range(1))
             allowed = torch.ones(1, dtype=torch.bool, device=at.device) if part is None else part.allows(near)
             found.append(allowed.expand(near.shape))
         return torch.cat(found, self.axis)

@@ -17,7 +17,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import RecordingError
 from attlas.indexing import Axes
-from attlas.masks import runs_of
+from attlas.masks import Mask, runs_of
 from attlas.matrix import AttentionMatrix
 
 __all__ = ["Divided", "Part", "described", "joined"]
@@ -122,8 +122,11 @@ def _settings(entry: Entry) -> tuple[Any, Any]:
         return {"t": t.detach().cpu().contiguous()}
 
     # Heads are asked by their number among those of this rank; the others will not be.
-    ids = [int(t.max()) + 1 if t.numel() else 0 for t in (problem.batch_ids, problem.head_ids)]
-    runs = lambda mask: runs_of(mask, *ids, *problem.shape[2:], device=problem.device)  # noqa: E731
+    batch, heads = (int(t.max()) + 1 if t.numel() else 0 for t in (problem.batch_ids, problem.head_ids))
+
+    def runs(mask: Mask) -> Mask:
+        return runs_of(mask, batch, heads, *problem.shape[2:], device=problem.device)
+
     mask = None if problem.mask is None else mask_spec(problem.mask, put, runs)
     return _of_heads(score_spec(problem.score, put), problem.head_ids), _of_heads(mask, problem.head_ids)
 
@@ -285,7 +288,6 @@ def _matrix(
     grid: Grid, found: dict[str, Divided], batches: Sequence[int], heads: tuple[int, ...], own: dict[str, Any]
 ) -> AttentionMatrix:
     first = grid[0][0][1]
-    take = lambda ref: ref["t"]  # noqa: E731
     rows, scores, tokens = [], [], first.entry.shape[2:]
     for row, size in zip(grid, batches, strict=True):
         sizes = [part.entry.shape[1] for _, part in row]
@@ -299,12 +301,17 @@ def _matrix(
     mask = joined_mask(rows, batches, 0, (sum(batches), len(heads), *tokens))
     whole = {name: one.whole for name, one in found.items()}
     problem = Problem(
-        whole["q"], whole["k"], score_from(score, take, own), mask if mask is None else mask_from(mask, take),
+        whole["q"], whole["k"], score_from(score, _held, own), None if mask is None else mask_from(mask, _held),
         whole.get("sink"), torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64),
     )  # fmt: skip
     if _has_heads(mask) or _has_heads(score):
         problem = replace(problem, head_ids=torch.arange(len(heads)), versions=())
     return AttentionMatrix(problem, Plan(), Axes((sum(batches), len(heads)), (True, True)), whole["lse"])
+
+
+def _held(ref: Any) -> Tensor:
+    found: Tensor = ref["t"]
+    return found
 
 
 def _has_heads(spec: Any) -> bool:

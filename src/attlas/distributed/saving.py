@@ -210,8 +210,7 @@ class _SharedWriter(Writer):
         def check() -> Written | None:
             return self._verified(path, tensors, starts, marks, size) if self.rank == reader else None
 
-        found: Written = gathered(self.mesh, check)[reader]
-        return found
+        return gathered(self.mesh, check)[reader] or Written(size, "")
 
     def _create(self, path: Path, header: bytes, size: int) -> None:
         with self._writing(), path.open("xb") as file:
