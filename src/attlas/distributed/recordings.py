@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -228,11 +229,15 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
     shape = (sum(batches), len(heads), *first.shape[2:])
     pool = {name: iter([one.whole for key, one in found.items() if key.rpartition(".")[0] == name])
             for name in first.statistics}  # fmt: skip
-    results = {name: _mapped(lambda t, rest=pool[name]: next(rest), r) for name, r in first.statistics.items()}
+    results = {name: _mapped(partial(_next, pool[name]), result) for name, result in first.statistics.items()}
     matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
     query_mask = found["query_mask"].whole if "query_mask" in found else None
     entry = replace(first, heads=heads, shape=shape, matrix=matrix, statistics=results, query_mask=query_mask)
     return entry, found
+
+
+def _next(rest: Iterator[Tensor], _: Tensor) -> Tensor:
+    return next(rest)
 
 
 def _with_query_mask(part: Part, grid: Grid) -> Part:

@@ -12,9 +12,10 @@ from attlas._compat import changes
 from attlas.attend import attend, attention
 from attlas.huggingface.compiled import pooled_and_weights
 from attlas.huggingface.masks import LazyMask, mask_of, writes
+from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.parallel import refuse_context_parallel
+from attlas.recording.parallel import refuse_context_parallel, text_of_ranks
 from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
@@ -65,7 +66,8 @@ def attention_forward(
     position_bias : Tensor, optional, shape (1 or batch, heads, m, n)
         A bias added to the logits (T5).
     **kwargs
-        What else a model passes on; it changes nothing here.
+        What else a model passes on; it changes nothing here, but under DeepSpeed's Ulysses, which drops the mask: it is
+        made again of ``position_ids`` and ``sliding_window``.
 
     Returns
     -------
@@ -91,7 +93,8 @@ def attention_forward(
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
     query, key, value = _of_one_dtype(query, key, value)
-    if writes() and not isinstance(attention_mask, LazyMask):
+    text = text_of_ranks()
+    if text is None and writes() and not isinstance(attention_mask, LazyMask):
         output, weights = pooled_and_weights(
             query,
             key,
@@ -109,7 +112,10 @@ def attention_forward(
     if not compiling:
         refuse_context_parallel("attlas.huggingface")
     score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
-    mask = _mask(attention_mask, query, key, bool(is_causal))
+    if attention_mask is None and runs_ulysses():
+        mask: Mask | None = mask_of_positions(module, query, key, kwargs)
+    else:
+        mask = _mask(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
         bias = from_tensor(position_bias[..., : key.shape[-2]])
         mask = bias if mask is None else mask & bias
@@ -118,6 +124,11 @@ def attention_forward(
         # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
+    if text is not None:
+        text.check(attention_mask, query, key, dropout if module.training else 0.0, sinks, position_bias)
+        pooled, A = text.attend(query, key, value, score, mask, sink)
+        offer(module, A)
+        return pooled.transpose(1, 2).contiguous(), A
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
     pooled: Tensor | None = None
     if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
-from attlas.errors import DtypeError, RecordingError, ShapeError, kind
+from attlas.errors import BackendError, DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import complaints, facts
 from attlas.recording.census import Census, Site
 from attlas.recording.disk import Disk
 from attlas.recording.padding import real_queries
-from attlas.recording.parallel import heads_here, refuse_context_parallel
+from attlas.recording.parallel import heads_here, refuse_context_parallel, text_of_ranks
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched
 from attlas.recording.selection import Selection
@@ -346,6 +346,13 @@ class Recording(AbstractContextManager[Atlas]):
         if in_backward():
             return
         refuse_context_parallel("record()")
+        if text_of_ranks() is not None:
+            rule = "a recording follows whole texts, and each rank has a part of this one."
+            fix = (
+                "record on one process, or collect from outputs.attentions, whose matrices are divided over the ranks."
+            )
+            found = "attlas.distributed.context_parallel"
+            raise BackendError("record()", rule, found=found, fix=fix)
         found = self._census.site(module)
         if found is None:
             return
