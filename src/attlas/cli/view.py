@@ -15,14 +15,14 @@ from pathlib import Path
 
 from attlas.cli import record
 from attlas.cli.files import open_folder, title_of
+from attlas.cli.formatting import count
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count
 from attlas.errors import AttlasError
 
-__all__ = ["offer", "run"]
+__all__ = ["open_if_attended", "run"]
 
-_FAREWELL = 3.0  # seconds that the end waits for what is computed in the background
+_SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
 
 
@@ -31,19 +31,19 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
     need_extra()
-    given = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if arguments.atlas is not None and given:
-        found = f"{arguments.atlas} and --{given[0]}"
+    options = [name for name in _RECORDED if getattr(arguments, name) is not None]
+    if arguments.atlas is not None and options:
+        found = f"{arguments.atlas} and --{options[0]}"
         raise _error(
             "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}"
         )
-    if arguments.atlas is None and not given:
+    if arguments.atlas is None and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
-    with _terminable(), contextlib.ExitStack() as stack:
+    with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         folder = arguments.atlas or _recorded(arguments, stack, terminal)
         idle = show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
-    _leave(idle)
+    _exit_if_busy(idle)
 
 
 def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> bool:
@@ -91,12 +91,12 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         stay(service, port=port, browser=browser, announce=announce)
     finally:
         closing.start()
-        closing.join(_FAREWELL)
+        closing.join(_SHUTDOWN_SECONDS)
     terminal.complain("the viewer is closed.")
     return not closing.is_alive()
 
 
-def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
+def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:
     """Open a recording where somebody sits before a browser with windows; elsewhere say how to open it.
 
     Parameters
@@ -118,9 +118,9 @@ def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
         return
     if browser and _attended(terminal) and has_browser():
         terminal.say()
-        with _terminable():
+        with _exit_on_sigterm():
             idle = show(folder, terminal)
-        _leave(idle)
+        _exit_if_busy(idle)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
@@ -147,7 +147,7 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     return Path(folder)
 
 
-def _leave(idle: bool) -> None:
+def _exit_if_busy(idle: bool) -> None:
     """End the process where a long step is still computed: a person who has pressed Ctrl-C waits for nothing."""
     if not idle:
         sys.stdout.flush()
@@ -156,7 +156,7 @@ def _leave(idle: bool) -> None:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the process as an exit does, so that temporary folders go; the server stops at it by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield

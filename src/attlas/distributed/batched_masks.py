@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.atlas.spec import mask_from, mask_spec
+from attlas.atlas.serialization import mask_from, mask_spec
 from attlas.errors import RecordingError
 from attlas.masks import Mask, runs_of
-from attlas.recording.places import alike
+from attlas.recording.stacking import same_settings
 from attlas.tiles import Tile
 
 __all__ = ["joined_mask", "joined_score"]
@@ -53,7 +53,7 @@ def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tu
     Parameters
     ----------
     specs : sequence of dict or None
-        Masks of the parts, as `attlas.atlas.spec.mask_spec` gives them, with their tensors under "t".
+        Masks of the parts, as `attlas.atlas.serialization.mask_spec` gives them, with their tensors under "t".
     sizes : sequence of int
         Batches, or heads, of each part.
     axis : {0, 1}
@@ -143,7 +143,7 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
     """Return what all parts say, with the tensors of those that have one for each batch or head put together."""
     first = specs[0]
     if not isinstance(first, dict):
-        if all(alike(first, other) for other in specs):
+        if all(same_settings(first, other) for other in specs):
             return first
         raise _DifferError
     if any(not isinstance(s, dict) or s.keys() != first.keys() or s.get("class") != first.get("class") for s in specs):
@@ -161,7 +161,7 @@ def _tensor(name: str, tensors: list[Tensor], sizes: Sequence[int], axis: int) -
     if name == "TensorMask":
         tensors = [t[:, None] if t.ndim == 3 else t for t in tensors]
     first = tensors[0]
-    same = all(alike(first, other) for other in tensors)
+    same = all(same_settings(first, other) for other in tensors)
     if name in ("Runs", "Bits"):  # one table for all, or for each
         if same and (first.ndim == 1 or first.shape[axis] == 1):
             return first

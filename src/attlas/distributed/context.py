@@ -18,8 +18,8 @@ from attlas.distributed.attend import attend
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.errors import BackendError, DtypeError, ShapeError, kind
 from attlas.masks import Mask
+from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.parallel import sharded_text
-from attlas.recording.switch import switched
 from attlas.scores import Score
 
 __all__ = ["context_parallel"]
@@ -102,7 +102,7 @@ def context_parallel(mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None
         model.register_forward_hook(text.end),
     ]
     try:
-        with switched(model):
+        with attending_with_attlas(model):
             yield
     finally:
         for hook in hooks:
@@ -191,8 +191,7 @@ class _Text:
         self.padding = torch.cat(masks, dim=1)[:, back].to(device) if masks else None
         # transformers looks for documents where there is no mask.
         jumps = (self.positions.diff(dim=1, prepend=self.positions[:, :1] - 1) != 1).cumsum(1)
-        own = positions[:, start : start + sizes[rank]].diff(dim=1)
-        self.packs = bool((own != 1).any())
+        self.packs = bool((positions[:, start : start + sizes[rank]].diff(dim=1) != 1).any())
         self.documents = jumps if self.padding is None and bool(jumps.any()) else None
         return (), given | {"use_cache": False}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS
-from attlas.atlas.spec import mask_from, mask_spec, score_from, score_spec
+from attlas.atlas.serialization import mask_from, mask_spec, score_from, score_spec
 from attlas.distributed.batched_masks import joined_mask, joined_score
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem

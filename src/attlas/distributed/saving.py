@@ -16,7 +16,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from attlas.atlas import Atlas
 from attlas.atlas.storage import Writer
-from attlas.atlas.tensors import Written, digest_of, fingerprint, header_of
+from attlas.atlas.tensors import Written, fingerprint, header_of, sha256_of
 from attlas.distributed.agree import gathered
 from attlas.distributed.recordings import Divided, described, joined, tensors_of
 from attlas.errors import RecordingError, ShapeError, kind
@@ -264,7 +264,7 @@ class _SharedWriter(Writer):
                     rule, fix = "a part must be on disk as its rank wrote it.", "a folder that all ranks share."
                     found = f"{name} of rank {rank} in {path.name} is another"
                     raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
-        return Written(size, digest_of(path))
+        return Written(size, sha256_of(path))
 
     def seal(self, content: Mapping[str, Any]) -> None:
         gathered(self.mesh, lambda: super(_SharedWriter, self).seal(content) if self.leads else None)

@@ -213,16 +213,16 @@ class AttentionMonitor(TrainerCallback):
         layers: Layers = {}
         for entry in atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
-            found = _sums(entry)
-            layers[name] = (entry.heads, layers[name][1].join(found) if name in layers else found)
+            layer_sums = _sums(entry)
+            layers[name] = (entry.heads, layers[name][1].join(layer_sums) if name in layers else layer_sums)
         return layers
 
     def _numbers(self, layers: Layers) -> Numbers:
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
-                for place, head in enumerate(heads):
-                    out |= self._named(f"{name}/head_{head}/", sums.of_head(place))
+                for index, head in enumerate(heads):
+                    out |= self._named(f"{name}/head_{head}/", sums.of_head(index))
             elif self.per == "layer":
                 out |= self._named(f"{name}/", sums)
         if layers:
@@ -236,9 +236,9 @@ class AttentionMonitor(TrainerCallback):
 
 def _sums(entry: Entry) -> Sums:
     """Return what is kept of one pass of one layer; one transfer from the device."""
-    found = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
+    results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.
-    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in found)
+    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in results)
     seen = logit > -math.inf
     if entry.query_mask is not None:
         seen = seen & entry.query_mask.unsqueeze(1).to(seen.device)
