@@ -75,7 +75,6 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("attlas.atlas.manifest._VERSION", 1)
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
-    assert deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"][0].matrix._given_lse.dtype is (
-        torch.float32
-    )
+    found = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)
+    assert found["entries"][0].matrix._given_lse.dtype is torch.float32
     check(attlas.load(tmp_path / "run.atlas"))

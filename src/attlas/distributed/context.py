@@ -43,6 +43,11 @@ def context_parallel(mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None
         Position in the text of each token, where ranks have the tokens in another order than that of the text, such
         as `head_tail_order`.
 
+    Yields
+    ------
+    None
+        The block, in which the model is called.
+
     Raises
     ------
     ShapeError
