@@ -33,7 +33,7 @@ def _process(rank: int, folder: str) -> None:
         mesh, case = init_device_mesh("cpu", (2,)), build("Gaussian(learn)", "Causal", Sizes(19, 23), sink=True)
         for pair in LINE:
             errors = differences(mesh, case, *pair)
-            assert max(errors.values()) < 1e-11, (pair, errors)
+            assert max(errors.values()) < 1e-12, (pair, errors)
             q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
             with torch.no_grad():
                 A = attlas.attend(case.q, case.k, mask=case.mask).collect(
@@ -44,7 +44,7 @@ def _process(rank: int, folder: str) -> None:
                 )
             for found, wanted in zip(B, A, strict=True):
                 for one, true in zip(tensors(found), tensors(wanted), strict=True):
-                    assert gap(one, true) < 1e-11, pair
+                    assert gap(one, true) < 1e-12, pair
         with pytest.raises(ShapeError, match="mask"):
             attlas.attend(q, shard(case.k, mesh, LINE[0][0]), mask=torch.ones(3, 3) > 0 if rank else case.mask)
     finally:

@@ -158,8 +158,9 @@ class Sums:
         first = self.first
         if first is not None:
             first = Moments(first.offset[index], first.outer[index], first.cross[index])
-        found = [t[index] for t in (self.numerator, self.denominator, self.log_scale)]
-        return Sums(*found, first, self.kernel, self.bandwidth)
+        numerator, denominator = self.numerator[index], self.denominator[index]
+        scale = self.log_scale[index]
+        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
 
     def _at(self, scale: Tensor) -> Sums:
         """Return the same sums on another scale, which is not below their own."""
