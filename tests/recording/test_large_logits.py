@@ -75,6 +75,6 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("attlas.atlas.manifest._VERSION", 1)
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
-    found = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)
-    assert found["entries"][0].matrix._given_lse.dtype is torch.float32
+    (entry, *_) = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"]
+    assert entry.matrix._given_lse.dtype is torch.float32
     check(attlas.load(tmp_path / "run.atlas"))

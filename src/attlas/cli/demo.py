@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attlas
 from attlas import models, pictures
+from attlas.atlas import load as load_atlas
+from attlas.cli.corpus import write_demo
 from attlas.cli.demo_figures import atlas_figure, head_figure
 from attlas.cli.demo_result import DemoResult
 from attlas.cli.demo_run import read
@@ -43,7 +44,7 @@ _COLOURS = {
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Read the model on the text; print the table; write report, pictures and the run; open it where somebody sits."""
+    """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
     text_file, text = read_text(arguments.text, "demo")
     folder = models.path() if arguments.model is None else arguments.model
     _writable(arguments.out)
@@ -65,14 +66,18 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     terminal.prose(memory(result.cost))
     terminal.say()
     with terminal.step("writing the report"):
-        atlas = attlas.load(run_folder)
+        atlas = load_atlas(run_folder)
         report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
     _write(result, report, terminal)
+    if arguments.text is None and arguments.model is None:
+        terminal.say()
+        write_demo(loaded, arguments.out / "corpus", terminal)
+        terminal.say()
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
 def _writable(out: Path) -> None:
-    """Make the folder now: nobody wants to hear after the work that it cannot be written."""
+    """Make the folder, so that an error comes before the work and not after it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

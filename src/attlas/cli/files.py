@@ -8,8 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas, Entry, load
 from attlas.cli.terminal import UsageError
 from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
@@ -70,13 +69,13 @@ def open_folder(folder: Path, where: str) -> Atlas:
         rule = "FOLDER must be what attlas record has written."
         raise _error(where, rule, f"{found}: {folder}", f"attlas record -o {new}")
     try:
-        return attlas.load(folder)
+        return load(folder)
     except RecordingError as error:
         raise error.replaced(where=where) from error
 
 
 def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str) -> None:
-    """Raise a UsageError unless a file can be written: nobody wants to hear that after the work.
+    """Raise a UsageError unless a file can be written; called before the work.
 
     Raises
     ------

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_demo, _record, _view, _stats, _picture, _report, _scaling, _regress, _bench):
+    for add in (_demo, _record, _corpus, _join, _view, _stats, _picture, _report, _scaling, _regress, _bench):
         add(commands)
     return top
 
@@ -118,6 +118,51 @@ def _record(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--overwrite", action="store_true", help="replace an atlas that is there")
 
 
+_CORPUS_EXAMPLES = """\
+examples:
+  attlas corpus ./my-model books/ -o books.corpus
+  attlas corpus shipped "src/**/*.py" -o code.corpus --length 2048
+  torchrun --nproc-per-node 4 -m attlas corpus ./my-model texts.parquet --column text -o run.corpus
+  attlas corpus run.corpus --export headvis tree
+"""
+
+
+def _corpus(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas corpus``."""
+    about = (
+        "Read many texts with a Hugging Face model and keep exact sums, distributions and sampled texts of every head. "
+        "Stopped at any moment, the same command goes on where it was."
+    )
+    command = _add(commands, "corpus", "say what every head does over many texts", about, _CORPUS_EXAMPLES)
+    option = command.add_argument
+    option("model", metavar="MODEL", help="folder of a model, its name on the hub, or shipped; for --export a corpus")
+    source = "folder, file or pattern: text, .jsonl, .parquet, .arrow; - reads a pipe"
+    option("source", nargs="?", metavar="SOURCE", help=source)
+    option("-o", "--out", type=Path, metavar="DIR", help="where the result goes, and an unfinished one is found")
+    option("--export", nargs=2, metavar=("headvis", "OUT"), help="write a corpus as the tree of HeadVis")
+    option = command.add_argument_group("what is read").add_argument
+    option("--column", metavar="NAME", help="column of rows (default: text, input_ids, ids or content)")
+    option("--length", type=int, metavar="N", help="tokens of a text (default: 4096, or the model's context)")
+    option("--stride", type=int, metavar="N", help="tokens from text to text in a document (default: length)")
+    option("--texts", type=int, metavar="N", default=16384, help="texts at most (default: %(default)s)")
+    option("--failures", type=float, metavar="SHARE", default=0.1, help="texts that may fail (default: %(default)s)")
+    option = command.add_argument_group("how the model is run").add_argument
+    option("--batch", type=int, metavar="N", default=1, help="texts at once, of one length (default: %(default)s)")
+    option("--seed", type=int, metavar="N", default=0, help="seed of the sampled texts (default: %(default)s)")
+    option("--samples", type=int, metavar="N", default=32, help="texts kept for all heads (default: %(default)s)")
+    option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
+    option("--device", default="cpu", help="cpu, cuda, cuda:1, mps; cuda is that of LOCAL_RANK (default: cpu)")
+    option("--patch-sdpa", action="store_true", help="a model that calls scaled_dot_product_attention by itself")
+
+
+def _join(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas join``."""
+    about = "Put corpora of one model and of different texts together; every number is that of one run."
+    option = _add(commands, "join", "put corpora of several machines together", about).add_argument
+    option("folders", nargs="+", type=Path, metavar="DIR", help="what attlas corpus has written")
+    option("-o", "--out", type=Path, metavar="DIR", required=True, help="where the result goes")
+
+
 _VIEW_EXAMPLES = """\
 examples:
   attlas view run.atlas
@@ -143,6 +188,8 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option = command.add_argument_group("the viewer").add_argument
     option("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
     option("--no-browser", action="store_true", help="print the address and open nothing")
+    option("--compare", type=Path, metavar="FOLDER", help="another recording of as many tokens, head by head")
+    option("--at", metavar="LINK", help="open at this place: a copied link, or what stands behind its #")
 
 
 _STATS_EXAMPLES = """\

@@ -19,6 +19,7 @@ from torch import Tensor
 import attlas
 from attlas import models
 from attlas.atlas import Atlas
+from attlas.atlas import load as load_atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli import head_statistics
 from attlas.cli.files import read_text
@@ -126,7 +127,7 @@ def _record(
             _collect(steps, statistics, terminal, keep=arguments.keep == "disk")
             add_metadata(steps)
             steps.save(folder)
-            return attlas.load(folder)
+            return load_atlas(folder)
         recording = attlas.record(
             loaded.model,
             statistics=statistics,
