@@ -259,7 +259,8 @@ class _SharedWriter(Writer):
         for rank, own in marks.items():
             for name, place in self._places(tensors, rank).items():
                 t = tensors[name]
-                read = self._mapped(path, name, tensors, starts[name], "r") if t.numel() else t
+                # Copy on write: torch then takes the map without a warning, and nobody writes.
+                read = self._mapped(path, name, tensors, starts[name], "c") if t.numel() else t
                 if fingerprint(read[place]) != own[name]:
                     rule, fix = "a part must be on disk as its rank wrote it.", "a folder that all ranks share."
                     found = f"{name} of rank {rank} in {path.name} is another"
