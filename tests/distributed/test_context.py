@@ -178,7 +178,7 @@ REFUSED = {
     uneven: (ShapeError, "each rank must have the tokens of torch.chunk"),
     whole_mask: (BackendError, "attention_mask must be that of this rank's 25 tokens"),
     one_rank_only: (ShapeError, "all ranks must have the same number of attention_mask"),
-    recorded: (BackendError, "a recording follows whole texts"),
+    recorded: (BackendError, "recordings and interventions follow whole texts"),
     other_mask: (BackendError, "are known at positions of the whole text"),
 }
 

@@ -37,12 +37,15 @@ class Part(NamedTuple):
         Tensors by name, of the same shape and dtype, that take no memory.
     score, mask : dict, optional
         Score and mask as plain data.
+    partial : bool, default False
+        Whether its log-sum-exp counts keys that it does not have.
     """
 
     entry: Entry
     tensors: dict[str, Tensor]
     score: Any
     mask: Any
+    partial: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +112,9 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
         results = {name: _mapped(_hollow, result) for name, result in entry.statistics.items()}
         mask = None if entry.query_mask is None else _hollow(entry.query_mask)
         bare = replace(entry, matrix=None, statistics=results, query_mask=mask)
-        found[KINDS.index(entry.kind), entry.layer, entry.call] = Part(bare, tensors, *_settings(entry))
+        found[KINDS.index(entry.kind), entry.layer, entry.call] = Part(
+            bare, tensors, *_settings(entry), entry.matrix is not None and entry.matrix.problem.partial
+        )
     return found
 
 
@@ -308,6 +313,7 @@ def _matrix(
     problem = Problem(
         whole["q"], whole["k"], score_from(score, _held, own), None if mask is None else mask_from(mask, _held),
         whole.get("sink"), torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64),
+        partial=any(part.partial for row in grid for _, part in row),
     )  # fmt: skip
     if _has_heads(mask) or _has_heads(score):
         problem = replace(problem, head_ids=torch.arange(len(heads)), versions=())

@@ -14,7 +14,7 @@ from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["heads_here", "refuse_context_parallel", "sharded_text", "text_of_ranks"]
+__all__ = ["heads_here", "refuse_context_parallel", "refuse_sharded_text", "sharded_text", "text_of_ranks"]
 
 _TENSOR = "torch.distributed.tensor"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
@@ -41,6 +41,19 @@ def refuse_context_parallel(where: str) -> None:
             found="torch's context_parallel, where each process holds a part of the sequence",
             fix="attlas.distributed.context_parallel(mesh, model).",
         )
+
+
+def refuse_sharded_text(where: str) -> None:
+    """Raise a BackendError: a recording or an intervention would see the tokens of one rank.
+
+    Parameters
+    ----------
+    where : str
+        The function that was called.
+    """
+    rule = "recordings and interventions follow whole texts, and each rank has a part of this one."
+    fix = "record on one process, or collect from outputs.attentions, whose matrices are divided."
+    raise BackendError(where, rule, found="attlas.distributed.context_parallel", fix=fix)
 
 
 def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
