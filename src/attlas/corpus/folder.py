@@ -417,9 +417,9 @@ class Corpus:
         for row in self._of_head("samples", layer, head):
             text = self._sampled[row["text"]]
             held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
-            names = ("text", "interval", "max_activation", "largest")
-            of_text = {name: text[name] for name in ("source", "start", "ids", "tokens")}
-            found.append(Sample(**{name: row[name] for name in names}, **of_text, **held))
+            facts: dict[str, Any] = {name: row[name] for name in ("text", "interval", "max_activation", "largest")}
+            facts |= {name: text[name] for name in ("source", "start", "ids", "tokens")}
+            found.append(Sample(**facts, keys=held["keys"], weights=held["weights"]))
         return found
 
 

@@ -158,8 +158,8 @@ class Journal:
         bits[list(self.done)] = 1
         tensors = state.tensors() | {"done": torch.from_numpy(np.packbits(bits))}
         tensors["sizes"] = torch.tensor([self.sizes["texts"], self.sizes["failed"]])
-        with whole_file(self._file("safetensors"), "corpus()") as file:
-            save_file(tensors, file)
+        with whole_file(self._file("safetensors"), "corpus()") as unfinished:
+            save_file(tensors, unfinished)
         self._sweep()
 
     def _sweep(self) -> None:

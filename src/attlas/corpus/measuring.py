@@ -137,7 +137,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | No
         parts = [t[b].double().cpu() for t in (entropy, effective, columns, offsets)]
         keys, weights = top.indices[b].int().cpu(), top.values[b].float().cpu()
         _check_finite(parts, weights)
-        found.append(_of_text(rows, *parts, *_kept(keys, weights), weights, keys, repeats[b], ids[b].numpy()))
+        found.append(_of_text(rows, parts, (keys, weights), repeats[b], ids[b].numpy()))
     return found
 
 
@@ -156,18 +156,11 @@ def _kept(keys: Tensor, weights: Tensor) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def _of_text(
-    rows: _Rows,
-    entropy: Tensor,
-    effective: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    kept_keys: NDArray[np.int32],
-    kept_weights: NDArray[np.float32],
-    weights: Tensor,
-    keys: Tensor,
-    repeats: Repeated,
-    ids: NDArray[np.int64],
+    rows: _Rows, parts: Sequence[Tensor], top: tuple[Tensor, Tensor], repeats: Repeated, ids: NDArray[np.int64]
 ) -> TextNumbers:
+    entropy, effective, columns, offsets = parts
+    keys, weights = top
+    kept_keys, kept_weights = _kept(keys, weights)
     heads, n = entropy.shape
     i = torch.arange(n)
     diagonals = offsets.numpy()
@@ -270,7 +263,7 @@ def _sum_by(place: NDArray[Any], weights: NDArray[Any], size: int) -> NDArray[np
     """Return the weights of each head summed by place, shape (heads, size)."""
     heads = len(weights)
     flat = (place.reshape(heads, -1) + np.arange(heads)[:, None] * size).ravel()
-    return np.bincount(flat, weights.ravel(), heads * size).reshape(heads, size)
+    return np.bincount(flat, weights.ravel(), heads * size).astype(np.float64).reshape(heads, size)
 
 
 def _by_token(

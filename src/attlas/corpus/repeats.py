@@ -181,7 +181,7 @@ def repeated_weights(
             sums = np.stack([t[b].double().sum(-1).cpu().numpy() for t in slow])
         else:
             sums = _sums(A, b, cast(Dot, dot), of_text, seen)
-        out.append(Repeated(*sums, *rows, of_text.rows))
+        out.append(Repeated(sums[0], sums[1], sums[2], rows[0], rows[1], of_text.rows))
     return out
 
 
@@ -268,7 +268,7 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, copies: Copies, seen: _Seen | No
                     weights = weights * seen.targets(part, rows, lag)[..., : rows.stop].to(weights.device)
                 sums[number] += _total(chosen)
                 if lag:
-                    sums[2] += _total(functional.threshold_(weights, large, 0.0))
+                    sums[2] += _total(functional.threshold(weights, large, 0.0, inplace=True))
     return sums
 
 
