@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attlas
 from attlas.errors import MissingExtraError, PortError, ShapeError
+from attlas.view.corpus import CorpusService
 from attlas.view.service import Service
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Server:
 
     Parameters
     ----------
-    service : Service
+    service : Service or CorpusService
         What answers the page; it is not closed here.
     port : int, optional
         Which port; 0 for any that is free. The default is the next free one from 8750 on.
@@ -81,7 +82,7 @@ class Server:
     >>> service.close()
     """
 
-    def __init__(self, service: Service, *, port: int | None = None) -> None:
+    def __init__(self, service: Service | CorpusService, *, port: int | None = None) -> None:
         need_extra()
         import uvicorn
 
@@ -225,12 +226,14 @@ def serve(
         stay(service, port=port, browser=browser, announce=announce or _print)
 
 
-def stay(service: Service, *, port: int | None, browser: bool, announce: Callable[[str], object]) -> None:
+def stay(
+    service: Service | CorpusService, *, port: int | None, browser: bool, announce: Callable[[str], object]
+) -> None:
     """Serve until Ctrl-C; say the address once, and open a browser if one is wanted and there.
 
     Parameters
     ----------
-    service : Service
+    service : Service or CorpusService
         What answers the page.
     port : int or None
         Which port; None for the next free one.
