@@ -14,17 +14,20 @@ from typing import Any
 __all__ = ["__dir__", "__getattr__"]
 
 
+_FUNCTIONS = {"attend", "corpus"}
+
+
 class _Package(ModuleType):
-    """The package: its name `attend` is the function, although a module of it is called so, too."""
+    """The package: its names `attend` and `corpus` are functions, although modules of it are called so, too."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "attend" or not isinstance(value, ModuleType):
+        if name not in _FUNCTIONS or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
 _package = sys.modules["attlas"]
 _package.__class__ = _Package
-_MODULES = {module.name for module in pkgutil.iter_modules(_package.__path__)} - {"attend"}
+_MODULES = {module.name for module in pkgutil.iter_modules(_package.__path__)} - _FUNCTIONS
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
 """Every public name of the package attlas, which hands them out when the first one is asked for."""
 
 from attlas import stats, testing
-from attlas.atlas import Atlas, Entry, load
+from attlas.atlas import Atlas, Entry
 from attlas.attend import attend, attention
+from attlas.corpus import corpus, join
 from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
@@ -17,6 +18,7 @@ from attlas.errors import (
     ShapeError,
     TooLargeError,
 )
+from attlas.loading import load
 from attlas.masks import (
     BlockState,
     Causal,
@@ -93,9 +95,11 @@ __all__ = [
     "Window",
     "attend",
     "attention",
+    "corpus",
     "explain",
     "from_function",
     "from_tensor",
+    "join",
     "load",
     "record",
     "stats",

@@ -1,0 +1,460 @@
+"""The folder of a corpus: written from what was read, and opened again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+
+import attlas
+from attlas.atlas.tensors import digest_of
+from attlas.corpus import sketch, tables
+from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors
+from attlas.corpus.measuring import KEPT, LEAST
+from attlas.corpus.numbers import NUMBERS
+from attlas.corpus.state import State
+from attlas.errors import MissingExtraError, OutOfRangeError, RecordingError
+from attlas.files import sync_folder, whole_file
+
+__all__ = ["CONFIG", "FORMAT", "VERSION", "Corpus", "HeadPage", "Sample", "Source", "merged", "open_folder", "write"]
+
+FORMAT, VERSION = "attlas-corpus", 1
+CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
+_ROWS = 4096  # rows of a table that are written at once
+
+
+class Source(Protocol):
+    """What a corpus is joined from: a part of an unfinished one, or a finished one."""
+
+    state: State
+
+    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``texts`` or ``failed``, by ascending text."""
+
+    def payload(self, text: int) -> Path:
+        """Return the file with the largest keys of a text."""
+
+
+def merged(sources: Sequence[Source]) -> State:
+    """Return the sums of several sources together."""
+    states = [source.state for source in sources if source.state.heads]
+    if not states:
+        raise RecordingError(
+            "corpus()", "some text must have been read.", found="none", fix="look at failed.jsonl, or wait for it."
+        )
+    total = State.of(states[0].tensors())
+    for state in states[1:]:
+        if state.heads != total.heads:
+            rule = "the parts must be of one model."
+            raise RecordingError("join()", rule, found=f"{len(total.heads)} and {len(state.heads)} heads")
+        total.merge(state)
+    return total
+
+
+def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, complete: bool = True) -> None:
+    """Write every file of a corpus; ``config.json``, which names all others, comes last.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to; it is there. What it holds of an older corpus is replaced.
+    facts : dict
+        ``model``, ``modules``, ``tokenizer``, ``vocabulary``, ``source`` and ``settings``.
+    sources : sequence of Source
+        What was read. No text is in two of them.
+    complete : bool
+        Whether that is all.
+    """
+    state, vocabulary = merged(sources), facts["vocabulary"]
+    (folder / CONFIG).unlink(missing_ok=True)
+    _write_table(folder / "heads.parquet", tables.heads_table(state, facts["modules"], vocabulary))
+    _write_table(folder / "distributions.parquet", tables.distributions_table(state))
+    _write_table(folder / "distances.parquet", tables.distances_table(state))
+    _write_table(folder / "tokens.parquet", tables.tokens_table(state, vocabulary))
+    _write_table(folder / "samples.parquet", tables.samples_table(state))
+    counts = {"texts": 0, "tokens": 0, "failed": 0}
+    kept = set(state.samples.kept())
+    rows: list[dict[str, Any]] = []
+    schema = pa.schema(
+        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64())]
+        + [("tokens", pa.int32()), ("hash", pa.string())]
+    )
+    with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
+        lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
+        while some := list(islice(lines, _ROWS)):
+            rows += [row for row in some if row["text"] in kept]
+            counts["texts"] += len(some)
+            counts["tokens"] += sum(row["tokens"] for row in some)
+            writer.write_table(pa.Table.from_pylist([{n: row[n] for n in schema.names} for row in some], schema))
+    with whole_file(folder / "failed.jsonl", "corpus()") as file, file.open("w", encoding="utf-8") as out:
+        for row in merge(*(source.lines("failed") for source in sources), key=lambda row: row["text"]):
+            counts["failed"] += 1
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    _write_samples(folder, state, rows, sources, vocabulary)
+    with whole_file(folder / _STATE, "corpus()") as file:
+        save_file(state.tensors(), file)
+    with whole_file(folder / _VOCABULARY, "corpus()") as file:
+        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    config = _config(state, facts, counts, complete=complete) | {"files": _digests(folder)}
+    with whole_file(folder / CONFIG, "corpus()") as file:
+        file.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync_folder(folder)
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with whole_file(path, "corpus()") as file:
+        pq.write_table(table, file)
+
+
+def _write_samples(
+    folder: Path, state: State, rows: Sequence[dict[str, Any]], sources: Sequence[Source], vocabulary: Sequence[str]
+) -> None:
+    """Write the largest keys of each text that is kept, of the heads for which it is, and its tokens."""
+    shutil.rmtree(folder / "samples", ignore_errors=True)
+    (folder / "samples").mkdir()
+    texts = []
+    for row in sorted(rows, key=lambda row: row["text"]):
+        text = row["text"]
+        held = read_tensors(next(path for s in sources if (path := s.payload(text)).exists()))
+        heads = state.samples.heads_of(text)
+        order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
+        places = torch.tensor([order[state.heads[head]] for head in heads])
+        some: dict[str, Tensor] = {name: held[name][places].contiguous() for name in ("heads", "keys", "weights")}
+        with whole_file(folder / "samples" / payload_name(text), "corpus()") as file:
+            save_file(some | {"ids": held["ids"]}, file)
+        ids = held["ids"].tolist()
+        texts.append(
+            {name: row[name] for name in ("text", "source", "start")}
+            | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
+        )
+    schema = pa.schema(
+        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64())]
+        + [("ids", pa.list_(pa.int32())), ("tokens", pa.list_(pa.string()))]
+    )
+    _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
+
+
+def _config(state: State, facts: dict[str, Any], counts: dict[str, int], *, complete: bool) -> dict[str, Any]:
+    layers = sorted({layer for layer, _ in state.heads})
+    per_layer = [sum(layer == one for layer, _ in state.heads) for one in layers]
+    model = facts["model"] | {"n_layers": len(layers), "n_heads": max(per_layer), "layers": layers, "heads": per_layer}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "attlas": attlas.__version__,
+        "complete": complete,
+        "model": model,
+        "modules": facts["modules"],
+        "tokenizer": facts["tokenizer"],
+        "source": facts["source"],
+        "settings": facts["settings"],
+        "counts": counts,
+        "k": KEPT,
+        "least": LEAST,
+        "n_intervals": tables.INTERVALS,
+        "quantiles": list(tables.QUANTILES),
+        "sketch": {"unit": {"absolute": sketch.ABSOLUTE}, "log": {"relative": sketch.RELATIVE}},
+        "numbers": {n.name: {"sketch": n.sketch, "definition": n.definition} for n in NUMBERS},
+    }
+
+
+def _digests(folder: Path) -> dict[str, dict[str, Any]]:
+    found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
+    found += sorted((folder / "samples").glob("*.safetensors"))
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_of(path)} for path in found
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One text that was kept for a head.
+
+    Parameters
+    ----------
+    text : int
+        Its place in the corpus.
+    source : str
+        Where it is from.
+    start : int
+        Its first token in the document.
+    interval : int
+        The interval of `max_activation` that it lies in, from 1.
+    max_activation : float
+        The largest weight of this head on it, without query 0 and key 0.
+    largest : bool
+        Whether it is one of the texts with the largest.
+    tokens : list of str
+        Each token, decoded alone.
+    ids : list of int
+        The tokens.
+    keys, weights : array, shape (tokens, 8)
+        The largest keys of each row and their weights; -1 and 0 where there is none from 0.005 on.
+    """
+
+    text: int
+    source: str
+    start: int
+    interval: int
+    max_activation: float
+    largest: bool
+    tokens: list[str] = field(repr=False)
+    ids: list[int] = field(repr=False)
+    keys: NDArray[np.int32] = field(repr=False)
+    weights: NDArray[np.float32] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPage:
+    """Everything that is known of one head but its samples.
+
+    Parameters
+    ----------
+    numbers : dict
+        Its row of the table of heads.
+    distributions : dict of str to dict
+        Of each number over texts: ``min``, ``max``, ``mean``, ``quantiles``, and bins ``lower``, ``upper``, ``count``.
+    distances : list of dict
+        Weight by distance: ``lower``, ``upper``, ``weight``, ``kept_weight``.
+    tokens : dict of str to list of (str, float)
+        Top tokens by weight, of ``query``, ``key`` and ``key_mass``.
+    """
+
+    numbers: dict[str, Any]
+    distributions: dict[str, dict[str, Any]]
+    distances: list[dict[str, Any]]
+    tokens: dict[str, list[tuple[str, float]]]
+
+
+class Corpus:
+    """What every head of a model does over many texts; opened by `attlas.load`.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it is.
+    config : dict
+        What its ``config.json`` says.
+
+    Attributes
+    ----------
+    folder, config
+        As above.
+
+    See Also
+    --------
+    attlas.corpus : makes one.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder, self.config = folder, config
+
+    def __repr__(self) -> str:
+        counts = self.config["counts"]
+        return (
+            f"Corpus({self.config['model']['name']}, {len(self.heads)} heads, {counts['texts']:,} texts, "
+            f"{counts['tokens']:,} tokens)"
+        )
+
+    def _read(self, name: str) -> pa.Table:
+        return pq.read_table(self.folder / f"{name}.parquet")
+
+    @cached_property
+    def _tables(self) -> dict[str, pa.Table]:
+        return {name: self._read(name) for name in ("heads", "distributions", "distances", "tokens", "samples")}
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Layer and number of each head."""
+        table = self._tables["heads"]
+        return list(zip(table["layer"].to_pylist(), table["head"].to_pylist(), strict=True))
+
+    def table(self, kind: str = "pandas") -> Any:
+        """Return one row a head, with every number.
+
+        Parameters
+        ----------
+        kind : {"pandas", "polars", "arrow"}
+            Library of the table.
+
+        Raises
+        ------
+        MissingExtraError
+            If it is not installed.
+        """
+        table = self._tables["heads"]
+        if kind == "arrow":
+            return table
+        try:
+            if kind == "polars":
+                import polars
+
+                return polars.from_arrow(table)
+            return table.to_pandas()
+        except ImportError as error:
+            rule = f"{kind} must be installed."
+            fix = f"pip install {kind}, or table('arrow')"
+            raise MissingExtraError("table()", rule, found=str(error), fix=fix) from error
+
+    def texts(self) -> pa.Table:
+        """Return one row a text that was read."""
+        return self._read("texts")
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the texts that failed, each with its reason."""
+        lines = (self.folder / "failed.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
+        if (layer, head) not in self.heads:
+            raise OutOfRangeError(
+                "Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix="see corpus.heads"
+            )
+        table = self._tables[name]
+        chosen = pc.and_(pc.equal(table["layer"], layer), pc.equal(table["head"], head))
+        rows: list[dict[str, Any]] = table.filter(chosen).to_pylist()
+        return rows
+
+    def head(self, layer: int, head: int) -> HeadPage:
+        """Return everything that is known of a head but its samples.
+
+        Raises
+        ------
+        OutOfRangeError
+            If there is no such head.
+        """
+        tokens: dict[str, list[tuple[str, float]]] = {}
+        for row in self._of_head("tokens", layer, head):
+            tokens.setdefault(row["side"], []).append((row["token"], row["weight"]))
+        return HeadPage(
+            self._of_head("heads", layer, head)[0],
+            {row["number"]: row for row in self._of_head("distributions", layer, head)},
+            self._of_head("distances", layer, head),
+            tokens,
+        )
+
+    @cached_property
+    def _sampled(self) -> dict[int, dict[str, Any]]:
+        return {row["text"]: row for row in self._read("sampled_texts").to_pylist()}
+
+    def samples(self, layer: int, head: int) -> list[Sample]:
+        """Return the texts that were kept for a head, by descending largest weight.
+
+        Raises
+        ------
+        OutOfRangeError
+            If there is no such head.
+        """
+        found = []
+        for row in self._of_head("samples", layer, head):
+            text = self._sampled[row["text"]]
+            held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
+            names = ("text", "interval", "max_activation", "largest")
+            of_text = {name: text[name] for name in ("source", "start", "ids", "tokens")}
+            found.append(Sample(**{name: row[name] for name in names}, **of_text, **held))
+        return found
+
+
+def read_rows(path: Path, row: int) -> dict[str, NDArray[Any]]:
+    """Return the largest keys of one head on a text, without reading those of others."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return {name: file.get_slice(name)[row : row + 1][0] for name in ("keys", "weights")}
+
+
+class Finished:
+    """A finished corpus as a source of another; its texts are counted from `first` on."""
+
+    def __init__(self, corpus: Corpus, first: int = 0) -> None:
+        self._corpus, self._first = corpus, first
+        self.state = State.of(read_tensors(corpus.folder / _STATE))
+        self.state.samples.renumber(first)
+
+    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``texts`` or ``failed``."""
+        if kind == "failed":
+            rows: Iterator[dict[str, Any]] = iter(self._corpus.failed())
+        else:
+            file = pq.ParquetFile(self._corpus.folder / "texts.parquet")
+            rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
+        for row in rows:
+            yield row | {"text": row["text"] + self._first}
+
+    def payload(self, text: int) -> Path:
+        """Return the file with the largest keys of a text."""
+        if text < self._first:
+            return self._corpus.folder / "nothing"
+        return self._corpus.folder / "samples" / payload_name(text - self._first)
+
+
+def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
+    """Open the folder of a corpus; one that is not finished as it was at the last commit.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    verify : bool
+        Whether the checksum of every file is computed, or its size only looked at.
+
+    Raises
+    ------
+    RecordingError
+        If it is no corpus, was changed or cut off, or is of a newer format.
+    """
+    if not (folder / CONFIG).is_file() and (folder / PARTS / "run.json").is_file():
+        holder = tempfile.TemporaryDirectory(prefix="attlas-corpus-", ignore_cleanup_errors=True)
+        facts = json.loads((folder / PARTS / "run.json").read_text(encoding="utf-8"))
+        sources = parts_of(folder)
+        write(Path(holder.name), facts, sources, complete=False)
+        corpus = Corpus(Path(holder.name), json.loads((Path(holder.name) / CONFIG).read_text(encoding="utf-8")))
+        weakref.finalize(corpus, holder.cleanup)
+        return corpus
+    config = _checked(folder)
+    for name, facts in config["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["size"] or (verify and digest_of(path) != facts["sha256"]):
+            found = "missing" if size is None else f"{size} bytes of {facts['size']}, or other ones"
+            raise _broken(folder, f"{name}: {found}")
+    return Corpus(folder, config)
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(folder, (str(error).splitlines() or ["no config.json"])[0]) from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise _broken(folder, "another config.json")
+    if config["version"] != VERSION:
+        raise _broken(folder, f"format {config['version']}, and this attlas reads {VERSION}")
+    return config
+
+
+def _broken(folder: Path, found: str) -> RecordingError:
+    return RecordingError(
+        "load()",
+        "the folder must be a whole corpus that attlas wrote.",
+        {"folder": str(folder)},
+        found=found,
+        fix="attlas corpus MODEL SOURCE -o DIR, or copy the folder again.",
+    )

@@ -1,0 +1,246 @@
+"""The parts of an unfinished corpus: one for each process, and each as it was at some moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attlas.corpus.state import State
+from attlas.errors import FileError, RecordingError
+from attlas.files import whole_file
+
+__all__ = ["PARTS", "Journal", "Part", "hold", "mutex", "parts_of", "payload_name", "read_tensors"]
+
+PARTS = "parts"
+_LOCK = "lock"
+
+
+def payload_name(text: int) -> str:
+    """Return the name of the file with the largest keys of a text."""
+    return f"{text:08d}.safetensors"
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return what a file of tensors holds."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+class Part:
+    """What one process has read, as it was at the last commit.
+
+    Parameters
+    ----------
+    folder : Path
+        ``parts`` of a corpus.
+    rank : int
+        Number of the process.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        tensors = read_tensors(self._file("safetensors"))
+        self.done: NDArray[np.uint8] = np.unpackbits(tensors.pop("done").numpy())
+        self.sizes = dict(zip(("texts", "failed"), tensors.pop("sizes").tolist(), strict=True))
+        self.state = State.of(tensors)
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / f"{self.rank:04d}.{kind}"
+
+    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the lines of ``texts`` or ``failed`` that were there at the commit."""
+        with self._file(f"{kind}.jsonl").open("rb") as file:
+            left = self.sizes[kind]
+            while left > 0:
+                line = file.readline()
+                left -= len(line)
+                yield json.loads(line)
+
+    def payload(self, text: int) -> Path:
+        """Return the file with the largest keys of a text."""
+        return self.folder / f"{self.rank:04d}" / payload_name(text)
+
+
+def parts_of(folder: Path) -> list[Part]:
+    """Return what each process has read of a corpus, by its number."""
+    found = sorted((folder / PARTS).glob("[0-9]*.safetensors"))
+    return [Part(folder / PARTS, int(path.stem)) for path in found]
+
+
+class Journal:
+    """What one process reads: kept in memory, and on disk as it was at the last commit.
+
+    Parameters
+    ----------
+    folder : Path
+        ``parts`` of the corpus, which is there.
+    rank : int
+        Number of the process.
+
+    Notes
+    -----
+    Lines are only ever appended; a commit writes how many bytes of them hold beside the sums, in one file that takes
+    the place of the one before. So a process that is killed anywhere has lost what came after the last commit, and
+    nothing else; a machine too, since all is on disk before a commit names it.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self.state: State | None = None
+        self.done: set[int] = set()
+        self.sizes = {"texts": 0, "failed": 0}
+        self._new: set[int] = set()  # texts whose largest keys were written since the last commit
+        self._files: dict[str, Any] = {}
+        if self._file("safetensors").exists():
+            part = Part(folder, rank)
+            self.state, self.sizes = (part.state if part.state.heads else None), part.sizes
+            self.done = set(np.flatnonzero(part.done).tolist())
+        (folder / f"{rank:04d}").mkdir(exist_ok=True)
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / f"{self.rank:04d}.{kind}"
+
+    def __enter__(self) -> Journal:
+        with _said(self.folder):
+            for kind, size in self.sizes.items():
+                file = self._file(f"{kind}.jsonl").open("ab")
+                file.truncate(size)
+                self._files[kind] = file
+            self._sweep()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # what is not on disk yet is not committed
+                file.close()
+
+    def line(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Append a line to ``texts`` or ``failed``."""
+        with _said(self.folder):
+            self._files[kind].write(json.dumps(row).encode() + b"\n")
+
+    def keep(self, text: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the largest keys of a text."""
+        with _said(self.folder):
+            save_file(dict(tensors), self.folder / f"{self.rank:04d}" / payload_name(text))
+        self._new.add(text)
+
+    def commit(self) -> None:
+        """Make what was read since the last commit last."""
+        if self.state is None and not any(file.tell() for file in self._files.values()):
+            return
+        with _said(self.folder):
+            kept = set() if self.state is None else set(self.state.samples.kept())
+            for text in self._new & kept:
+                with (self.folder / f"{self.rank:04d}" / payload_name(text)).open("rb") as file:
+                    os.fsync(file.fileno())
+            self._new.clear()
+            for kind, file in self._files.items():
+                file.flush()
+                os.fsync(file.fileno())
+                self.sizes[kind] = file.tell()
+        state = State([], 0, 0, 0) if self.state is None else self.state
+        bits = np.zeros(max(self.done, default=-1) + 1, dtype=np.uint8)
+        bits[list(self.done)] = 1
+        tensors = state.tensors() | {"done": torch.from_numpy(np.packbits(bits))}
+        tensors["sizes"] = torch.tensor([self.sizes["texts"], self.sizes["failed"]])
+        with whole_file(self._file("safetensors"), "corpus()") as file:
+            save_file(tensors, file)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the largest keys of texts that are kept no longer, or came after the last commit."""
+        kept = set() if self.state is None else {payload_name(text) for text in self.state.samples.kept()}
+        for path in (self.folder / f"{self.rank:04d}").iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """Word errors of the disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(
+            "corpus()",
+            "the folder must be one that can be written.",
+            {"folder": str(folder)},
+            found=getattr(error, "strerror", None) or str(error).splitlines()[0],
+            fix="make room, and run the same command again: it goes on where it was.",
+        ) from error
+
+
+@contextmanager
+def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
+    """Keep other runs out of a folder, for as long as this process lives.
+
+    Raises
+    ------
+    RecordingError
+        If another run writes into it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with mutex(folder):
+            for path in folder.glob(f"{_LOCK}-*"):
+                _, processes, number = path.name.split("-")
+                if (int(processes) != world or int(number) == rank) and not _free(path):
+                    raise RecordingError(
+                        "corpus()",
+                        "one run at a time may write into a folder.",
+                        {"folder": str(folder.parent)},
+                        found="another run that writes into it",
+                        fix="wait for it, or give -o another folder.",
+                    )
+            handle = os.open(folder / f"{_LOCK}-{world}-{rank}", os.O_RDWR | os.O_CREAT, 0o644)
+            stack.callback(os.close, handle)
+            _lock(handle)
+        yield
+
+
+def _free(path: Path) -> bool:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        _lock(handle)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+@contextmanager
+def mutex(folder: Path) -> Iterator[None]:
+    """Let one process at a time look at the locks, and join the parts."""
+    handle = os.open(folder / "mutex", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(handle, wait=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool = False) -> None:
+    """Lock an open file for this process; the lock ends with the process, however that ends."""
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,216 @@
+"""Run a model over texts, and measure every head of every layer while it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attlas.corpus.measuring import TextNumbers, measure_layer
+from attlas.errors import AttlasError, RecordingError
+from attlas.heads.kinds import on_block, repeated_block
+from attlas.matrix import AttentionMatrix
+from attlas.recording.census import Census
+from attlas.recording.facts import name_of
+from attlas.recording.passes import Passes
+from attlas.recording.patch import patched
+from attlas.recording.switch import switched
+from attlas.recording.tap import listening, subscribed
+
+__all__ = ["ModelReader", "facts_of", "fingerprint"]
+
+_PERIOD, _BLOCKS = 128, 4
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a text that tells models apart: their configuration, and some numbers of each weight."""
+    total = hashlib.sha256(json.dumps(_config(model).get("all", {}), sort_keys=True, default=str).encode())
+    for name, weight in model.named_parameters():
+        some = weight.detach().flatten()[:64].to("cpu", torch.float64)
+        total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + some.numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        return {}
+    plain = {k: v for k, v in config.to_dict().items() if not k.startswith("_") and k != "transformers_version"}
+    return {"all": plain, "text": config.get_text_config()}
+
+
+def facts_of(model: nn.Module) -> dict[str, Any]:
+    """Return what is known of a model before it runs, as JSON can hold it."""
+    config = getattr(model, "config", None)
+    text = _config(model).get("text")
+    embeddings = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    vocabulary = getattr(text, "vocab_size", None) or max(embeddings, default=0)
+    weight = next(model.parameters(), None)
+    return {
+        "name": name_of(model).rstrip("/").split("/")[-1],
+        "path": str(getattr(config, "name_or_path", "") or "") or None,
+        "type": getattr(config, "model_type", None) or type(model).__name__,
+        "class": type(model).__name__,
+        "fingerprint": fingerprint(model),
+        "dtype": "float32" if weight is None else str(weight.dtype).removeprefix("torch."),
+        "context": getattr(text, "max_position_embeddings", None),
+        "vocabulary": int(vocabulary),
+    }
+
+
+class _Listener:
+    """Hands each self-attention of a pass to a function."""
+
+    def __init__(self, census: Census) -> None:
+        self.census = census
+        self.take: Callable[[str, AttentionMatrix], None] | None = None
+
+    def receive(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
+        """Take one matrix."""
+        site = self.census.site(module)
+        if self.take is not None and site is not None and site.kind != "cross":
+            self.take(site.path, matrix)
+
+
+class ModelReader:
+    """Runs a model over batches of texts, and measures each attention as it comes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A model of transformers, or any that calls torch's attention, with `patch_sdpa`.
+    patch_sdpa : bool
+        Whether torch's ``scaled_dot_product_attention`` is caught.
+    """
+
+    def __init__(self, model: nn.Module, *, patch_sdpa: bool = False) -> None:
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise RecordingError(
+                "corpus()",
+                "the model must read one text; an encoder with a decoder reads two.",
+                found=type(model).__name__,
+                fix="give its encoder: model.get_encoder().",
+            )
+        self.model, self._patch = model, patch_sdpa
+        self._census = Census(model, patched=patch_sdpa)
+        self._listener = _Listener(self._census)
+        self.paths: list[str] = []
+        self.widths: list[int] = []
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        known = inspect.signature(model.forward).parameters
+        self._given: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+        if "logits_to_keep" in known:
+            self._given["logits_to_keep"] = 1  # nobody reads the logits
+
+    @contextmanager
+    def running(self) -> Iterator[ModelReader]:
+        """Let the model attend with attlas, for the time of a ``with`` block."""
+        training = self.model.training
+        with ExitStack() as stack:
+            stack.callback(self.model.train, training)
+            self.model.eval()
+            stack.enter_context(switched(self.model))
+            stack.enter_context(subscribed(self._listener))
+            if self._patch:
+                watched = list(self.model.named_modules())
+                passes = Passes(
+                    self.model, watched, lambda: listening(self._listener), lambda args, kwargs: None, lambda: None
+                )
+                stack.enter_context(passes.followed())
+                stack.enter_context(patched(lambda: passes.innermost if listening(self._listener) else None))
+            yield self
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Layer and number of each head, once a text was read."""
+        found = [re.search(r"\.(\d+)(\.|$)", path) for path in self.paths]
+        layers = [int(one[1]) for one in found if one is not None]
+        if len({*layers}) != len(self.paths):  # a module that is used again, or an encoder beside another
+            layers = list(range(len(self.paths)))
+        return [(layer, head) for layer, width in zip(layers, self.widths, strict=True) for head in range(width)]
+
+    @property
+    def modules(self) -> list[str]:
+        """Path of the module of each head."""
+        return [path for path, width in zip(self.paths, self.widths, strict=True) for _ in range(width)]
+
+    def read(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
+        """Return what each layer does on each text, or the reason why the text failed.
+
+        Raises
+        ------
+        RecordingError
+            If no attention of the model can be measured at all.
+        """
+        found: list[list[TextNumbers] | str] = []
+        for same in _of_one_length(texts):
+            try:
+                found += self._run(same)
+            except Exception as error:  # noqa: BLE001 - a text that fails is named, and the run goes on
+                found += self.read(same[:1]) + self.read(same[1:]) if len(same) > 1 else [_reason(error)]
+        if not self.paths and any(not isinstance(one, str) for one in found):
+            raise RecordingError(
+                "corpus()",
+                "the model must take its attention from the interface of transformers.",
+                found=f"{type(self.model).__name__} computes it itself",
+                fix="attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention.",
+            )
+        return found
+
+    def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
+        ids = torch.from_numpy(np.stack(texts))
+        layers: list[tuple[str, list[TextNumbers]]] = []
+        self._pass(ids, lambda path, A: layers.append((path, measure_layer(A, ids))))
+        paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
+        if not self.paths:
+            self.paths, self.widths = paths, widths
+        elif (paths, widths) != (self.paths, self.widths):
+            raise RecordingError("corpus()", "each text must pass the same layers.", found=f"{len(paths)} layers")
+        return [[numbers[b] for _, numbers in layers] for b in range(len(texts))]
+
+    @torch.no_grad()
+    def _pass(self, ids: Tensor, take: Callable[[str, AttentionMatrix], None]) -> None:
+        self._listener.take = take
+        try:
+            self.model(ids.to(self._device), **self._given)
+        finally:
+            self._listener.take = None
+
+    def block(self, vocabulary: int, context: int | None) -> NDArray[np.float64]:
+        """Return the scores on a random block that occurs twice, shape (heads, 2): induction and duplicate."""
+        period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
+        found: list[Tensor] = []
+
+        def take(path: str, A: AttentionMatrix) -> None:
+            scores = on_block(A, period)
+            found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
+
+        self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
+        return torch.cat(found).numpy() if found else np.zeros((0, 2))
+
+
+def _of_one_length(texts: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:
+    """Yield runs of texts of the same length: nothing has to be filled up."""
+    run: list[NDArray[np.int64]] = []
+    for ids in texts:
+        if run and len(ids) != len(run[0]):
+            yield run
+            run = []
+        run.append(ids)
+    if run:
+        yield run
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AttlasError):
+        return f"{error.rule} found: {error.found}" if error.found else error.rule
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,64 @@
+"""Distributions over texts: counts in fixed bins, which add up exactly whatever the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ABSOLUTE", "RELATIVE", "SIZE", "bin_of", "edges_of", "quantiles"]
+
+SIZE = 2048  # bins of each number, the larger kind
+_UNIT = 1000
+ABSOLUTE = 0.5 / _UNIT  # error of a quantile of a number from 0 to 1
+RELATIVE = 0.01  # error of a quantile of any other, as a share of it
+_LEAST = 1e-4  # below it, numbers of the second kind count as 0
+_STEP = math.log((1 + RELATIVE) / (1 - RELATIVE))
+
+
+def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
+    """Return the bin of each number, -1 for NaN."""
+    filled = np.nan_to_num(x, nan=0.0, posinf=np.finfo(float).max)
+    if sketch == "unit":
+        found = np.clip(filled * _UNIT, 0, _UNIT - 1)
+    else:
+        found = np.where(filled < _LEAST, 0.0, 1 + np.log(np.maximum(filled, _LEAST) / _LEAST) / _STEP)
+        found = np.minimum(found, SIZE - 1)
+    return np.where(np.isnan(x), -1, found.astype(np.int64))
+
+
+def edges_of(sketch: str) -> NDArray[np.float64]:
+    """Return the edges of all bins, ascending: one more than bins."""
+    if sketch == "unit":
+        return np.arange(_UNIT + 1) / _UNIT
+    return np.concatenate([[0.0], _LEAST * np.exp(_STEP * np.arange(SIZE))])
+
+
+def quantiles(counts: NDArray[np.int32], sketch: str, levels: Sequence[float], low: float, high: float) -> list[float]:
+    """Return the quantiles of a distribution, to within `ABSOLUTE` or `RELATIVE`; the ends are exact.
+
+    Parameters
+    ----------
+    counts : array of int, shape (SIZE,)
+        Texts in each bin.
+    sketch : str
+        Kind of the bins.
+    levels : sequence of float
+        From 0 to 1; the number at rank ``floor(level * (texts - 1))`` is meant.
+    low, high : float
+        Smallest and largest number.
+    """
+    total = int(counts.sum())
+    if not total:
+        return [math.nan] * len(levels)
+    edges, ranks = edges_of(sketch), np.cumsum(counts)
+    out = []
+    for level in levels:
+        at = int(np.searchsorted(ranks, math.floor(level * (total - 1)), side="right"))
+        lower, upper = float(edges[at]), float(edges[min(at + 1, len(edges) - 1)])
+        # Between the edges of a bin of the second kind, this one is off by the same share of either.
+        middle = (lower + upper) / 2 if sketch == "unit" or not lower else 2 * lower * upper / (lower + upper)
+        out.append(low if level <= 0 else high if level >= 1 else min(max(middle, low), high))
+    return out

@@ -1,0 +1,266 @@
+"""Documents of a corpus, one after the other and always in the same order, and the texts that are cut from them."""
+
+from __future__ import annotations
+
+import glob
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attlas.errors import FileError, MissingExtraError, ShapeError
+
+__all__ = ["Cutter", "Document", "Text", "documents", "name_of"]
+
+_LINES = {".jsonl", ".ndjson"}
+_ARROW = {".arrow", ".feather", ".ipc"}
+_COLUMNS = ("text", "input_ids", "ids", "content")  # names that are looked for where none is given
+
+
+class Document(NamedTuple):
+    """One document: characters, tokens, or the reason why it cannot be read."""
+
+    source: str
+    content: str | NDArray[np.int64] | None
+    reason: str = ""
+
+
+class Text(NamedTuple):
+    """Tokens that the model reads at once: where they come from, and the first of them in the document."""
+
+    source: str
+    start: int
+    ids: NDArray[np.int64] | None
+    reason: str = ""
+
+
+def name_of(source: Any) -> str:
+    """Return how a source is named in the results."""
+    return str(source) if isinstance(source, str | Path) else type(source).__name__
+
+
+def documents(source: Any, column: str | None = None) -> Iterator[Document]:
+    """Yield the documents of a source.
+
+    Parameters
+    ----------
+    source : str, Path or iterable
+        A file, a folder (all files in it, by name), a pattern such as ``"data/*.txt"``, ``"-"`` for the standard
+        input; or str, token ids or mappings, one a document, as a dataset of `datasets` yields them.
+    column : str, optional
+        The column of JSON lines, Parquet, Arrow and mappings; the default is the first of text, input_ids, ids and
+        content that there is.
+
+    Raises
+    ------
+    FileError
+        If a file cannot be read.
+    ShapeError
+        If there is no such column, or nothing to read.
+    """
+    if isinstance(source, str | Path) and str(source) == "-":
+        yield from _of_lines(sys.stdin.buffer, "stdin", column)
+    elif isinstance(source, str | Path):
+        for path, name in _files(source):
+            try:
+                yield from _of_file(path, name, column)
+            except OSError as error:  # errors of pyarrow about files are these, or ValueError
+                raise _unreadable(path, error) from error
+    elif isinstance(source, Iterable):
+        for row, one in enumerate(source):
+            yield _document(f"#{row}", one, column)
+    else:
+        rule = "texts must be a path, or several texts, rows or sequences of token ids."
+        raise ShapeError("corpus()", rule, found=type(source).__name__, fix='attlas.corpus(model, "data/*.txt", ...)')
+
+
+def _unreadable(path: Path, error: Exception) -> FileError:
+    words = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    fix = "mend or remove the file, and run the same command again: it goes on where it was."
+    return FileError("corpus()", "each file must be one that can be read.", {"file": str(path)}, found=words, fix=fix)
+
+
+def _files(source: str | Path) -> list[tuple[Path, str]]:
+    """Return the files of a source, and their names in the results, in the order of their names."""
+    folder = Path(source)
+    if folder.is_dir():
+        found = [path for path in folder.rglob("*") if path.is_file() and not _hidden(path.relative_to(folder))]
+        named = [(path, path.relative_to(folder).as_posix()) for path in found]
+    elif folder.is_file():
+        named = [(folder, folder.name)]
+    else:
+        found = [Path(one) for one in glob.glob(str(source), recursive=True)]  # noqa: PTH207 - it may be absolute
+        named = [(path, path.as_posix()) for path in found if path.is_file()]
+    if not named:
+        fix = "give a folder, a file, or a pattern in quotes."
+        raise ShapeError("corpus()", "there must be something to read.", found=f"no file at {source}", fix=fix)
+    return sorted(named, key=lambda one: one[1])
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet" or suffix in _ARROW:
+        yield from _of_table(path, name, column)
+    elif suffix in _LINES:
+        with path.open("rb") as file:
+            yield from _of_lines(file, name, column, rows=True)
+    elif suffix == ".npy":
+        yield _document(name, np.load(path, allow_pickle=False), column)
+    else:
+        yield _decoded(name, path.read_bytes())
+
+
+def _decoded(name: str, data: bytes) -> Document:
+    try:
+        return Document(name, data.decode())
+    except UnicodeDecodeError as error:
+        return Document(name, None, f"not UTF-8: {error.reason} at byte {error.start}")
+
+
+def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -> Iterator[Document]:
+    """Yield the rows of JSON lines; a stream whose first line is no object is one text."""
+    first = file.readline()
+    if not rows and not first.lstrip().startswith(b"{"):
+        yield _decoded(name, first + file.read())
+        return
+    number, line = 0, first
+    while line:
+        if line.strip():
+            try:
+                yield _document(f"{name}#{number}", json.loads(line), column)
+            except ValueError as error:
+                yield Document(f"{name}#{number}", None, f"not JSON: {error}")
+        number, line = number + 1, file.readline()
+
+
+def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
+    """Yield the rows of a Parquet or Arrow file, some at a time."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError(
+            "corpus()",
+            "pyarrow must be installed.",
+            found="no module named pyarrow",
+            fix="pip install 'attlas[corpus]'",
+        ) from error
+    try:
+        if path.suffix.lower() == ".parquet":
+            file = pq.ParquetFile(path)
+            names = file.schema_arrow.names
+            batches = file.iter_batches(batch_size=64, columns=[_column(path, names, column)])
+        else:
+            batches, names = _arrow(pa, path)
+        chosen, row = _column(path, names, column), 0
+        for batch in batches:
+            for one in batch.column(batch.schema.get_field_index(chosen)).to_pylist():
+                yield _document(f"{name}#{row}", one, column)
+                row += 1
+    except pa.ArrowException as error:
+        raise _unreadable(path, error) from error
+
+
+def _arrow(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
+    source = pa.memory_map(str(path))
+    try:
+        reader = pa.ipc.open_file(source)
+        return (reader.get_batch(i) for i in range(reader.num_record_batches)), reader.schema.names
+    except pa.ArrowInvalid:  # datasets writes streams
+        stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+        return stream, stream.schema.names
+
+
+def _column(where: object, names: Iterable[str], column: str | None) -> str:
+    names = list(names)
+    chosen = next((name for name in ((column,) if column else _COLUMNS) if name in names), None)
+    if chosen is None:
+        rule = f"there must be a column {column!r}." if column else "the column with the texts must be named."
+        found = f"columns {', '.join(map(str, names[:12]))}"
+        fix = f"--column {names[0]}" if names else "a file with a column"
+        raise ShapeError("corpus()", rule, {"source": str(where)}, found=found, fix=fix)
+    return chosen
+
+
+def _document(source: str, one: Any, column: str | None) -> Document:
+    if isinstance(one, Mapping):
+        one = one[_column(source, one, column)]
+    if isinstance(one, str):
+        return Document(source, one)
+    if isinstance(one, bytes):
+        return _decoded(source, one)
+    try:
+        ids = np.asarray(one)
+    except (ValueError, TypeError):
+        ids = np.zeros((0, 0))
+    if ids.ndim == 1 and ids.size and ids.dtype.kind in "iu":
+        return Document(source, ids.astype(np.int64))
+    return Document(source, None, f"neither text nor token ids: {type(one).__name__}")
+
+
+class Cutter:
+    """Cuts documents into texts of at most so many tokens.
+
+    Parameters
+    ----------
+    tokenizer : tokenizer of transformers, optional
+        What makes tokens of characters.
+    length, stride : int
+        Tokens of a text, and from the begin of one to that of the next in its document.
+    vocabulary : int
+        Tokens that the model knows.
+    """
+
+    def __init__(self, tokenizer: Any, length: int, stride: int, vocabulary: int) -> None:
+        self.tokenizer, self.length, self.stride, self.vocabulary = tokenizer, length, stride, vocabulary
+        self._before, self._after = ([], []) if tokenizer is None else _special(tokenizer)
+
+    def cut(self, document: Document) -> Iterator[Text]:
+        """Yield the texts of a document; one that cannot be read is one text with the reason."""
+        ids, reason = self._ids(document)
+        before, after = (self._before, self._after) if isinstance(document.content, str) else ([], [])
+        room = self.length - len(before) - len(after)
+        if ids is None or len(ids) + self.length - room < 2:
+            yield Text(document.source, 0, None, reason or "fewer than 2 tokens")
+            return
+        stride = min(self.stride, room)
+        for start in range(0, max(len(ids) - max(room - stride, 0), 1), stride):
+            part = np.concatenate([before, ids[start : start + room], after]).astype(np.int64)
+            if len(part) > 1:
+                yield Text(document.source, start, part)
+
+    def _ids(self, document: Document) -> tuple[NDArray[np.int64] | None, str]:
+        if document.content is None:
+            return None, document.reason
+        if isinstance(document.content, str):
+            if self.tokenizer is None:
+                rule = "texts must be token ids where there is no tokenizer."
+                raise ShapeError("corpus()", rule, found="characters", fix="attlas.corpus(model, texts, tokenizer=...)")
+            given = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+            ids = np.array(self.tokenizer(document.content, **given)["input_ids"], dtype=np.int64)
+        else:
+            ids = document.content
+        if ids.size and (ids.min() < 0 or ids.max() >= self.vocabulary):
+            return (
+                None,
+                f"token {ids.min() if ids.min() < 0 else ids.max()} is not one of the model's {self.vocabulary}",
+            )
+        return ids, ""
+
+
+def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the tokens that the tokenizer puts before and behind each text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start], whole[start + len(plain) :]
+    return [], []

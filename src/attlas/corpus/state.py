@@ -1,0 +1,168 @@
+"""The sums of a corpus. All are whole numbers, so that neither order, processes nor restarts change a bit of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attlas.corpus import sketch
+from attlas.corpus.measuring import BINS, SINGLE, TextNumbers
+from attlas.corpus.numbers import BLOCK, COUNTS, NUMBERS, SUMS, values
+from attlas.corpus.sampling import Samples
+from attlas.errors import TooLargeError
+
+__all__ = ["SIDES", "State"]
+
+_SUM_BITS = 40  # after the binary point, of sums over rows; they grow without limit
+_BITS = 30  # after the binary point, of weight by token and by distance: 64 bits hold that of 2³³ queries
+_LIMB = 62
+SIDES = ("query", "key", "key_mass")
+_ARRAYS = ("counts", "cells", "distances", "kept_distances", "tokens", "bins")
+
+
+class State:
+    """Everything that is known of the texts that were read.
+
+    Parameters
+    ----------
+    heads : sequence of (int, int)
+        Layer and number of each head.
+    vocabulary : int
+        Number of tokens.
+    size, top : int
+        Texts that are kept at random, and the largest of each head.
+
+    Notes
+    -----
+    Memory does not grow with texts: 24 bytes a head and token of the vocabulary, and 130 KB a head.
+    """
+
+    def __init__(self, heads: Sequence[tuple[int, int]], vocabulary: int, size: int, top: int) -> None:
+        count = len(heads)
+        self.heads = [tuple(head) for head in heads]
+        self.sums: NDArray[Any] = np.zeros((count, len(SUMS)), dtype=object)
+        self.totals: NDArray[Any] = np.zeros((count, len(NUMBERS)), dtype=object)  # of each number, over texts
+        self.counts = np.zeros((count, len(COUNTS)), dtype=np.int64)
+        self.cells = np.zeros((count, SINGLE), dtype=np.int64)
+        self.distances = np.zeros((count, BINS), dtype=np.int64)
+        self.kept_distances = np.zeros((count, BINS), dtype=np.int64)
+        self.tokens = np.zeros((len(SIDES), count, vocabulary), dtype=np.int64)
+        self.bins = np.zeros((count, len(NUMBERS), sketch.SIZE), dtype=np.int32)
+        self.low = np.full((count, len(NUMBERS)), np.inf)
+        self.high = np.full((count, len(NUMBERS)), -np.inf)
+        self.block = np.full((count, len(BLOCK)), np.nan)
+        self.samples = Samples(count, size, top)
+
+    def add(self, text: int, number: int, layers: Sequence[TextNumbers]) -> NDArray[np.int64]:
+        """Add a text; return the heads for which it is kept.
+
+        Parameters
+        ----------
+        text, number : int
+            Its place in the corpus and its hash.
+        layers : sequence of TextNumbers
+            What its layers do, in the order of `heads`.
+        """
+        sums = np.concatenate([layer.sums for layer in layers])
+        counts, cells = (
+            np.concatenate([np.repeat(getattr(layer, name)[None], len(layer.sums), axis=0) for layer in layers])
+            for name in ("counts", "cells")
+        )
+        self.sums += _whole(sums, _SUM_BITS).astype(object)
+        self.counts += counts
+        self.cells += cells
+        self.distances += _rounded([layer.distances for layer in layers])
+        self.kept_distances += _rounded([layer.kept_distances for layer in layers])
+        for side, name in enumerate(("query_kept", "key_kept", "key_mass")):
+            self.tokens[side][:, layers[0].tokens] += _rounded([getattr(layer, name) for layer in layers])
+        self._add_numbers(values(sums, counts.astype(np.float64)))
+        return self.samples.add(text, number, sums[:, SUMS.index("max_activation")])
+
+    def _add_numbers(self, found: Mapping[str, NDArray[np.float64]]) -> None:
+        each = np.arange(len(self.heads))
+        for j, number in enumerate(NUMBERS):
+            x = found[number.name]
+            some = ~np.isnan(x)
+            self.bins[each[some], j, sketch.bin_of(x, number.sketch)[some]] += 1
+            self.totals[:, j] += _whole(np.nan_to_num(x), _SUM_BITS).astype(object)
+            self.low[some, j] = np.minimum(self.low[some, j], x[some])
+            self.high[some, j] = np.maximum(self.high[some, j], x[some])
+
+    def merge(self, other: State) -> None:
+        """Add what another part of the corpus has; no text may be in both."""
+        for name in ("sums", "totals", *_ARRAYS):
+            getattr(self, name)[...] += getattr(other, name)
+        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        self.block = np.where(np.isnan(self.block), other.block, self.block)
+        self.samples.merge(other.samples)
+
+    def numbers(self) -> dict[str, NDArray[np.float64]]:
+        """Return every number over all texts, each of shape (heads,)."""
+        return values(_real(self.sums, _SUM_BITS), self.counts.astype(np.float64))
+
+    def means(self) -> NDArray[np.float64]:
+        """Return the mean over texts of each number, shape (heads, numbers); NaN where no text has it."""
+        texts = self.bins.sum(-1)
+        with np.errstate(invalid="ignore"):
+            return _real(self.totals, _SUM_BITS) / np.where(texts, texts, np.nan)
+
+    def by_distance(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return all and the kept weight by distance, shape (heads, bins)."""
+        return self.distances / 2.0**_BITS, self.kept_distances / 2.0**_BITS
+
+    def by_token(self, side: int, head: int) -> NDArray[np.float64]:
+        """Return the weight of a head by token, shape (vocabulary,)."""
+        return np.asarray(self.tokens[side, head] / 2.0**_BITS)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything as tensors, for a file."""
+        if max(int(t.max(initial=0)) for t in (self.tokens, self.distances)) >= 1 << _LIMB:
+            raise TooLargeError(
+                "corpus()",
+                "the weight of one token must stay below that of 2³² queries.",
+                found="a longer corpus",
+                fix="attlas.corpus() for each half of it.",
+            )
+        found = {name: torch.from_numpy(getattr(self, name)) for name in (*_ARRAYS, "low", "high", "block")}
+        for name in ("sums", "totals"):
+            x = getattr(self, name)
+            found[f"{name}.low"] = torch.from_numpy((x & ((1 << _LIMB) - 1)).astype(np.int64))
+            found[f"{name}.high"] = torch.from_numpy((x >> _LIMB).astype(np.int64))
+        found["heads"] = torch.tensor(self.heads, dtype=torch.int64).view(-1, 2)
+        found["kept"] = torch.tensor([self.samples.size, self.samples.top])
+        return found | self.samples.tensors()
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> State:
+        """Return what `tensors` gave."""
+        size, top = tensors["kept"].tolist()
+        state = cls([(a, b) for a, b in tensors["heads"].tolist()], 0, size, top)
+        for name in (*_ARRAYS, "low", "high", "block"):
+            setattr(state, name, tensors[name].numpy().copy())
+        for name in ("sums", "totals"):
+            high, low = (tensors[f"{name}.{part}"].numpy().astype(object) for part in ("high", "low"))
+            setattr(state, name, (high << _LIMB) + low)
+        state.samples.load(tensors)
+        return state
+
+
+def _whole(x: NDArray[np.float64], bits: int) -> NDArray[Any]:
+    """Return numbers times a power of two, as whole numbers of any size."""
+    scaled = np.rint(np.ldexp(x, bits))
+    if not scaled.size or np.abs(scaled).max() < 2.0**62:
+        return scaled.astype(np.int64)
+    return np.vectorize(int, otypes=[object])(scaled)
+
+
+def _rounded(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    return np.rint(np.ldexp(np.concatenate(parts), _BITS)).astype(np.int64)
+
+
+def _real(x: NDArray[Any], bits: int) -> NDArray[np.float64]:
+    # Division of whole numbers in Python is rounded once, whatever their size.
+    return np.vectorize(lambda one: one / (1 << bits), otypes=[np.float64])(x)

@@ -1,0 +1,167 @@
+"""The tables of a corpus, made of its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from attlas.corpus import sketch
+from attlas.corpus.measuring import SINGLE, bin_edges
+from attlas.corpus.numbers import BLOCK, NUMBERS
+from attlas.corpus.state import SIDES, State
+from attlas.heads import Head, classify
+
+__all__ = [
+    "INTERVALS",
+    "QUANTILES",
+    "TOP",
+    "distances_table",
+    "distributions_table",
+    "heads_table",
+    "samples_table",
+    "tokens_table",
+]
+
+QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+INTERVALS = 5
+TOP = 50  # tokens of each side
+
+
+def _places(state: State) -> dict[str, Any]:
+    layers, heads = zip(*state.heads, strict=True)
+    return {"layer": pa.array(layers, pa.int32()), "head": pa.array(heads, pa.int32())}
+
+
+def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str]) -> pa.Table:
+    """Return one row a head: its name and every number."""
+    found = state.numbers()
+    texts, rows = state.counts[:, -1], state.counts[:, 0]
+    mass = state.by_distance()[0][:, 2:SINGLE]
+    best = mass.argmax(axis=1)
+    each = np.arange(len(best))
+    cells = state.cells[each, best + 2]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        fixed = np.where(cells > 0, mass[each, best] / cells, 0.0)
+    favourites = [state.by_token(SIDES.index("key_mass"), head) for head in each]
+    token = [int(weights.argmax()) for weights in favourites]
+    further = {
+        "fixed": fixed,
+        "fixed_distance": best + 2.0,
+        "favourite": np.array([weights.max() for weights in favourites]) / np.maximum(rows, 1),
+        **{name: state.block[:, j] for j, name in enumerate(BLOCK)},
+        "mean_max_activation": found.pop("max_activation"),
+        "max_activation": state.high[:, [number.name for number in NUMBERS].index("max_activation")],
+    }
+    columns = {name: np.asarray(x, dtype=np.float64) for name, x in (found | further).items()}
+    kinds = [_kind(columns, i, state.heads[i], rows[i] / max(texts[i], 1)) for i in each]
+    return pa.table(
+        _places(state)
+        | {"module": list(modules), "kind": kinds, "texts": texts, "queries": rows}
+        | {name: pa.array(x, pa.float64()) for name, x in columns.items()}
+        | {"favourite_token": [vocabulary[one] for one in token]}
+    )
+
+
+def _kind(columns: dict[str, NDArray[np.float64]], i: int, place: tuple[int, ...], length: float) -> str:
+    names = set(Head.__dataclass_fields__) - {"layer", "head", "tokens", "distance", "chance"}
+    measures = {name: float(np.nan_to_num(columns[name][i])) for name in names}
+    distance = float(columns["qk_distance"][i])
+    head = Head(layer=place[0], head=place[1], tokens=round(length), distance=distance, chance=0.0, **measures)
+    return classify(head)[0].name
+
+
+def distributions_table(state: State) -> pa.Table:
+    """Return one row a head and number: its distribution over texts."""
+    rows = []
+    means = state.means()
+    for i, (layer, head) in enumerate(state.heads):
+        for j, number in enumerate(NUMBERS):
+            counts = state.bins[i, j]
+            some = np.flatnonzero(counts)
+            edges = sketch.edges_of(number.sketch)
+            low, high = (float(x) if len(some) else np.nan for x in (state.low[i, j], state.high[i, j]))
+            rows.append(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "number": number.name,
+                    "texts": int(counts.sum()),
+                    "min": low,
+                    "max": high,
+                    "mean": means[i, j],
+                    "quantiles": sketch.quantiles(counts, number.sketch, QUANTILES, low, high),
+                    "lower": edges[some].tolist(),
+                    "upper": edges[some + 1].tolist(),
+                    "count": counts[some].tolist(),
+                }
+            )
+    schema = pa.schema(
+        [("layer", pa.int32()), ("head", pa.int32()), ("number", pa.string()), ("texts", pa.int64())]
+        + [(name, pa.float64()) for name in ("min", "max", "mean")]
+        + [(name, pa.list_(pa.float64())) for name in ("quantiles", "lower", "upper")]
+        + [("count", pa.list_(pa.int64()))]
+    )
+    return pa.Table.from_pylist(rows, schema)
+
+
+def distances_table(state: State) -> pa.Table:
+    """Return one row a head and bin of distance, up to the last that has any weight."""
+    weight, kept = state.by_distance()
+    edges = bin_edges()
+    used = int(np.flatnonzero(weight.any(axis=0)).max(initial=0)) + 1
+    layers, heads = (np.repeat(np.array(x, dtype=np.int32), used) for x in zip(*state.heads, strict=True))
+    count = len(state.heads)
+    return pa.table(
+        {
+            "layer": layers,
+            "head": heads,
+            "lower": np.tile(edges[:used], count),
+            "upper": np.tile(edges[1 : used + 1], count),
+            "weight": weight[:, :used].ravel(),
+            "kept_weight": kept[:, :used].ravel(),
+        }
+    )
+
+
+def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:
+    """Return the tokens with most weight of each head and side; ids that show the same are one token."""
+    texts, group = np.unique(np.array(vocabulary, dtype=object), return_inverse=True)
+    columns: dict[str, list[Any]] = {name: [] for name in ("layer", "head", "side", "rank", "token", "weight")}
+    for i, (layer, head) in enumerate(state.heads):
+        for side, name in enumerate(SIDES):
+            weights = np.bincount(group, state.by_token(side, i), len(texts))
+            order = np.argsort(-weights, kind="stable")[:TOP]
+            order = order[weights[order] > 0]
+            for rank, token in enumerate(order):
+                row = (layer, head, name, rank, texts[token], float(weights[token]))
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    types = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.string(), pa.float64())
+    return pa.table({name: pa.array(columns[name], kind) for name, kind in zip(columns, types, strict=True)})
+
+
+def samples_table(state: State) -> pa.Table:
+    """Return one row a head and text that is kept for it."""
+    rows: dict[int, NDArray[np.int64]] = {text: state.samples.heads_of(text) for text in state.samples.kept()}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("layer", "head", "text", "interval", "max_activation", "largest", "row")
+    }
+    at = [number.name for number in NUMBERS].index("max_activation")
+    for i, (layer, head) in enumerate(state.heads):
+        counts = state.bins[i, at]
+        below, total = np.cumsum(counts) - counts / 2, int(counts.sum())
+        sure = -(-total // INTERVALS)  # so many belong to the highest interval
+        for place, (text, _, activation, largest) in enumerate(state.samples.of_head(i)):
+            share = below[sketch.bin_of(np.array([activation]), "unit")[0]] / total
+            interval = INTERVALS if largest and place < sure else min(int(share * INTERVALS) + 1, INTERVALS)
+            row = int(np.searchsorted(rows[text], i))
+            for column, value in zip(
+                columns.values(), (layer, head, text, interval, activation, largest, row), strict=True
+            ):
+                column.append(value)
+    types = (pa.int32(), pa.int32(), pa.int64(), pa.int32(), pa.float64(), pa.bool_(), pa.int32())
+    return pa.table({name: pa.array(columns[name], kind) for name, kind in zip(columns, types, strict=True)})
