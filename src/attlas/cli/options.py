@@ -144,6 +144,9 @@ examples:
   attlas view run.atlas
   attlas view --text book.txt --tokens 4096
   attlas view --model ./my-model --text book.txt -o run.atlas
+  attlas view stdlib.corpus
+  attlas view first.corpus second.corpus
+  attlas view stdlib.corpus --export heads.html
 """
 
 
@@ -151,14 +154,15 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``attlas view``."""
     command = commands.add_parser(
         "view",
-        help="open a recording in the browser",
-        description="Open a recording in the browser: pan and zoom through the whole matrix of every head. The page "
-        "is served to this machine only, until Ctrl-C.",
+        help="open a recording or a corpus in the browser",
+        description="Open a recording in the browser: pan and zoom through the whole matrix of every head. Or open a "
+        "corpus: all heads as points, and a page for each. The page is served to this machine only, until Ctrl-C.",
         epilog=_OF_VIEW,
         formatter_class=Help,
         allow_abbrev=False,
     )
-    command.add_argument("atlas", nargs="?", type=Path, metavar="FOLDER", help="what attlas record has written")
+    known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
+    command.add_argument("atlas", nargs="*", type=Path, metavar="FOLDER", help=known)
     new = command.add_argument_group("instead of a folder, a run that is recorded now")
     new.add_argument("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
     new.add_argument("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
@@ -168,6 +172,7 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     how = command.add_argument_group("the viewer")
     how.add_argument("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
     how.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    how.add_argument("--export", type=Path, metavar="FILE", help="write the page of a corpus as one HTML file instead")
     command.set_defaults(module="view")
 
 

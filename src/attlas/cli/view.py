@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attlas.cli import record
-from attlas.cli.files import open_folder, title_of
+from attlas.cli.files import check_target, open_folder, title_of
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count
@@ -30,20 +30,46 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
-    need_extra()
     given = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if arguments.atlas is not None and given:
-        found = f"{arguments.atlas} and --{given[0]}"
+    if _of_corpora(arguments, given, terminal):
+        return
+    need_extra()
+    if arguments.atlas and given:
+        found = f"{arguments.atlas[0]} and --{given[0]}"
         raise _error(
-            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}"
+            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas[0]}"
         )
-    if arguments.atlas is None and not given:
+    if not arguments.atlas and not given:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
     with _terminable(), contextlib.ExitStack() as stack:
-        folder = arguments.atlas or _recorded(arguments, stack, terminal)
+        folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
         idle = show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
     _leave(idle)
+
+
+def _of_corpora(arguments: argparse.Namespace, given: list[str], terminal: Terminal) -> bool:
+    """Show or export corpora, and return True, where the folders are corpora."""
+    folders = arguments.atlas
+    corpora = [folder for folder in folders if (folder / "config.json").is_file() or (folder / "parts").is_dir()]
+    if not corpora and len(folders) < 2:
+        if arguments.export is not None:
+            fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
+            raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
+        return False
+    if set(given) - {"model"}:
+        fix = f"attlas view {shlex.quote(str(folders[0]))}"
+        raise _error("a corpus is opened as it is; nothing is recorded.", f"--{given[-1]}", fix)
+    from attlas.cli import corpus_view  # pyarrow, which recordings do without
+
+    if arguments.export is not None:
+        check_target(arguments.export, "--export", (".html", ".htm"), "view")
+        corpus_view.export(folders, arguments.export, terminal)
+    else:
+        browser = not arguments.no_browser
+        with _terminable():
+            corpus_view.show(folders, terminal, model=arguments.model, port=arguments.port, browser=browser)
+    return True
 
 
 def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> bool:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class CorpusService:
     ) -> None:
         self._corpora = list(corpora)
         self._titles = list(titles or (corpus.folder.resolve().name for corpus in corpora))
-        self._loaders = list(loaders or ["This page was opened without a model: use attlas view."] * len(corpora))
+        self._loaders = list(loaders or ["This page was opened without the model of the corpus."] * len(corpora))
         self._tables = [corpus.table("arrow").to_pydict() for corpus in corpora]
         self._opened: OrderedDict[int, tuple[tuple[int, ...], Service]] = OrderedDict()
         self._models: dict[int, Any] = {}
@@ -332,7 +333,7 @@ def _intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[float, float]
     marks = np.stack([lower, upper], axis=1).ravel()
     shares = np.stack([total - peaks["count"], total], axis=1).ravel() / total[-1]
     ends = np.clip(np.interp(np.linspace(0, 1, count + 1), shares, marks), peaks["min"], peaks["max"])
-    return [(float(a), float(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [(float(a), float(b)) for a, b in pairwise(ends)]
 
 
 def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

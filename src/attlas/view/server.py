@@ -18,13 +18,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
+from attlas.atlas import Atlas
 from attlas.errors import MissingExtraError, PortError, ShapeError
+from attlas.matrix import AttentionMatrix
 from attlas.view.corpus import CorpusService
 from attlas.view.service import Service
 
 if TYPE_CHECKING:
-    from attlas.atlas import Atlas
-    from attlas.matrix import AttentionMatrix
+    from attlas.corpus import Corpus
 
 __all__ = ["Server", "has_browser", "need_extra", "serve", "stay", "store_beside"]
 
@@ -167,10 +168,11 @@ class Server:
 
 
 def serve(
-    source: Atlas | AttentionMatrix | str | os.PathLike[str],
+    source: Atlas | AttentionMatrix | Corpus | str | os.PathLike[str],
     *,
     tokens: Any = None,
     title: str | None = None,
+    model: Any = None,
     port: int | None = None,
     browser: bool = True,
     announce: Callable[[str], object] | None = None,
@@ -179,12 +181,14 @@ def serve(
 
     Parameters
     ----------
-    source : Atlas, AttentionMatrix, str or Path
-        A recording, or its folder, or a matrix.
+    source : Atlas, AttentionMatrix, Corpus, str or Path
+        A recording or a corpus, or its folder, or a matrix.
     tokens : list of str, optional
         Text of each token; an atlas knows it.
     title : str, optional
         What the page is called; the default is the name of the folder.
+    model : nn.Module, optional
+        The model of a corpus: from a sampled text, the page then opens its full map.
     port : int, optional
         Which port of 127.0.0.1; the default is the next free one from 8750 on.
     browser : bool, default True
@@ -222,8 +226,12 @@ def serve(
         folder = Path(source)
         settings = {"title": folder.resolve().name, "store": store_beside(folder)} | settings
         source = attlas.load(folder)
+    if not isinstance(source, Atlas | AttentionMatrix):
+        titles, loaders = title and [title], None if model is None else [lambda: model]
+        with contextlib.closing(CorpusService([source], titles=titles, loaders=loaders)) as corpus:
+            return stay(corpus, port=port, browser=browser, announce=announce or _print)
     with contextlib.closing(Service(source, tokens=tokens, **settings)) as service:
-        stay(service, port=port, browser=browser, announce=announce or _print)
+        return stay(service, port=port, browser=browser, announce=announce or _print)
 
 
 def stay(
