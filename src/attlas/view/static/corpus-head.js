@@ -73,7 +73,7 @@ export function createHeadColumn(context, at, head, partners) {
       const words = rank === null ? "not known" : `${rank === 1 ? "" : `${rank}${placed(rank)} `}highest of ${whole(known.length)}`;
       const pressable = { type: "button", title: `${measure.description} Show its spread over the texts.`, "aria-pressed": String(store.state.measure === measure.name) };
       const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
-        make("span", { class: "number-name" }, measure.label), make("span", { class: "number-value" }, say(measure, value)), strip({ values, own: value, width: 150, look, label: words }), make("span", { class: "number-rank" }, words));
+        make("span", { class: "number-name" }, measure.label), make("span", { class: "number-value" }, say(measure, value)), make("span", { class: "number-rank" }, words), strip({ values, own: value, width: 150, look, label: words }));
       if (measure.spread) button.addEventListener("click", () => {
         store.set({ measure: measure.name });
         numbers.querySelector('[aria-pressed="true"]')?.focus();
@@ -109,7 +109,7 @@ export function createHeadColumn(context, at, head, partners) {
     figure(() => "Peak of each text", () => "Largest weight in a text, outside of its first token. The texts below are sampled by it.", drawSpread(() => peak, [0, 1]), 220);
     figure(() => "Tokens that look", () => "Queries by the attention that they give to their 8 favourites.", bars("query"), 0);
     figure(() => "Favourite tokens", () => "Keys by the attention that they get as one of the 8 favourites.", bars("key"), 0);
-    figure(() => "Tokens that are looked at", () => "Keys by all the attention that they get.", bars("key_mass"), 0);
+    figure(() => "Tokens that are looked at", () => "Keys by all the attention that they get, the first token of each text aside.", bars("key_mass"), 0);
   }
 
   // ---------------------------------------------------------------------------------------------------- the texts

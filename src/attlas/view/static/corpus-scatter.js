@@ -1,6 +1,6 @@
 // All heads of a corpus as points: any measure on x, y, size and colour; a brush selects, a click opens.
 
-import { canLog, domainOf, headAt, headLabel, headTitle, LETTERS, measureOf, measuresOf, openedAt, say, selectionOf, titled, valuesOf } from "./corpus-data.js";
+import { canLog, domainOf, headAt, headLabel, headTitle, LETTERS, linked, measureOf, measuresOf, openedAt, say, selectionOf, titled, valuesOf } from "./corpus-data.js";
 import { scaleOf, shareOf, tickText, tintsOf } from "./corpus-scales.js";
 import { make } from "./elements.js";
 import { saveButtons, svg, svgRoot } from "./figure.js";
@@ -176,7 +176,8 @@ export function createScatter({ store, announce, root, uid }, at) {
   function point() {
     if (!drawn) return;
     const { hover, info, x, y, size, colour } = store.state;
-    const k = hover?.corpus === at ? drawn.points.findIndex((each) => each.row === hover.row) : -1;
+    const here = hover && (hover.corpus === at || (several && linked(info)));
+    const k = here ? drawn.points.findIndex((each) => each.row === hover.row) : -1;
     tip.hidden = k < 0 || Boolean(drag?.box);
     drawn.overlay.replaceChildren();
     if (k < 0) return;

@@ -47,7 +47,7 @@ export function createTable({ store, announce, uid }) {
   }
   // The columns: the measures that the scatter shows, for each corpus where they share their heads.
   function columns({ x, y, size, colour }) {
-    const names = [...new Set([x, y, size, colour])].filter((name) => name && name !== "layer");
+    const names = [...new Set([x, y, size, colour])].filter((name) => name && name !== "layer" && !(same && name === "kind"));
     return names.flatMap((name) => {
       const measure = measureOf(info, name);
       const of = (corpus) => ({ name, key: same ? `${name}@${corpus}` : name, label: same ? `${measure.label} ${LETTERS[corpus]}` : measure.label, title: measure.description, value: (at) => valuesOf(info.corpora[same ? corpus : at.corpus], name)[at.row] });
