@@ -181,7 +181,7 @@ fi
 endef
 
 # A full development setup can run the demo too: then the small one has nothing to add.
-$(VENV)/.demo-ready: EXTRAS := hf,plot,view
+$(VENV)/.demo-ready: EXTRAS := hf,plot,view,corpus
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@if [ -z "$$(find $(VENV)/.dev-ready -newer pyproject.toml -newer constraints.txt 2>/dev/null)" ]; then \
 	  echo "Installing attlas, PyTorch and transformers into $(VENV); once, a minute or two."; \

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attlas
 from attlas import models, pictures
+from attlas.cli.corpus import write_demo
 from attlas.cli.figures import atlas_figure, head_figure
 from attlas.cli.files import read_text, title_of
 from attlas.cli.loading import load, tokenize
@@ -68,6 +69,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         atlas = attlas.load(run_folder)
         report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
     _write(reading, report, terminal)
+    if arguments.text is None and arguments.model is None:
+        terminal.say()
+        write_demo(loaded, arguments.out / "corpus", terminal)
+        terminal.say()
     offer(run_folder, terminal, browser=not arguments.no_browser)
 
 

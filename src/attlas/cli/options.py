@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_demo, _record, _view, _stats, _picture, _reporting, _scaling, _regress, _bench):
+    for add in (_demo, _record, _corpus, _join, _view, _stats, _picture, _reporting, _scaling, _regress, _bench):
         add(commands)
     return top
 
@@ -137,6 +137,72 @@ def _record(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="where it goes, run.atlas")
     out.add_argument("--overwrite", action="store_true", help="replace an atlas that is there")
     command.set_defaults(module="record")
+
+
+_OF_CORPUS = """\
+examples:
+  attlas corpus ./my-model books/ -o books.corpus
+  attlas corpus shipped "src/**/*.py" -o code.corpus --length 2048
+  torchrun --nproc-per-node 4 -m attlas corpus ./my-model texts.parquet --column text -o run.corpus
+  attlas corpus run.corpus --export headvis tree
+"""
+
+
+def _corpus(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas corpus``."""
+    command = commands.add_parser(
+        "corpus",
+        help="say what every head does over many texts",
+        description="Read many texts with a Hugging Face model and keep exact sums, distributions and sampled texts of "
+        "every head. Stopped at any moment, the same command goes on where it was.",
+        epilog=_OF_CORPUS,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "model", metavar="MODEL", help="folder of a model, its name on the hub, or shipped; for --export a corpus"
+    )
+    command.add_argument(
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="folder, file or pattern: text, .jsonl, .parquet, .arrow; - reads a pipe",
+    )
+    command.add_argument("-o", "--out", type=Path, metavar="DIR", help="where the result goes, and is gone on with")
+    command.add_argument("--export", nargs=2, metavar=("headvis", "OUT"), help="write a corpus as the tree of HeadVis")
+    what = command.add_argument_group("what is read")
+    what.add_argument("--column", metavar="NAME", help="column of rows (default: text, input_ids, ids or content)")
+    what.add_argument(
+        "--length", type=int, metavar="N", help="tokens of a text (default: 4096, or the model's context)"
+    )
+    what.add_argument(
+        "--stride", type=int, metavar="N", help="tokens from text to text in a document (default: length)"
+    )
+    what.add_argument("--texts", type=int, metavar="N", default=16384, help="texts at most (default: %(default)s)")
+    what.add_argument("--failures", type=float, metavar="SHARE", default=0.1, help="texts that may fail (default: 0.1)")
+    how = command.add_argument_group("how the model is run")
+    how.add_argument("--batch", type=int, metavar="N", default=1, help="texts at once, of one length (default: 1)")
+    how.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the sampled texts (default: 0)")
+    how.add_argument("--samples", type=int, metavar="N", default=32, help="texts kept for all heads (default: 32)")
+    how.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
+    how.add_argument(
+        "--device", default="cpu", help="cpu, cuda, cuda:1, mps; cuda is that of LOCAL_RANK (default: cpu)"
+    )
+    how.add_argument("--patch-sdpa", action="store_true", help="a model that calls scaled_dot_product_attention itself")
+    command.set_defaults(module="corpus")
+
+
+def _join(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``attlas join``."""
+    command = commands.add_parser(
+        "join",
+        help="put corpora of several machines together",
+        description="Put corpora of one model and of different texts together; every number is that of one run.",
+        allow_abbrev=False,
+    )
+    command.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="what attlas corpus has written")
+    command.add_argument("-o", "--out", type=Path, metavar="DIR", required=True, help="where the result goes")
+    command.set_defaults(module="join")
 
 
 _OF_VIEW = """\

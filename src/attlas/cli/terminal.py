@@ -122,6 +122,37 @@ class Terminal:
         seconds = f"{time.perf_counter() - begin:.1f} s"
         print(f"  {label}  {style(seconds, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
 
+    @contextmanager
+    def counter(self, label: str) -> Iterator[Callable[[str, float], None]]:
+        """Show how far something is whose size is not known beforehand.
+
+        Parameters
+        ----------
+        label : str
+            What is being done.
+
+        Yields
+        ------
+        callable
+            Takes words about what was done, and the share of the whole.
+        """
+        told, words = time.perf_counter(), ""
+
+        def show(text: str, share: float) -> None:
+            nonlocal told, words
+            now, words = time.perf_counter(), text
+            filled = int(_BAR * share)
+            if self._moves():
+                bar = f"{'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)}"
+                print(f"\r\x1b[K  {label}  {bar} {text}", end="", file=self.err, flush=True)
+            elif now - told >= _QUIET:
+                told = now
+                print(f"  {label}  {share:.0%}  {text}", file=self.err, flush=True)
+
+        yield show
+        self._clear()
+        print(f"  {label}  {style(words, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
+
     def _clear(self) -> None:
         if self._moves():
             print("\r\x1b[K", end="", file=self.err, flush=True)

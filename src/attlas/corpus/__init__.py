@@ -1,6 +1,7 @@
 """What every head of a model does over many texts: exact sums, distributions, and sampled texts.
 
-``attlas.corpus(model, texts, folder)`` makes a corpus, ``attlas.join`` puts several together, ``attlas.load`` opens one.
+``attlas.corpus(model, texts, folder)`` makes a corpus, ``attlas.join`` puts several together, and ``attlas.load``
+opens one.
 """
 
 import importlib

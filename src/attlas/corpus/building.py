@@ -35,8 +35,8 @@ _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
 _FEW = 50  # texts before which a share of failures tells nothing
 _COMMITS = 0.05  # share of the time that commits may take
 
-#: Called after each batch with the texts and the tokens that this process has read so far.
-Progress = Callable[[int, int], None]
+#: Called after each batch with the texts and the tokens that this process has read so far, and the share of the whole.
+Progress = Callable[[int, int, float], None]
 
 
 def corpus(
@@ -98,7 +98,8 @@ def corpus(
     every : float, default 10.0
         Seconds after which what was read is on disk for good.
     progress : callable, optional
-        Called after each batch with the texts and tokens that this process has read.
+        Called after each batch with the texts and tokens that this process has read, and the share of the whole that
+        is known to lie behind it.
 
     Returns
     -------
@@ -146,8 +147,8 @@ def corpus(
     check_installed()
     if not isinstance(model, nn.Module):
         raise DtypeError("corpus()", "model must be an nn.Module.", found=kind(model), fix="attlas.corpus(model, ...)")
-    rank = int(os.environ.get("RANK", 0)) if rank is None else rank
-    world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
     facts = facts_of(model)
     length, stride = _sizes(length, stride, facts["context"])
     for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
@@ -169,7 +170,7 @@ def corpus(
     cutter = Cutter(tokenizer, length, stride, facts["vocabulary"])
     with hold(target / PARTS, rank, world), ModelReader(model, patch_sdpa=patch_sdpa).running() as reader:
         run = _Run(target, reader, about, tokenizer, rank, world)
-        stream = (text for document in documents(texts, column) for text in cutter.cut(document))
+        stream = (text for document in documents(texts, column, run.begun) for text in cutter.cut(document))
         units = run.read(islice(stream, limit), batch, failures, every, progress)
         return run.finish(units, failures)
 
@@ -177,7 +178,7 @@ def corpus(
 def check_installed() -> None:
     """Raise a MissingExtraError without pyarrow."""
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow as pa  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             "corpus()",
@@ -269,6 +270,11 @@ class _Run:
         self.done = _Bits(folder)
         self.tokens = self.texts = self.failed = 0
         self._whole = True  # no batch is half taken in
+        self._limit, self._share = about["settings"]["texts"], 0.0
+
+    def begun(self, share: float) -> None:
+        """Take note that a share of the source was read."""
+        self._share = share
 
     def _agreed(self, about: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
         """Return what all processes know of the run, from the first of them."""
@@ -277,7 +283,9 @@ class _Run:
             if not path.is_file():
                 words = [f"#{i}" if tokenizer is None else str(tokenizer.decode([i])) for i in range(self.vocabulary)]
                 with whole_file(path, "corpus()") as file:
-                    file.write_text(json.dumps(about | {"vocabulary": words}), encoding="utf-8")
+                    file.write_text(
+                        json.dumps(about | {"vocabulary": words, "modules": self.reader.modules}), encoding="utf-8"
+                    )
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _check_same(self.folder, about, known)
         return known
@@ -300,7 +308,8 @@ class _Run:
                             last = time.monotonic()
                             wait = max(every, (last - begin) / _COMMITS)
                         if progress is not None:
-                            progress(self.texts, self.tokens)
+                            share = 0.0 if self._limit is None else (number + 1) * batch / self._limit
+                            progress(self.texts, self.tokens, min(max(share, self._share), 1.0))
                     number += 1
             except BaseException:
                 if self._whole:
@@ -371,7 +380,7 @@ class _Run:
                 self.texts = self.failed + sum(int(p.state.counts[0, -1]) for p in parts if p.state.heads)
                 if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW):
                     self._too_many()
-                write(self.folder, self.about | {"modules": self.reader.modules}, parts)
+                write(self.folder, self.about, parts)
         shutil.rmtree(self.folder / PARTS, ignore_errors=True)
         return open_folder(self.folder, verify=False)
 

@@ -84,6 +84,8 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     """
     state, vocabulary = merged(sources), facts["vocabulary"]
     (folder / CONFIG).unlink(missing_ok=True)
+    for path in folder.glob(".*-" + "[0-9a-f]" * 16 + ".*"):  # begun by a process that was killed
+        path.unlink()
     _write_table(folder / "heads.parquet", tables.heads_table(state, facts["modules"], vocabulary))
     _write_table(folder / "distributions.parquet", tables.distributions_table(state))
     _write_table(folder / "distances.parquet", tables.distances_table(state))
@@ -93,8 +95,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64())]
-        + [("tokens", pa.int32()), ("hash", pa.string())]
+        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("tokens", pa.int32()), ("hash", pa.string())]
     )
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
@@ -145,8 +146,7 @@ def _write_samples(
             | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
         )
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64())]
-        + [("ids", pa.list_(pa.int32())), ("tokens", pa.list_(pa.string()))]
+        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("ids", pa.list_(pa.int32())), ("tokens", pa.list_(pa.string()))]
     )
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 
@@ -304,9 +304,9 @@ class Corpus:
             return table
         try:
             if kind == "polars":
-                import polars
+                import polars as pl
 
-                return polars.from_arrow(table)
+                return pl.from_arrow(table)
             return table.to_pandas()
         except ImportError as error:
             rule = f"{kind} must be installed."

@@ -106,7 +106,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
     head.
     """
     problem = A.problem
-    batch, heads, m, n = problem.shape
+    batch, _, m, n = problem.shape
     runs = interval_of(problem)
     if m != n or runs is None or runs[0].shape[1] != 1:
         raise RecordingError(

@@ -131,7 +131,7 @@ class ModelReader:
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """Layer and number of each head, once a text was read."""
+        """Layer and number of each head, once the block was read."""
         found = [re.search(r"\.(\d+)(\.|$)", path) for path in self.paths]
         layers = [int(one[1]) for one in found if one is not None]
         if len({*layers}) != len(self.paths):  # a module that is used again, or an encoder beside another
@@ -144,26 +144,13 @@ class ModelReader:
         return [path for path, width in zip(self.paths, self.widths, strict=True) for _ in range(width)]
 
     def read(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
-        """Return what each layer does on each text, or the reason why the text failed.
-
-        Raises
-        ------
-        RecordingError
-            If no attention of the model can be measured at all.
-        """
+        """Return what each layer does on each text, or the reason why the text failed."""
         found: list[list[TextNumbers] | str] = []
         for same in _of_one_length(texts):
             try:
                 found += self._run(same)
             except Exception as error:  # noqa: BLE001 - a text that fails is named, and the run goes on
                 found += self.read(same[:1]) + self.read(same[1:]) if len(same) > 1 else [_reason(error)]
-        if not self.paths and any(not isinstance(one, str) for one in found):
-            raise RecordingError(
-                "corpus()",
-                "the model must take its attention from the interface of transformers.",
-                found=f"{type(self.model).__name__} computes it itself",
-                fix="attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention.",
-            )
         return found
 
     def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
@@ -171,9 +158,7 @@ class ModelReader:
         layers: list[tuple[str, list[TextNumbers]]] = []
         self._pass(ids, lambda path, A: layers.append((path, measure_layer(A, ids))))
         paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
-        if not self.paths:
-            self.paths, self.widths = paths, widths
-        elif (paths, widths) != (self.paths, self.widths):
+        if (paths, widths) != (self.paths, self.widths):
             raise RecordingError("corpus()", "each text must pass the same layers.", found=f"{len(paths)} layers")
         return [[numbers[b] for _, numbers in layers] for b in range(len(texts))]
 
@@ -186,16 +171,33 @@ class ModelReader:
             self._listener.take = None
 
     def block(self, vocabulary: int, context: int | None) -> NDArray[np.float64]:
-        """Return the scores on a random block that occurs twice, shape (heads, 2): induction and duplicate."""
+        """Return the scores on a random block that occurs twice, shape (heads, 2): induction and duplicate.
+
+        This pass comes first, and finds the layers.
+
+        Raises
+        ------
+        RecordingError
+            If no attention of the model is heard.
+        """
         period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
         found: list[Tensor] = []
 
         def take(path: str, A: AttentionMatrix) -> None:
             scores = on_block(A, period)
             found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
+            self.paths.append(path)
+            self.widths.append(len(found[-1]))
 
         self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
-        return torch.cat(found).numpy() if found else np.zeros((0, 2))
+        if not found:
+            raise RecordingError(
+                "corpus()",
+                "the model must take its attention from the interface of transformers.",
+                found=f"{type(self.model).__name__} computes it itself",
+                fix="attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention.",
+            )
+        return torch.cat(found).numpy()
 
 
 def _of_one_length(texts: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:

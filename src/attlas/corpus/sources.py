@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,20 +41,26 @@ class Text(NamedTuple):
 
 def name_of(source: Any) -> str:
     """Return how a source is named in the results."""
+    if isinstance(source, list) and source and all(isinstance(one, Path) for one in source):
+        return os.path.commonpath(source)
     return str(source) if isinstance(source, str | Path) else type(source).__name__
 
 
-def documents(source: Any, column: str | None = None) -> Iterator[Document]:
+def documents(
+    source: Any, column: str | None = None, begun: Callable[[float], None] = lambda share: None
+) -> Iterator[Document]:
     """Yield the documents of a source.
 
     Parameters
     ----------
     source : str, Path or iterable
         A file, a folder (all files in it, by name), a pattern such as ``"data/*.txt"``, ``"-"`` for the standard
-        input; or str, token ids or mappings, one a document, as a dataset of `datasets` yields them.
+        input; or paths, str, token ids or mappings, one a document, as a dataset of `datasets` yields them.
     column : str, optional
         The column of JSON lines, Parquet, Arrow and mappings; the default is the first of text, input_ids, ids and
         content that there is.
+    begun : callable
+        Called when a file begins, with the share of all bytes that stand before it.
 
     Raises
     ------
@@ -65,14 +72,21 @@ def documents(source: Any, column: str | None = None) -> Iterator[Document]:
     if isinstance(source, str | Path) and str(source) == "-":
         yield from _of_lines(sys.stdin.buffer, "stdin", column)
     elif isinstance(source, str | Path):
-        for path, name in _files(source):
+        files = _files(source)
+        before, total = 0, sum(path.stat().st_size for path, _ in files)
+        for path, name in files:
+            begun(before / max(total, 1))
+            before += path.stat().st_size
             try:
                 yield from _of_file(path, name, column)
             except OSError as error:  # errors of pyarrow about files are these, or ValueError
                 raise _unreadable(path, error) from error
     elif isinstance(source, Iterable):
         for row, one in enumerate(source):
-            yield _document(f"#{row}", one, column)
+            if isinstance(one, Path):
+                yield from documents(one, column)
+            else:
+                yield _document(f"#{row}", one, column)
     else:
         rule = "texts must be a path, or several texts, rows or sequences of token ids."
         raise ShapeError("corpus()", rule, found=type(source).__name__, fix='attlas.corpus(model, "data/*.txt", ...)')
@@ -135,9 +149,11 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
     while line:
         if line.strip():
             try:
-                yield _document(f"{name}#{number}", json.loads(line), column)
+                row = json.loads(line)
             except ValueError as error:
                 yield Document(f"{name}#{number}", None, f"not JSON: {error}")
+            else:
+                yield _document(f"{name}#{number}", row, column)
         number, line = number + 1, file.readline()
 
 

@@ -1,0 +1,147 @@
+"""``attlas corpus``: what every head of a model does over many texts."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sysconfig
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import attlas
+from attlas import models
+from attlas.cli.loading import Loaded, load
+from attlas.cli.terminal import Terminal, UsageError
+from attlas.cli.words import count
+
+if TYPE_CHECKING:
+    from attlas.corpus import Corpus
+
+__all__ = ["run", "say", "write_demo"]
+
+_HEADVIS = "headvis"
+_SHOWN = 8  # heads in the list at the end
+# Held out of the shipped model's training: its card lists them.
+_UNSEEN = (
+    "_bootsubprocess",
+    "_compat_pickle",
+    "_osx_support",
+    "_py_abc",
+    "_strptime",
+    "argparse",
+    "collections",
+    "ipaddress",
+    "quopri",
+    "subprocess",
+    "tempfile",
+    "timeit",
+    "turtledemo",
+)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Read the texts, or export what was read before."""
+    if arguments.export is not None:
+        _export(arguments, terminal)
+        return
+    if arguments.source is None or arguments.out is None:
+        fix = "attlas corpus MODEL SOURCE -o DIR"
+        raise UsageError("corpus", "a model, a source and -o are needed.", found="fewer", fix=fix)
+    rank = int(os.environ.get("RANK", "0"))
+    device = arguments.device
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    loaded = load(
+        models.path() if arguments.model == "shipped" else arguments.model,
+        "corpus",
+        attention="sdpa" if arguments.patch_sdpa else "attlas",
+        dtype=getattr(torch, arguments.dtype),
+        device=device,
+    )
+    names = ("length", "stride", "batch", "seed", "samples", "column", "patch_sdpa", "failures")
+    options = {name: getattr(arguments, name) for name in names} | {"limit": arguments.texts}
+    found = _read(loaded, arguments.source, arguments.out, options, terminal, shown=rank == 0)
+    if found is not None:
+        say(found, terminal)
+
+
+def _read(
+    loaded: Loaded, source: Any, out: Path, options: dict[str, Any], terminal: Terminal, *, shown: bool = True
+) -> Corpus | None:
+    """Read, with a line that says how fast and how long it still takes."""
+    with terminal.counter("reading") as show:
+        begin = time.monotonic()
+
+        def progress(texts: int, tokens: int, share: float) -> None:
+            took = max(time.monotonic() - begin, 1e-9)
+            left = f", {_time(took / share - took)} left" if share > 0.01 else ""
+            show(f"{count(texts)} texts, {count(tokens)} tokens, {count(round(tokens / took))} tokens/s{left}", share)
+
+        given = options | {"tokenizer": loaded.tokenizer, "progress": progress if shown else None}
+        return attlas.corpus(loaded.model, source, out, **given)
+
+
+def _time(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+def _export(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    from attlas.corpus import Corpus
+    from attlas.corpus.headvis import export_headvis
+
+    kind, out = arguments.export
+    if kind != _HEADVIS:
+        raise UsageError("corpus", "--export writes headvis.", found=kind, fix="--export headvis OUT")
+    corpus = attlas.load(arguments.model)
+    if not isinstance(corpus, Corpus):
+        raise UsageError(
+            "corpus", "--export takes a corpus.", found=str(arguments.model), fix="attlas corpus DIR --export"
+        )
+    with terminal.step("writing"):
+        export_headvis(corpus, out)
+    terminal.say(f"  {terminal.style(str(out), 'bold')}  the tree of HeadVis, {len(corpus.heads)} heads")
+
+
+def say(corpus: Corpus, terminal: Terminal) -> None:
+    """Say what was read, which kinds of heads there are, and where the result is."""
+    counts, model = corpus.config["counts"], corpus.config["model"]
+    failed = f", {count(counts['failed'])} failed" if counts["failed"] else ""
+    terminal.prose(
+        f"{model['name']}, {len(corpus.heads)} heads over {count(counts['texts'])} texts of "
+        f"{corpus.config['source']}, {count(counts['tokens'])} tokens{failed}",
+        "bold",
+        indent="",
+    )
+    table = corpus.table("arrow").to_pylist()
+    kinds = Counter(row["kind"] for row in table).most_common()
+    terminal.prose(", ".join(f"{number} {kind}" for kind, number in kinds))
+    terminal.say(terminal.style("  head   entropy  previous  induction  distance  largest  kind", "dim"))
+    for row in sorted(table, key=lambda row: -row["induction_score"])[:_SHOWN]:
+        numbers = (
+            f"{row['entropy']:8.2f}{row['previous']:10.2f}{row['induction_score']:11.2f}{row['qk_distance']:10.0f}"
+        )
+        place = f"{row['layer']}·{row['head']}"
+        terminal.say(f"  {place:6s}{numbers}{row['mean_max_activation']:9.2f}  {row['kind']}")
+    terminal.say(
+        f"  {terminal.style(str(corpus.folder), 'bold')}  attlas view {shlex.quote(str(corpus.folder))} opens it"
+    )
+
+
+def write_demo(loaded: Loaded, out: Path, terminal: Terminal) -> None:
+    """Read the files of Python's standard library that the shipped model did not see in training."""
+    if importlib.util.find_spec("pyarrow") is None:
+        terminal.say("  no corpus: pyarrow is not installed; pip install 'attlas[corpus]'")
+        return
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [library / f"{name}.py" for name in _UNSEEN]
+    files += sorted(path for name in _UNSEEN for path in (library / name).rglob("*.py"))
+    found = _read(loaded, [path for path in files if path.is_file()], out, {"limit": 64}, terminal)
+    if found is not None:
+        say(found, terminal)

@@ -1,0 +1,18 @@
+"""``attlas join``: put several corpora together."""
+
+from __future__ import annotations
+
+import argparse
+
+import attlas
+from attlas.cli.corpus import say
+from attlas.cli.terminal import Terminal
+
+__all__ = ["run"]
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Join, and say what there is now."""
+    with terminal.step("joining"):
+        found = attlas.join(arguments.folders, arguments.out)
+    say(found, terminal)

@@ -1,0 +1,163 @@
+"""The tree of HeadVis against dense eager attention, number by number, by the definitions of its facts."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attlas
+from attlas import models
+from attlas.corpus.headvis import METRICS, export_headvis
+from attlas.corpus.sampling import hash_of
+
+TOKENS = 512
+
+
+@pytest.fixture(scope="module")
+def dense() -> dict[str, Any]:
+    """Give the shipped model in float64, texts of 512 and 200 tokens, and their weights by eager attention."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel.from_pretrained(models.path(), attn_implementation="eager").double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models.path())
+    ids = tokenizer(Path(json.__file__).read_text(encoding="utf-8"))["input_ids"]
+    texts = [ids[:TOKENS], ids[1000:1200], ids[TOKENS : 2 * TOKENS], ids[1200:1400]]
+    with torch.no_grad():
+        weights = [model(torch.tensor([t]), output_attentions=True, use_cache=False).attentions for t in texts]
+    heads = {(l, h): [w[l][0, h].numpy() for w in weights] for l in range(4) for h in range(6)}
+    return {"model": model, "tokenizer": tokenizer, "texts": texts, "heads": heads}
+
+
+@pytest.fixture(scope="module")
+def tree(dense: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the exported tree."""
+    folder = tmp_path_factory.mktemp("headvis")
+    corpus = attlas.corpus(
+        dense["model"], dense["texts"], folder / "run", tokenizer=dense["tokenizer"], length=TOKENS, batch=2
+    )
+    assert corpus is not None
+    return export_headvis(corpus, folder / "tree")
+
+
+def scores(heads: list[np.ndarray], texts: list[list[int]]) -> dict[str, float]:
+    """Return the six metrics of a head: sums over all texts divided by counts over all texts."""
+    sums, counts = dict.fromkeys(METRICS, 0.0), dict.fromkeys(METRICS, 0.0)
+    mass = first = second = 0.0
+    for A, ids in zip(heads, texts, strict=True):
+        n = len(ids)
+        distance = np.abs(np.arange(n)[:, None] - np.arange(n))
+        mass, first, second = mass + A.sum(), first + (A * distance).sum(), second + (A * distance**2).sum()
+        for name, total, count in (
+            ("self_attention_score", np.trace(A), n),
+            ("prev_token_score", np.trace(A, -1), n - 1),
+            ("pattern_entropy", -(A * np.log(np.where(A > 0, A, 1.0))).sum(), n),
+        ):
+            sums[name] += total
+            counts[name] += count
+        same = np.array(ids)
+        for i in range(n):
+            after = np.flatnonzero(same[:i] == same[i]) + 1
+            if len(after):
+                sums["induction_score"] += sum(w for w in A[i, after] if w >= 0.01)
+                counts["induction_score"] += 1
+    found = {name: sums[name] / counts[name] for name in METRICS if counts[name]}
+    return found | {"qk_distance": first / mass, "qk_distance_variance": second / mass - (first / mass) ** 2}
+
+
+def kept(A: np.ndarray) -> dict[tuple[int, int], float]:
+    """Return the kept cells: at most 8 keys of a row, none below 0.005."""
+    best = np.argsort(-A, axis=1)[:, :8]
+    return {(i, j): A[i, j] for i, row in enumerate(best) for j in row if A[i, j] >= 0.005}
+
+
+def test_scatter(tree: Path, dense: dict[str, Any]) -> None:
+    rows = json.loads((tree / "scatter_data.json").read_text())
+    assert [(row["layer"], row["head"]) for row in rows] == sorted(dense["heads"])
+    for row in rows:
+        expected = scores(dense["heads"][row["layer"], row["head"]], dense["texts"])
+        assert {name: row[name] for name in METRICS} == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+def test_heads(tree: Path, dense: dict[str, Any]) -> None:
+    decode = dense["tokenizer"].decode
+    for (layer, head), weights in dense["heads"].items():
+        data = json.loads((tree / "heads" / f"L{layer}H{head}.json").read_text())
+        cells = [kept(A) for A in weights]
+        edges = data["qk_distance_histogram"]["bin_edges"]
+        assert edges == [0, *(2**i for i in range(13))]
+        bars, queries, keys = np.zeros(len(edges) - 1), {}, {}
+        for some, ids in zip(cells, dense["texts"], strict=True):
+            for (i, j), weight in some.items():
+                bars[0 if i == j else int(math.log2(abs(i - j))) + 1] += weight
+                for side, at in ((queries, i), (keys, j)):
+                    token = decode([ids[at]])
+                    side[token] = side.get(token, 0.0) + weight
+        np.testing.assert_allclose(data["qk_distance_histogram"]["bin_values"], bars, atol=1e-5)
+        for name, side in (("top_query_tokens", queries), ("top_key_tokens", keys)):
+            assert len(data[name]) == min(50, len(side))
+            largest = sorted(side.values(), reverse=True)[: len(data[name])]
+            np.testing.assert_allclose([row["weight"] for row in data[name]], largest, rtol=1e-6)
+            for row in data[name]:
+                assert row["weight"] == pytest.approx(side[row["token"]], rel=1e-6)
+        activations = [A[1:, 1:].max() for A in weights]
+        counts, _ = np.histogram(activations, np.linspace(0, 1, 51))
+        assert data["histogram"]["bin_edges"] == pytest.approx(np.linspace(0, 1, 51).tolist())
+        assert data["histogram"]["bin_values"] == counts.tolist()
+        assert data["statistics"] == {"n_samples": 4, "mean_max_activation": pytest.approx(np.mean(activations))}
+        assert sorted(one["sequence_id"] for one in data["sequences"]) == [0, 1, 2, 3]
+        for one in data["sequences"]:
+            _check_sequence(one, cells[one["sequence_id"]], dense["texts"][one["sequence_id"]], decode)
+            assert one["max_activation"] == pytest.approx(activations[one["sequence_id"]], abs=1e-6)
+        top = max(data["sequences"], key=lambda one: one["max_activation"])
+        assert top["interval"] == 5
+
+
+def _check_sequence(one: dict[str, Any], cells: dict[tuple[int, int], float], ids: list[int], decode: Any) -> None:
+    assert one["seq_len"] == len(ids)
+    assert one["tokens"] == [decode([number]) for number in ids]
+    found = dict(zip(one["attention_indices"], one["attention_values"], strict=True))
+    expected = {i * len(ids) + j: weight for (i, j), weight in cells.items()}
+    different = found.keys() ^ expected.keys()
+    assert len(different) <= len(expected) // 1000, "ties and weights at the threshold only"
+    for cell in found.keys() & expected.keys():
+        assert found[cell] == pytest.approx(expected[cell], abs=1e-6)
+
+
+def test_config(tree: Path) -> None:
+    config = json.loads((tree / "config.json").read_text())
+    assert config["metrics"] == list(METRICS) == list(config["metric_descriptions"])
+    assert (config["n_layers"], config["n_heads"], len(config["heads"])) == (4, 6, 24)
+    assert config["head_data_pattern"] == "L{layer}H{head}.json"
+    assert config["pipeline_config"]["actual_sequences_processed"] == 4
+    assert config["pipeline_config"]["attention_layer_indices"] == [0, 1, 2, 3]
+    assert json.loads((tree / "server_config.json").read_text()) == {}
+    assert json.loads((tree / "attributions" / "manifest.json").read_text()) == {}
+
+
+def test_intervals_and_samples(model: torch.nn.Module, tmp_path: Path) -> None:
+    """The highest interval has the ten largest texts exactly; each other one three with the smallest hash."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(12, (12,), generator=generator).tolist() for _ in range(120)]
+    corpus = attlas.corpus(model, texts, tmp_path / "run", samples=60, seed=3, batch=40)
+    assert corpus is not None
+    tree = export_headvis(corpus, tmp_path / "tree")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(torch.tensor(texts), output_attentions=True).attentions
+    hashes = [hash_of(np.array(ids), 3) for ids in texts]
+    random = sorted(range(120), key=lambda text: hashes[text])[:60]
+    for layer, head in corpus.heads:
+        largest = weights[layer][:, head, 1:, 1:].amax((1, 2))
+        best = largest.argsort(descending=True)[:10].tolist()
+        assert {s.text for s in corpus.samples(layer, head)} == {*random, *best}
+        sequences = json.loads((tree / "heads" / f"L{layer}H{head}.json").read_text())["sequences"]
+        assert {one["sequence_id"] for one in sequences if one["interval"] == 5} == set(best)
+        for interval in range(1, 5):
+            inside = [one["max_activation"] for one in sequences if one["interval"] == interval]
+            assert len(inside) == 3
+            # The share of texts below, up to the width of a bin of the sketch.
+            low, high = (torch.quantile(largest, share / 5).item() for share in (interval - 1, interval))
+            assert all(low - 1e-3 <= value <= high + 1e-3 for value in inside)

@@ -1,0 +1,272 @@
+"""Runs that are killed, that share the work, that fail: nothing is lost, nothing is counted twice."""
+
+import errno
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attlas
+from attlas.corpus import journal
+from attlas.corpus.folder import Corpus
+
+Texts = list[list[int]]
+OPTIONS: dict[str, Any] = {"samples": 3, "every": 0.0, "batch": 2}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file of a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(model: torch.nn.Module, texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Give the files of a run that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "corpus"
+    assert attlas.corpus(model, texts, folder, **OPTIONS | {"every": 1e9}) is not None
+    return contents(folder)
+
+
+class Killed(BaseException):
+    """A process that ends where it stands."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, random_one: random.Random) -> None:
+    """Let one of the next calls that change a file end the run, before or after it."""
+    left, before = random_one.randrange(200), random_one.random() < 0.5
+    dead = False
+
+    def wrapped(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left, dead
+            if dead:
+                raise Killed
+            left -= 1
+            if left < 0 and before:
+                dead = True
+                raise Killed
+            found = real(*args, **kwargs)
+            if left < 0:
+                dead = True
+                raise Killed
+            return found
+
+        return call
+
+    monkeypatch.setattr(journal, "save_file", wrapped(journal.save_file))
+    monkeypatch.setattr(journal.Journal, "line", wrapped(journal.Journal.line))
+    monkeypatch.setattr(os, "replace", wrapped(os.replace))
+    monkeypatch.setattr(os, "fsync", wrapped(os.fsync))
+    monkeypatch.setattr(Path, "replace", wrapped(Path.replace))
+    monkeypatch.setattr(Path, "unlink", wrapped(Path.unlink))
+
+
+def test_stopped_forty_times_between_any_two_writes(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A file that was begun and not renamed, lines behind the last commit, samples that nothing names: all are met."""
+    draw, stopped, number = random.Random(5), 0, 0
+    while stopped < 40:
+        folder, number = tmp_path / str(number), number + 1
+        while True:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                stop_at(monkeypatch, draw)
+                try:
+                    attlas.corpus(model, texts, folder, **OPTIONS)
+                    break
+                except Killed:
+                    stopped += 1
+        assert attlas.corpus(model, texts, folder, **OPTIONS) is not None
+        found = contents(folder)
+        left = {name for name in found if Path(name).name.startswith(".")}  # what a killed process began to write
+        assert {name: data for name, data in found.items() if name not in left} == whole
+
+
+def run(model: torch.nn.Module, texts: Texts, folder: Path, options: dict[str, Any]) -> None:
+    """Be one process of a run."""
+    torch.set_num_threads(1)
+    attlas.corpus(model, texts, folder, **OPTIONS | options)
+
+
+def forked(*args: Any) -> Any:
+    """Start a process that has everything loaded."""
+    process = multiprocessing.get_context("fork").Process(target=run, args=args)
+    process.start()
+    return process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+def test_killed_by_kill_9(model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path) -> None:
+    draw, killed = random.Random(7), 0
+    folder = tmp_path / "corpus"
+    while killed < 10:
+        process = forked(model, texts, folder, {})
+        process.join(draw.random() * 0.25)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        process.join()
+        if (folder / "config.json").exists():
+            assert contents(folder) == whole
+            folder = tmp_path / str(killed)
+    while not (folder / "config.json").exists():
+        process = forked(model, texts, folder, {})
+        process.join()
+    found = contents(folder)
+    assert found == whole
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_give_the_same_bytes(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path, world: int
+) -> None:
+    made = [attlas.corpus(model, texts, tmp_path / "corpus", rank=r, world=world, **OPTIONS) for r in range(world)]
+    assert made[:-1] == [None] * (world - 1)
+    assert isinstance(made[-1], Corpus)
+    assert contents(tmp_path / "corpus") == whole
+
+
+def test_another_number_of_processes_goes_on(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Of three processes two are lost; one alone reads what they have not."""
+    assert attlas.corpus(model, texts, tmp_path / "corpus", rank=1, world=3, **OPTIONS) is None
+    assert attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS) is not None
+    assert contents(tmp_path / "corpus") == whole
+
+
+def test_the_environment_of_torchrun_splits_the_texts(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS)
+    assert contents(tmp_path / "corpus") == whole
+
+
+def test_order_and_batch_change_no_number(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    del whole
+    double = model.double()
+    try:
+        first = attlas.corpus(double, texts, tmp_path / "a", samples=3)
+        other = attlas.corpus(double, texts[::-1], tmp_path / "b", samples=3, batch=5)
+    finally:
+        model.float()
+    assert first is not None
+    assert other is not None
+    a, b = first.table("arrow").to_pylist(), other.table("arrow").to_pylist()
+    for row, again in zip(a, b, strict=True):
+        for name, value in row.items():
+            assert value == (pytest.approx(again[name], rel=1e-9) if isinstance(value, float) else again[name])
+    for place in first.heads:
+        ids = [sorted(map(tuple, (s.ids for s in corpus.samples(*place)))) for corpus in (first, other)]
+        assert ids[0] == ids[1], "the sample depends on the texts alone"
+
+
+def test_join_is_one_run_over_all(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    for name, some in ("a", texts[:8]), ("b", texts[8:14]), ("c", texts[14:]):
+        attlas.corpus(model, some, tmp_path / name, **OPTIONS)
+    # A text of the second folder has the same place there as one of the first: they are other texts.
+    joined = attlas.join([tmp_path / name for name in "abc"], tmp_path / "joined")
+    found = contents(joined.folder)
+    same = [
+        name
+        for name in whole
+        if name.startswith("samples/") or name.endswith(".parquet") or name == "state.safetensors"
+    ]
+    assert len(same) > 7
+    different = {name for name in same if found[name] != whole[name]}
+    assert different <= {"texts.parquet", "sampled_texts.parquet"}, "which name the rows of each source"
+    with pytest.raises(attlas.RecordingError, match="in two folders"):
+        attlas.join([tmp_path / "a", tmp_path / "b", tmp_path / "a"], tmp_path / "twice")
+
+
+def test_two_runs_into_one_folder(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    def slow() -> Iterator[list[int]]:
+        for ids in texts[:4]:
+            with pytest.raises(attlas.RecordingError, match="one run at a time"):
+                attlas.corpus(model, texts, tmp_path / "corpus")
+            with pytest.raises(attlas.RecordingError, match="one run at a time"):
+                attlas.corpus(model, texts, tmp_path / "corpus", rank=1, world=2)
+            yield ids
+
+    assert attlas.corpus(model, slow(), tmp_path / "corpus") is not None
+
+
+def test_another_model_or_setting_is_refused(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    attlas.corpus(model, texts[:3], tmp_path / "corpus")
+    for options in {"length": 16}, {"seed": 1}, {"limit": 7}:
+        with pytest.raises(attlas.RecordingError, match="one corpus"):
+            attlas.corpus(model, texts[:3], tmp_path / "corpus", **options)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(attlas.RecordingError, match="other files"):
+        attlas.corpus(model, texts[:3], tmp_path / "other")
+
+
+def test_a_full_disk_loses_nothing(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = journal.save_file, 20
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(args[1]))
+        real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "save_file", full)
+        with pytest.raises(attlas.AttlasError, match="No space left"):
+            attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS)
+    unfinished = attlas.load(tmp_path / "corpus")
+    assert not unfinished.config["complete"]
+    assert 0 < unfinished.config["counts"]["texts"] < len(texts)
+    assert attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS) is not None
+    assert contents(tmp_path / "corpus") == whole
+
+
+def test_an_unfinished_folder_opens(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    def broken() -> Iterator[list[int]]:
+        yield from texts[:8]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attlas.corpus(model, broken(), tmp_path / "corpus", batch=2)
+    found = attlas.load(tmp_path / "corpus")
+    assert (found.config["complete"], found.config["counts"]["texts"]) == (False, 8)
+    assert len(found.samples(0, 1)) == 8
+    assert attlas.load(attlas.corpus(model, texts[:8], tmp_path / "other").folder).config["complete"]
+
+
+def test_a_changed_folder_is_refused(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    attlas.corpus(model, texts[:3], tmp_path / "corpus")
+    file = tmp_path / "corpus" / "heads.parquet"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    with pytest.raises(attlas.RecordingError, match=r"heads\.parquet"):
+        attlas.load(tmp_path / "corpus", verify=False)
+    file.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    with pytest.raises(attlas.RecordingError, match=r"heads\.parquet"):
+        attlas.load(tmp_path / "corpus")
+
+
+def test_a_second_call_reads_nothing_again(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    attlas.corpus(model, texts[:3], tmp_path / "corpus")
+    begin = time.perf_counter()
+    again = attlas.corpus(model, texts[:3], tmp_path / "corpus", progress=lambda *_: pytest.fail("read again"))
+    assert again is not None
+    assert time.perf_counter() - begin < 5
