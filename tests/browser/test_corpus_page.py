@@ -214,7 +214,7 @@ def test_a_head_shows_its_numbers_and_its_distances(show: Callable[..., Any], co
     page = show(corpora[:1], "h=2.4&m=entropy")
     found = corpora[0].head(2, 4)
     numbers = page.locator(".number").all_inner_texts()
-    entropy = next(text for text in numbers if text.startswith("Entropy"))
+    entropy = next(text for text in numbers if text.startswith("Entropy (nats)"))
     assert f"{found.numbers['entropy']:.3g}" in entropy
     label = page.locator(".head-plots svg").first.get_attribute("aria-label")
     assert f"median {found.distributions['entropy']['quantiles'][5]:.3g}" in label
@@ -227,7 +227,7 @@ def test_a_head_shows_its_numbers_and_its_distances(show: Callable[..., Any], co
     spoken = page.locator(".figure:has-text('Tokens that look') svg").first.get_attribute("aria-label")
     assert f"{100 * weight / kept:.1f} %" in spoken.split(", ")[0], token
     page.get_by_role("button", name="First token").click()
-    until(page, "document.querySelector('.head-plots h3').textContent === 'First token over the texts'")
+    until(page, "document.querySelector('.head-plots h3').textContent === 'First token, text by text'")
     assert link(page)["m"] == "first"
 
 
@@ -354,7 +354,7 @@ def test_one_file_works_offline(browser: Any, corpora: list[Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("hash_", "name"), [("", "scatter"), ("h=2.4&m=entropy", "entropy over the texts"), ("h=2.4", "text")]
+    ("hash_", "name"), [("", "scatter"), ("h=2.4&m=entropy", "entropy, text by text"), ("h=2.4", "text")]
 )
 def test_figures_are_saved(show: Callable[..., Any], corpora: list[Any], hash_: str, name: str) -> None:
     page = show(corpora[:1], hash_)

@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,9 +15,11 @@ import attlas
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.words import count, in_bytes
-from attlas.corpus import Corpus
 from attlas.errors import RecordingError
-from attlas.view.corpus import CorpusService, Loader
+
+if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
+    from attlas.corpus import Corpus
+    from attlas.view.corpus import Loader
 
 __all__ = ["export", "is_corpus", "show"]
 
@@ -50,6 +52,7 @@ def show(
     browser : bool
         Whether a browser is opened.
     """
+    from attlas.view.corpus import CorpusService
     from attlas.view.server import stay
 
     corpora = _opened(folders, terminal)

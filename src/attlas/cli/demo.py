@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import attlas
 from attlas import models, pictures
 from attlas.cli.corpus import write_demo
+from attlas.cli.corpus_view import export, is_corpus
 from attlas.cli.figures import atlas_figure, head_figure
 from attlas.cli.files import read_text, title_of
 from attlas.cli.loading import load, tokenize
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if arguments.text is None and arguments.model is None:
         terminal.say()
         write_demo(loaded, arguments.out / "corpus", terminal)
+        if is_corpus(arguments.out / "corpus"):
+            export([arguments.out / "corpus"], arguments.out / "heads.html", terminal)
         terminal.say()
     offer(run_folder, terminal, browser=not arguments.no_browser)
 

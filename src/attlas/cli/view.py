@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from attlas.cli import record
+from attlas.cli import corpus_view, record
 from attlas.cli.files import check_target, open_folder, title_of
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 def _of_corpora(arguments: argparse.Namespace, given: list[str], terminal: Terminal) -> bool:
     """Show or export corpora, and return True, where the folders are corpora."""
     folders = arguments.atlas
-    corpora = [folder for folder in folders if (folder / "config.json").is_file() or (folder / "parts").is_dir()]
-    if not corpora and len(folders) < 2:
+    if not any(map(corpus_view.is_corpus, folders)) and len(folders) < 2:
         if arguments.export is not None:
             fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
             raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
@@ -60,8 +59,6 @@ def _of_corpora(arguments: argparse.Namespace, given: list[str], terminal: Termi
     if set(given) - {"model"}:
         fix = f"attlas view {shlex.quote(str(folders[0]))}"
         raise _error("a corpus is opened as it is; nothing is recorded.", f"--{given[-1]}", fix)
-    from attlas.cli import corpus_view  # pyarrow, which recordings do without
-
     if arguments.export is not None:
         check_target(arguments.export, "--export", (".html", ".htm"), "view")
         corpus_view.export(folders, arguments.export, terminal)

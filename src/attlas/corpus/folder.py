@@ -95,7 +95,13 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("tokens", pa.int32()), ("hash", pa.string())]
+        [
+            ("text", pa.int64()),
+            ("source", pa.string()),
+            ("start", pa.int64()),
+            ("tokens", pa.int32()),
+            ("hash", pa.string()),
+        ]
     )
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
@@ -146,7 +152,13 @@ def _write_samples(
             | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
         )
     schema = pa.schema(
-        [("text", pa.int64()), ("source", pa.string()), ("start", pa.int64()), ("ids", pa.list_(pa.int32())), ("tokens", pa.list_(pa.string()))]
+        [
+            ("text", pa.int64()),
+            ("source", pa.string()),
+            ("start", pa.int64()),
+            ("ids", pa.list_(pa.int32())),
+            ("tokens", pa.list_(pa.string())),
+        ]
     )
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 

@@ -3,7 +3,7 @@
 import { svg, svgRoot } from "./figure.js";
 import { digits, percent, ticks, whole } from "./numbers.js";
 
-const margin = { left: 46, right: 14, top: 12, bottom: 40 };
+const margin = { left: 46, right: 20, top: 12, bottom: 40 };
 
 function frame(width, height, look, label, titleX) {
   const figure = svgRoot(width, height, look, label);

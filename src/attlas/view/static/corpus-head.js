@@ -1,7 +1,7 @@
 // The page of a head: its numbers among all heads, their spread over the texts, its distances and tokens, and sampled texts.
 
 import { histogram, spread, strip, tokenBars } from "./corpus-charts.js";
-import { headAt, headTitle, LETTERS, rowOf, say, titled, valuesOf } from "./corpus-data.js";
+import { headAt, headTitle, LETTERS, rowOf, titled, valuesOf } from "./corpus-data.js";
 import { createSample } from "./corpus-text.js";
 import { make, segmented } from "./elements.js";
 import { saveButtons } from "./figure.js";
@@ -70,10 +70,10 @@ export function createHeadColumn(context, at, head, partners) {
       const value = values[row];
       const known = values.filter((each) => each !== null);
       const rank = value === null ? null : 1 + known.filter((each) => each > value).length;
-      const words = rank === null ? "not known" : `${rank === 1 ? "" : `${rank}${placed(rank)} `}highest of ${whole(known.length)}`;
+      const words = rank === null ? "not known" : `${rank}${placed(rank)} of ${whole(known.length)}`;
       const pressable = { type: "button", title: `${measure.description} Show its spread over the texts.`, "aria-pressed": String(store.state.measure === measure.name) };
       const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
-        make("span", { class: "number-name" }, measure.label), make("span", { class: "number-value" }, say(measure, value)), make("span", { class: "number-rank" }, words), strip({ values, own: value, width: 150, look, label: words }));
+        make("span", { class: "number-name" }, titled(measure)), make("span", { class: "number-value" }, digits(value)), make("span", { class: "number-rank", title: "from the highest on" }, words), strip({ values, own: value, width: 150, look, label: `${words}, from the highest on` }));
       if (measure.spread) button.addEventListener("click", () => {
         store.set({ measure: measure.name });
         numbers.querySelector('[aria-pressed="true"]')?.focus();
@@ -104,7 +104,7 @@ export function createHeadColumn(context, at, head, partners) {
   };
 
   function build() {
-    figure(() => `${measured().label} over the texts`, () => `${measured().description} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.`, drawSpread(measured), 220);
+    figure(() => `${measured().label}, text by text`, () => `${measured().description} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.`, drawSpread(measured), 220);
     figure(() => "Distance to the key", () => "How far back the attention goes, in bins that double.", (width, height, look) => histogram({ ...answer.distance, width, height, look, even: false, title: "Distance (tokens)", label: "Attention by distance" }), 220);
     figure(() => "Peak of each text", () => "Largest weight in a text, outside of its first token. The texts below are sampled by it.", drawSpread(() => peak, [0, 1]), 220);
     figure(() => "Tokens that look", () => "Queries by the attention that they give to their 8 favourites.", bars("query"), 0);
