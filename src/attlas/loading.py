@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from attlas import atlas
-from attlas.atlas.spec import Own
+from attlas.atlas.loading import UserScores
 
 __all__ = ["load"]
 
 
-def load(folder: str | os.PathLike[str], *, verify: bool = True, score: Own = None) -> Any:
+def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Any:
     """Open the folder of a recording, or that of a corpus.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Some queries and keys of a matrix as a matrix of their own: masks and scores are asked in their old places."""
+"""Some queries and keys of a matrix as a smaller matrix; its masks and scores are translated."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attlas.scores.base import Dot, Sum, Tokens
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
 
-__all__ = ["Moved", "MovedScore", "cut_out", "in_columns", "moved_tile", "spans_of", "window_of"]
+__all__ = ["Translated", "TranslatedScore", "cut_out", "in_columns", "original_tile", "spans_of", "window_of"]
 
 
 def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, range]:
-    """Return which queries and keys of a matrix are meant, or raise a ShapeError."""
+    """Return two spans as ranges of queries and of keys, or raise a ShapeError."""
     for name, span in (("rows", rows), ("columns", columns)):
         if span is not None:
             check_span("A.window()", name, span)
@@ -56,33 +56,33 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
 
 
 def cut_out(problem: Problem, rows: range, columns: range) -> Problem:
-    """Return some queries and keys of a problem; without all keys, a problem that needs the whole rows' log-sum-exp."""
+    """Return some queries and keys of a problem; if keys are left out, the result needs the whole rows' log-sum-exp."""
     m, n = problem.shape[2:]
     old = rows, columns, m, n
     mask = None if problem.mask is None else problem.mask.translate(*old)
     if mask is None and problem.mask is not None:
-        mask = Moved(problem.mask, m, n, -rows.start, -columns.start)
+        mask = Translated(problem.mask, m, n, -rows.start, -columns.start)
     whole = len(columns) == n
     return replace(
         problem,
         q=problem.q[:, :, rows.start : rows.stop],
         k=problem.k[:, :, columns.start : columns.stop],
         mask=mask,
-        score=_score(problem.score, *old),
+        score=_translated_score(problem.score, *old),
         sink=problem.sink if whole else None,  # it is part of the log-sum-exp
         partial=problem.partial or not whole,
     )
 
 
-def _score(score: Score, rows: range, columns: range, m: int, n: int) -> Score:
+def _translated_score(score: Score, rows: range, columns: range, m: int, n: int) -> Score:
     if isinstance(score, Sum):
-        return _score(score.left, rows, columns, m, n) + _score(score.right, rows, columns, m, n)
-    found = score.translate(rows, columns, m, n)
-    return MovedScore(score, m, n, -rows.start, -columns.start) if found is None else found
+        return _translated_score(score.left, rows, columns, m, n) + _translated_score(score.right, rows, columns, m, n)
+    translated = score.translate(rows, columns, m, n)
+    return TranslatedScore(score, m, n, -rows.start, -columns.start) if translated is None else translated
 
 
-def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
-    """Return a tile as seen from a matrix of m queries and n keys whose first ones stand at `row` and `column`."""
+def original_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
+    """Return a tile in the positions of a matrix of m queries and n keys whose first cell is at (row, column) now."""
     return replace(
         at,
         m=m,
@@ -94,28 +94,39 @@ def moved_tile(at: Tile, m: int, n: int, row: int, column: int) -> Tile:
     )
 
 
-class MovedScore(Score):
-    """A score that looks at places, asked for a matrix in which its queries and keys stand elsewhere.
+class _Translation:
+    """Sizes and position of the original matrix, shared by translated scores and masks.
 
     Parameters
     ----------
-    inner : Score
-        A score of m queries and n keys.
+    inner : Score or Mask
+        The score or mask of the original matrix, which has m queries and n keys.
     m, n : int
-        Sizes of the matrix that it belongs to.
+        Sizes of the original matrix.
     row, column : int
-        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
+        Position of its query 0 and its key 0 in the new matrix; negative if the first ones were cut off.
     """
+
+    def _set_origin(self, m: int, n: int, row: int, column: int) -> None:
+        self.m = m
+        self.n = n
+        self.row = row
+        self.column = column
+
+    def original(self, at: Tile) -> Tile:
+        """Return a tile of the new matrix in the positions of the original one."""
+        return original_tile(at, self.m, self.n, self.row, self.column)
+
+
+class TranslatedScore(_Translation, Score):
+    """A score without a form of its own for another matrix: it is evaluated at its original positions."""
 
     stored = ("inner", "m", "n", "row", "column")
 
     def __init__(self, inner: Score, m: int, n: int, row: int, column: int = 0) -> None:
         super().__init__()
         self.inner = inner
-        self.m = m
-        self.n = n
-        self.row = row
-        self.column = column
+        self._set_origin(m, n, row, column)
         self.scratch = inner.scratch
         self.finite = inner.finite
         self.positional = inner.positional
@@ -124,51 +135,37 @@ class MovedScore(Score):
         return self.inner.project(q, k)
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
-        return self.inner(q, k, moved_tile(at, self.m, self.n, self.row, self.column))
+        return self.inner(q, k, self.original(at))
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
         dot = self.inner.as_dot(q, k)
         if dot is None or dot.bias is None:
             return dot
-        return replace(dot, bias=MovedScore(dot.bias, self.m, self.n, self.row, self.column))
+        return replace(dot, bias=TranslatedScore(dot.bias, self.m, self.n, self.row, self.column))
 
 
-class Moved(Mask):
-    """A mask of one matrix, asked for another in which its queries and keys stand elsewhere.
+class Translated(_Translation, Mask):
+    """A mask without a form of its own for another matrix: it is evaluated at its original positions.
 
-    Parameters
-    ----------
-    inner : Mask
-        A mask of m queries and n keys.
-    m, n : int
-        Sizes of the matrix that it belongs to.
-    row, column : int
-        Where its query 0 and its key 0 stand now; negative where the first ones were cut off.
-    device : torch.device, optional
-        Where the mask must be asked, if that is not where the tokens are.
+    `device` is the device on which the mask must be evaluated, if its tensors cannot be moved.
     """
 
     def __init__(self, inner: Mask, m: int, n: int, row: int, column: int, device: torch.device | None = None) -> None:
         self.inner = inner
-        self.m = m
-        self.n = n
-        self.row = row
-        self.column = column
+        self._set_origin(m, n, row, column)
         self.device = device
 
     def allows(self, at: Tile) -> Tensor:
-        return self.inner.allows(self._there(at)).to(at.device)
+        return self.inner.allows(self.original(at)).to(at.device)
 
     def coverage(self, at: Tile) -> BlockState:
-        return self.inner.coverage(self._there(at))
+        return self.inner.coverage(self.original(at))
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        # The inner mask is asked about whole rows, as it must be, and answers in its own places.
-        there = replace(self._there(at), columns=range(self.n), column_index=None)
-        found = self.inner.interval(there)
-        if found is None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        runs = self.inner.allowed_runs(self._all_columns(at))
+        if runs is None:
             return None
-        first, stop = (t.to(at.device) + self.column for t in found)
+        first, stop = (t.to(at.device) + self.column for t in runs)
         return first, stop
 
     def first_query(self, m: int, n: int) -> int | None:
@@ -176,21 +173,23 @@ class Moved(Mask):
         return None if first is None else first - self.row + self.column
 
     def padding(self, at: Tile) -> Tensor | None:
-        whole = replace(self._there(at), columns=range(self.n), column_index=None)
-        found = self.inner.padding(whole)
-        return None if found is None else in_columns(found.to(at.device), self.column, at.n)
+        keys = self.inner.padding(self._all_columns(at))
+        return None if keys is None else in_columns(keys.to(at.device), self.column, at.n)
 
     def name(self) -> str:
         return f"{self.inner.name()} moved by ({self.row}, {self.column})"
 
-    def _there(self, at: Tile) -> Tile:
-        there = moved_tile(at, self.m, self.n, self.row, self.column)
-        return there if self.device is None else replace(there, device=self.device)
+    def original(self, at: Tile) -> Tile:
+        tile = super().original(at)
+        return tile if self.device is None else replace(tile, device=self.device)
+
+    def _all_columns(self, at: Tile) -> Tile:
+        return replace(self.original(at), columns=range(self.n), column_index=None)
 
 
-def in_columns(found: Tensor, column: int, n: int) -> Tensor:
+def in_columns(flags: Tensor, column: int, n: int) -> Tensor:
     """Return flags of keys that begin at `column` as flags of n keys; the others are not set."""
-    out = found.new_zeros(len(found), n)
-    first, stop = max(column, 0), min(column + found.shape[-1], n)
-    out[:, first:stop] = found[:, first - column : stop - column]
+    out = flags.new_zeros(len(flags), n)
+    first, stop = max(column, 0), min(column + flags.shape[-1], n)
+    out[:, first:stop] = flags[:, first - column : stop - column]
     return out

@@ -164,7 +164,7 @@ def _pairs(problem: Problem) -> int:
     if problem.mask is None or not m * n:
         return batch * heads * m * n
     whole = problem.tile(range(batch), range(heads), range(m), range(n))
-    if (run := problem.mask.interval(whole)) is not None:
+    if (run := problem.mask.allowed_runs(whole)) is not None:
         lengths = (run[1].clamp(max=n) - run[0].clamp(min=0)).clamp(min=0)
         return int(lengths.expand(batch, heads, m).sum())
     pairs = 0

@@ -11,8 +11,8 @@ import torch
 import attlas
 from attlas import heads, stats
 from attlas.atlas import Atlas, Entry
-from attlas.heads.kinds import text_statistics
-from attlas.heads.recorded import NEEDED
+from attlas.heads.classification import text_statistics
+from attlas.heads.from_recording import NEEDED
 from attlas.view import export
 
 pytestmark = pytest.mark.browser

@@ -51,7 +51,7 @@ FITS = f"({_FITS})(document.documentElement)"
 _SIZES = "({width, height, clientWidth, clientHeight}) => [width, height, clientWidth, clientHeight]"
 SIZES = f"({_SIZES})(document.querySelector('.stage .base'))"
 # How many colours each half of the map has.
-KINDS = """() => {
+PATTERNS = """() => {
   const canvas = document.querySelector(".stage .base");
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
@@ -522,7 +522,7 @@ def test_other_levels_stand_in_while_tiles_are_on_their_way(opened: Callable[...
     for zoom in ("1", "-1", "4"):
         tab.evaluate(f"location.hash = 'z={zoom}&r=320&c=300'")
         tab.wait_for_timeout(250)
-        left, right = tab.evaluate(KINDS)
+        left, right = tab.evaluate(PATTERNS)
         assert left + right > 60, zoom
 
 
@@ -563,7 +563,7 @@ def test_sharp_on_dense_screens(opened: Callable[..., Any], dense: np.ndarray) -
 
 def test_side_by_side_is_two_linked_maps(opened: Callable[..., Any]) -> None:
     tab = opened("e=0&h=0&s=1.1&m=side", width=1920, height=1080)
-    left, right = tab.evaluate(KINDS)
+    left, right = tab.evaluate(PATTERNS)
     assert left > 60
     assert right > 60
 

@@ -12,7 +12,7 @@ import torch
 import attlas
 from attlas import processor
 from attlas.cli import bench_cases, main
-from attlas.cli.lock import Held, hold
+from attlas.cli.file_lock import LockedError, hold
 from attlas.cli.timing import ratios
 from attlas.work import kernels
 
@@ -83,7 +83,7 @@ def test_limits_are_rates_of_this_processor() -> None:
 
 def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; from attlas.cli.lock import hold\n"
+        "import sys; from pathlib import Path; from attlas.cli.file_lock import hold\n"
         f"with hold(Path({str(folder / 'bench.lock')!r})): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -98,7 +98,7 @@ def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixtur
         first.kill()
     with hold(folder / "bench.lock"):  # a process that was killed holds nothing
         assert f"process {os.getpid()}, since " in (folder / "bench.lock").read_text("utf-8")
-        with pytest.raises(Held), hold(folder / "bench.lock"):
+        with pytest.raises(LockedError), hold(folder / "bench.lock"):
             pass
 
 

@@ -16,14 +16,14 @@ import transformers
 
 from attlas import models
 from attlas.cli import main
+from attlas.cli.demo_result import DemoResult
+from attlas.cli.demo_run import read
 from attlas.cli.loading import load, texts, tokenize
-from attlas.cli.reader import read
-from attlas.cli.reading import Reading
 from attlas.cli.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
-def reading(model_folder: Path, text_file: Path) -> Reading:
+def reading(model_folder: Path, text_file: Path) -> DemoResult:
     loaded = load(model_folder)
     return read(loaded, tokenize(loaded, text_file.read_text("utf-8"), 200), "greet.py", "attlas demo", Terminal())
 
@@ -93,7 +93,7 @@ def test_a_narrow_terminal_has_no_longer_lines(
     assert err == "", "the demo keeps what it has computed"
 
 
-def test_numbers_equal_those_of_full_matrices(reading: Reading, weights: torch.Tensor) -> None:
+def test_numbers_equal_those_of_full_matrices(reading: DemoResult, weights: torch.Tensor) -> None:
     n = weights.shape[-1]
     place = torch.arange(n)
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
@@ -125,7 +125,7 @@ def test_numbers_equal_those_of_full_matrices(reading: Reading, weights: torch.T
 
 
 def test_induction_on_the_text_equals_its_definition(
-    reading: Reading, weights: torch.Tensor, model_folder: Path, text_file: Path
+    reading: DemoResult, weights: torch.Tensor, model_folder: Path, text_file: Path
 ) -> None:
     ids = tokenize(load(model_folder), text_file.read_text("utf-8"), 200)
     follows = torch.zeros(200, 200, dtype=torch.bool)
@@ -196,8 +196,8 @@ def test_the_shipped_model_has_the_heads_that_the_demo_is_about() -> None:
     loaded = load(models.path())
     text = Path(timeit.__file__).read_text("utf-8")
     reading = read(loaded, tokenize(loaded, text, 512), "timeit.py", "attlas demo", Terminal())
-    assert reading.telling.kinds[0].name == "induction"
-    assert reading.telling.induction > 0.5
-    assert reading.telling.induction_text > 10 * reading.telling.chance
-    assert {"induction", "previous token"} <= {head.kinds[0].name for head in reading.heads}
+    assert reading.most_telling.patterns[0].name == "induction"
+    assert reading.most_telling.induction > 0.5
+    assert reading.most_telling.induction_text > 10 * reading.most_telling.chance
+    assert {"induction", "previous token"} <= {head.patterns[0].name for head in reading.heads}
     assert reading.loss < 4.5

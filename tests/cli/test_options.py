@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from attlas import scaling
-from attlas.cli import numbers, options
+from attlas.cli import head_statistics, options
 
 COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress"]
 
@@ -30,5 +30,5 @@ except SystemExit as end:
 
 
 def test_words_of_options_are_those_of_their_modules() -> None:
-    assert numbers.NAMES == options.STATISTICS
+    assert head_statistics.NAMES == options.STATISTICS
     assert tuple(scaling.DISTRIBUTIONS) == options.DISTRIBUTIONS

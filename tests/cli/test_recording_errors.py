@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import attlas
-from attlas.cli import main, record, running
+from attlas.cli import generation, main, record
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -316,7 +316,7 @@ def test_control_c_leaves_nothing(
 def test_control_c_between_two_chunks_leaves_nothing(
     model_folder: Path, text_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = running.forward
+    run = generation.forward
 
     def interrupted(model: torch.nn.Module, ids: torch.Tensor, *given: Any, **options: Any) -> Any:
         if len(ids) < 30:  # the last chunk
@@ -324,7 +324,7 @@ def test_control_c_between_two_chunks_leaves_nothing(
             raise KeyboardInterrupt
         return run(model, ids, *given, **options)
 
-    monkeypatch.setattr(running, "forward", interrupted)
+    monkeypatch.setattr(generation, "forward", interrupted)
     words = ["--model", model_folder, "--text", text_file, "--tokens", 80, "--chunk", 30, "-o", out]
     assert main(["record", *map(str, words)]) == 130
     assert list(out.parent.iterdir()) == []

@@ -18,11 +18,11 @@ import transformers
 import attlas
 from attlas import pictures, stats
 from attlas.cli import main, record
+from attlas.cli.demo_run import read
+from attlas.cli.formatting import secondary_patterns
+from attlas.cli.head_statistics import classify_entry, selected
 from attlas.cli.loading import load, tokenize
-from attlas.cli.numbers import chosen, heads_of
-from attlas.cli.reader import read
 from attlas.cli.terminal import Terminal
-from attlas.cli.words import others
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +155,7 @@ def test_steps_give_what_the_whole_gives(
     n = len(found.tokens)
     assert n == 110 + (2 if "--generate" in steps else 0)
     loaded = load(model_folder)
-    with attlas.record(loaded.model, statistics=chosen(None, found.ids[0], 6, "record")) as wanted, torch.no_grad():
+    with attlas.record(loaded.model, statistics=selected(None, found.ids[0], 6, "record")) as wanted, torch.no_grad():
         loaded.model(found.ids, use_cache=False)
     assert found.details["keep"] == keep
     for one, other in zip(found.entries, wanted.entries, strict=True):
@@ -242,7 +242,7 @@ def test_the_table_is_that_of_the_demo(
     assert len(rows) == len(reading.heads) == 6
     for row, head in zip(rows, reading.heads, strict=True):
         assert (row["layer"], row["head"]) == (head.layer, head.head)
-        assert row["what"] == ", ".join((head.kinds[0].name, *others(head)))
+        assert row["what"] == ", ".join((head.patterns[0].name, *secondary_patterns(head)))
         for name in ("entropy", "first", "previous", "near", "induction", "duplicate", "induction_text", "favourite"):
             assert row[name] == pytest.approx(getattr(head, name), rel=1e-4, abs=1e-6), name
 
@@ -317,7 +317,7 @@ def test_report_holds_what_was_recorded(
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
     # It opens at the head that the table of heads calls the most telling one, with one of its queries in colour.
-    measured = [head for layer in atlas.layers() for head in heads_of(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence)
     assert (first["entry"], first["head"]) == (best.layer, best.head)
     assert 0 <= data["state"]["pointed"]["i"] < 120

@@ -153,7 +153,7 @@ def test_it_does_not_wait_for_a_long_step(
 
     monkeypatch.setattr("attlas.view.service.Service", Busy)
     monkeypatch.setattr("attlas.view.server.stay", lambda service, **settings: None)
-    monkeypatch.setattr(view, "_FAREWELL", 0.1)
+    monkeypatch.setattr(view, "_SHUTDOWN_SECONDS", 0.1)
     monkeypatch.setattr(view.os, "_exit", left.append)
     assert main(["view", str(folder)]) == 0
     assert left == [0]
@@ -278,7 +278,7 @@ def test_without_the_extra(folder: Path, capsys: pytest.CaptureFixture[str], mon
         "  found: no module named uvicorn\n"
         "  fix: pip install 'attlas[view]'\n"
     )
-    view.offer(folder, Terminal(), browser=True)
+    view.open_if_attended(folder, Terminal(), browser=True)
     assert capsys.readouterr().out == f"  attlas view '{folder}'  needs pip install 'attlas[view]'\n"
 
 
@@ -339,24 +339,24 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
 
 
 def test_the_demo_opens_the_viewer_where_somebody_sits(attended: Attended, tmp_path: Path) -> None:
-    view.offer(tmp_path, attended, browser=True)
+    view.open_if_attended(tmp_path, attended, browser=True)
     assert attended.opened == [tmp_path]
 
 
 def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view.offer(tmp_path, attended, browser=False)
+    view.open_if_attended(tmp_path, attended, browser=False)
     with monkeypatch.context() as patch:
         patch.setenv("CI", "true")
-        view.offer(tmp_path, attended, browser=True)
+        view.open_if_attended(tmp_path, attended, browser=True)
     with monkeypatch.context() as patch:
         patch.setattr("attlas.view.server.has_browser", lambda: False)
-        view.offer(tmp_path, attended, browser=True)
+        view.open_if_attended(tmp_path, attended, browser=True)
     with monkeypatch.context() as patch:
         patch.setattr(view.sys, "stdin", None)
-        view.offer(tmp_path, attended, browser=True)
+        view.open_if_attended(tmp_path, attended, browser=True)
     with monkeypatch.context() as patch:
         patch.setattr(attended.out, "isatty", lambda: False)
-        view.offer(tmp_path, attended, browser=True)
+        view.open_if_attended(tmp_path, attended, browser=True)
     assert attended.opened == []
     assert attended.out.getvalue().count("attlas view") == 5
-    assert demo.offer is view.offer
+    assert demo.open_if_attended is view.open_if_attended

@@ -27,7 +27,7 @@ def dense() -> dict[str, Any]:
     texts = [ids[:TOKENS], ids[1000:1200], ids[TOKENS : 2 * TOKENS], ids[1200:1400]]
     with torch.no_grad():
         weights = [model(torch.tensor([t]), output_attentions=True, use_cache=False).attentions for t in texts]
-    heads = {(l, h): [w[l][0, h].numpy() for w in weights] for l in range(4) for h in range(6)}
+    heads = {(layer, h): [w[layer][0, h].numpy() for w in weights] for layer in range(4) for h in range(6)}
     return {"model": model, "tokenizer": tokenizer, "texts": texts, "heads": heads}
 
 

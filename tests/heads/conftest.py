@@ -30,7 +30,7 @@ class Dense:
         m, n = self.weights.shape[-2:]
         return torch.arange(m)[:, None] + n - m - torch.arange(n)
 
-    def score(self, targets: Tensor, counted: Tensor | None = None) -> Tensor:
+    def score(self, targets: Tensor, query_mask: Tensor | None = None) -> Tensor:
         """Return the mean weight on targets (m, n) or (batch, m, n), query by query, over those with a choice."""
         batch, heads, m, n = self.weights.shape
         targets = targets.expand(batch, m, n)
@@ -41,7 +41,7 @@ class Dense:
                 for i in range(m):
                     seen = self.allowed[b, h, i]
                     aims = seen & targets[b, i]
-                    if aims.any() and (seen & ~targets[b, i]).any() and (counted is None or counted[b, i]):
+                    if aims.any() and (seen & ~targets[b, i]).any() and (query_mask is None or query_mask[b, i]):
                         found.append(self.weights[b, h, i][targets[b, i]].sum())
                 out[b, h] = torch.stack(found).mean() if found else 0.0
         return out

@@ -33,13 +33,13 @@ CASES = [
   fix: a tensor of shape (6,) or (1, 6).""",
     ),
     (
-        "counted of integers",
+        "query_mask of integers",
         DtypeError,
-        lambda: heads.broad(A, counted=torch.ones(6, dtype=torch.int64)),
-        """Broad(): counted must be a tensor of bool, True where a query counts.
-  counted: (6,) int64 cpu
+        lambda: heads.broad(A, query_mask=torch.ones(6, dtype=torch.int64)),
+        """Broad(): query_mask must be a tensor of bool, True for a query to include.
+  query_mask: (6,) int64 cpu
   found: int64
-  fix: counted=attention_mask.bool()""",
+  fix: query_mask=attention_mask.bool()""",
     ),
     (
         "width",

@@ -11,9 +11,9 @@ import attlas
 import attlas.models
 from attlas import heads
 from attlas.atlas import Atlas, Entry
-from attlas.cli import numbers, stats
+from attlas.cli import head_statistics, stats
 from attlas.cli.__main__ import main
-from attlas.heads.kinds import told_by
+from attlas.heads.classification import detectable
 from attlas.view.service import Service
 
 # Name in `heads.scores`, and field of a Head.
@@ -36,7 +36,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run.atlas"
     with attlas.record(model, tokens=[str(token) for token in ids[0].tolist()]) as atlas, torch.no_grad():
         model(ids)
-    atlas.collect(*numbers.missing(atlas, ids))
+    atlas.collect(*head_statistics.missing(atlas, ids))
     atlas.save(folder)
     return folder
 
@@ -50,7 +50,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
                 wanted[name] += score[0].tolist()
     assert main(["stats", str(saved), "--csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    report = [head for layer in atlas.layers() for head in numbers.heads_of(atlas, atlas.entry(layer))]
+    report = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
     service = Service(atlas)
     seen = rows_of(service)
     measured = [
@@ -64,7 +64,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
             assert getattr(report[i], field) == pytest.approx(number, abs=1e-6), name
             assert getattr(measured[i], field) == pytest.approx(number, abs=1e-6), name
             assert seen[i]["values"][field] == pytest.approx(number, abs=1e-6), name
-    assert [row["what"].split(", ")[0] for row in table] == [head.kinds[0].name for head in report]
+    assert [row["what"].split(", ")[0] for row in table] == [head.patterns[0].name for head in report]
 
 
 def rows_of(service):
@@ -121,10 +121,10 @@ def test_chance_is_what_uniform_weights_reach(tokens: int) -> None:
     A = attlas.attend(zeros, zeros, mask=attlas.Causal())
     R = attlas.attend(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), mask=attlas.Causal())
     (head,) = heads.measure(A, torch.arange(tokens), R, 4)
-    for kind in heads.KINDS:
+    for kind in heads.PATTERNS:
         if kind.measure == "near" and tokens <= heads.NEAR:
             assert (kind.chance(tokens), head.near) == (1.0, 0.0)
         elif kind.measure not in ("induction", "duplicate", "breadth"):
             assert kind.chance(tokens) == pytest.approx(head.of(kind), abs=1e-5), kind.name
-    assert told_by(0) == heads.KINDS
-    assert set(told_by(200)) == set(heads.KINDS)
+    assert detectable(0) == heads.PATTERNS
+    assert set(detectable(200)) == set(heads.PATTERNS)

@@ -96,11 +96,11 @@ def test_each_function_is_its_class(make: Callable) -> None:
 
 def test_queries_of_filling_on_the_right_are_left_out(make: Callable) -> None:
     case = make("causal")
-    counted = torch.arange(29) < torch.tensor([[29], [12]])
-    found = heads.scores(case.A, case.ids, [2, 4], counted=counted)
+    query_mask = torch.arange(29) < torch.tensor([[29], [12]])
+    found = heads.scores(case.A, case.ids, [2, 4], query_mask=query_mask)
     for name, targets in TARGETS.items():
-        close(found[name], case.score(targets(case), counted))
-    cut = heads.scores(case.A, case.ids, [2, 4], counted=counted[1])
+        close(found[name], case.score(targets(case), query_mask))
+    cut = heads.scores(case.A, case.ids, [2, 4], query_mask=query_mask[1])
     half = attlas.attend(case.A.problem.q[1:, :, :12], case.A.problem.k[1:, :, :12], mask=attlas.Causal())
     alone = heads.scores(half, case.ids[1:, :12], [2, 4])
     for name in alone:

@@ -94,7 +94,7 @@ def test_entropy_is_that_of_the_dense_rows(make: Callable, kind: str, rows: obje
     elif isinstance(rows, slice):
         places = torch.arange(m)[rows]
     else:
-        places = heads.EntropyAlarm(rows=rows)._places(m)
+        places = heads.EntropyAlarm(rows=rows)._positions(m)
         assert len(places) == min(m, 5)
         assert int(places[-1]) == m - 1
     found = heads.EntropyAlarm(rows=rows).check(case.A)

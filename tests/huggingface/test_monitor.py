@@ -16,7 +16,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 import attlas
 from attlas import RecordingError, ShapeError
 from attlas.huggingface import AttentionMonitor
-from attlas.recording import tap
+from attlas.recording import hooks
 
 needs_accelerate = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="Trainer needs accelerate: pip install accelerate"
@@ -152,12 +152,12 @@ def test_only_its_steps_cost_anything(gpt2: nn.Module, monkeypatch: pytest.Monke
     for seed in range(7):
         turn = loop.state.global_step + 1 in (1, 3, 6)
         loop.call("on_step_begin")
-        assert tap._open == turn
+        assert hooks._active_recordings == turn
         assert gpt2.config._attn_implementation == ("attlas" if turn else "sdpa")
         gpt2(batch(seed=seed)[0])
         loop.state.global_step += 1
         loop.call("on_step_end")
-        assert tap._open == 0
+        assert hooks._active_recordings == 0
         assert gpt2.config._attn_implementation == "sdpa"
     assert steps == [1, 3, 6]
     assert [logged["step"] for logged in loop.state.log_history] == [1, 3, 6]
@@ -217,7 +217,7 @@ def test_a_training_that_broke_off_leaves_nothing_open(gpt2: nn.Module) -> None:
     assert gpt2.config._attn_implementation == "attlas"
     for event in ("on_train_begin", "on_train_end"):
         loop.call(event)
-        assert tap._open == 0
+        assert hooks._active_recordings == 0
         assert gpt2.config._attn_implementation == "sdpa"
     loop.step(batch())
     agree(monitor.last, expected(gpt2, batch()))
@@ -240,7 +240,7 @@ def test_a_model_that_cannot_be_recorded_says_so_in_its_first_step() -> None:
     with pytest.raises(RecordingError):
         loop.model(torch.zeros(1, 3))
     loop.monitor.close()
-    assert tap._open == 0
+    assert hooks._active_recordings == 0
 
 
 @needs_accelerate
@@ -269,7 +269,7 @@ def test_trainer_logs_the_numbers(gpt2: nn.Module, tmp_path: Path, attached: boo
     assert [entry["step"] for entry in looked] == [1, 2, 4]
     assert looked[-1] == pytest.approx(monitor.last | {"step": 4, "epoch": looked[-1]["epoch"]})
     assert report.steps == ([1, 2, 4] if attached else [])
-    assert tap._open == 0
+    assert hooks._active_recordings == 0
 
 
 @needs_accelerate

@@ -58,8 +58,8 @@ def whole(m: int, n: int) -> Tile:
     return attlas.attend(q, k).problem.tile(range(BATCH), range(HEADS), range(m), range(n))
 
 
-def cells(interval: tuple[Tensor, Tensor], m: int, n: int) -> Tensor:
-    first, stop = (t.expand(BATCH, HEADS, m).unsqueeze(-1) for t in interval)
+def cells(allowed_runs: tuple[Tensor, Tensor], m: int, n: int) -> Tensor:
+    first, stop = (t.expand(BATCH, HEADS, m).unsqueeze(-1) for t in allowed_runs)
     j = torch.arange(n)
     return (first <= j) & (j < stop)
 
@@ -68,7 +68,7 @@ def cells(interval: tuple[Tensor, Tensor], m: int, n: int) -> Tensor:
 def test_a_run_is_what_the_mask_allows(matrix: tuple[int, int, Mask]) -> None:
     m, n, mask = matrix
     at = whole(m, n)
-    found = mask.interval(at)
+    found = mask.allowed_runs(at)
     if found is not None:
         assert torch.equal(cells(found, m, n), mask.allows(at).expand(BATCH, HEADS, m, n))
 
@@ -89,7 +89,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_masks_of_runs_say_so(name: str) -> None:
-    found = RUNS[name].interval(whole(8, 8))
+    found = RUNS[name].allowed_runs(whole(8, 8))
     assert found is not None
     assert all(t.dtype == torch.int64 for t in found)
     assert torch.equal(cells(found, 8, 8), RUNS[name].allows(whole(8, 8)).expand(BATCH, HEADS, 8, 8))
@@ -106,4 +106,4 @@ HOLES = {
 
 @pytest.mark.parametrize("name", HOLES)
 def test_masks_with_holes_have_no_runs(name: str) -> None:
-    assert HOLES[name].interval(whole(8, 8)) is None
+    assert HOLES[name].allowed_runs(whole(8, 8)) is None

@@ -11,7 +11,7 @@ from torch import nn
 import attlas
 import attlas.models
 from attlas import heads, stats
-from attlas.atlas.padding import counted_rows
+from attlas.atlas.padding import included_rows
 from attlas.atlas.storage import Writer
 
 TEXTS = (15, 4)
@@ -176,7 +176,7 @@ def test_an_encoder_and_what_attends_to_it(words) -> None:
     # As many keys as queries, and yet the keys are those of another text.
     atlas = record(model, {"input_ids": call["input_ids"][:, :4], "attention_mask": real, "decoder_input_ids": answers})
     assert atlas.entry("cross.0").query_mask is None
-    assert counted_rows(atlas.entry("cross.0")) is None
+    assert included_rows(atlas.entry("cross.0")) is None
 
 
 def test_a_model_that_calls_torch_itself(words) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import stats
-from attlas.recording import offer, record, tap
+from attlas.recording import offer, record
+from attlas.recording.hooks import is_recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -228,7 +229,7 @@ def test_an_error_puts_everything_back(llama: nn.Module, ids: Tensor, tmp_path: 
     assert llama.config._attn_implementation == "sdpa"
     assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in llama.modules()] == hooks
     assert not list(tmp_path.iterdir())
-    assert not tap.listening()
+    assert not is_recording()
 
 
 def test_an_error_inside_the_model_does_not_shift_what_follows(x: Tensor) -> None:

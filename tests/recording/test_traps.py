@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import attlas
 from attlas import stats
 from attlas.recording import offer, record
-from attlas.recording.census import Census
+from attlas.recording.discovery import ModelAttentions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -131,7 +131,7 @@ def test_layers_that_attend_in_another_order_keep_the_order_of_the_model() -> No
 
 def test_kinds_by_where_a_module_stands(t5: nn.Module, bart: nn.Module) -> None:
     def kinds(model: nn.Module) -> set[tuple[str, str]]:
-        sites = Census(model, patched=False).sites.values()
+        sites = ModelAttentions(model, patched=False).sites.values()
         return {
             (site.path.split(".")[-3] if "layers" in site.path else site.path.split(".")[-1], site.kind)
             for site in sites
@@ -142,7 +142,7 @@ def test_kinds_by_where_a_module_stands(t5: nn.Module, bart: nn.Module) -> None:
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
-    sites = Census(transformers.BertModel(config), patched=False).sites
+    sites = ModelAttentions(transformers.BertModel(config), patched=False).sites
     assert {site.key: path for path, site in sites.items()} == {
         "self.0": "encoder.layer.0.attention.self",
         "self.1": "encoder.layer.1.attention.self",

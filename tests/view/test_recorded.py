@@ -11,7 +11,7 @@ from tests.view.cases import facts, numbers
 import attlas
 from attlas import models, stats
 from attlas.atlas import Atlas, Entry
-from attlas.recording.facts import token_bytes
+from attlas.recording.metadata import token_bytes
 from attlas.view import Service
 
 TEXT = "x = '日本語 😀 é'  # ÿ\nprint(x)\n"

@@ -108,8 +108,8 @@ class Atlas:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of attention that were recorded; the first is the main one."""
-        found = {entry.kind for entry in self.entries}
-        return tuple(name for name in KINDS if name in found)
+        kinds = {entry.kind for entry in self.entries}
+        return tuple(name for name in KINDS if name in kinds)
 
     def layers(self, kind: str | None = None) -> list[int]:
         """Return the numbers of the recorded layers of a kind, the main one by default, ascending."""
@@ -182,11 +182,11 @@ class Atlas:
         if isinstance(number, int):
             layers = self.layers(family)
             layer = layers[number] if number < 0 and -number <= len(layers) else number
-            found = [entry for entry in self.entries if entry.kind == family and entry.layer == layer]
+            passes = [entry for entry in self.entries if entry.kind == family and entry.layer == layer]
         else:
-            found = [entry for entry in self.entries if entry.name == name]
-        if found:
-            return found
+            passes = [entry for entry in self.entries if entry.name == name]
+        if passes:
+            return passes
         raise OutOfRangeError(
             "atlas[...]",
             "there must be such an attention in the recording.",

@@ -1,4 +1,4 @@
-"""One attention of a recorded model: where it stands, its matrix, its numbers."""
+"""One attention of a recorded model: its module, its matrix, its statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("self", "encoder", "cross")
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One pass of one attention of a model: where it stands, its lazy matrix, its statistics.
+    """One pass of one attention of a model: its module, its lazy matrix, its statistics.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class Entry:
     heads : tuple of int
         The heads that were recorded, as the model counts them.
     queries : tuple of int
-        Places of the queries in the text, ``(first, last + 1)``.
+        Positions of the queries in the text, ``(first, last + 1)``.
     first_key : int
-        Place of key 0 in the text; not 0 where a sliding cache has dropped the first keys.
+        Position of key 0 in the text; not 0 where a sliding cache has dropped the first keys.
     shape : tuple of int
         Sizes of the matrix: batch, recorded heads, m, n.
     matrix : AttentionMatrix, optional, shape (batch, recorded heads, m, n)
@@ -114,15 +114,15 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: tokens, log-sum-exp, statistics."""
-        held = tensors_of(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
-        return sum(t.numel() * t.element_size() for t in held) + self._matrix_bytes()
+        tensors = tensors_of(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
+        return sum(t.numel() * t.element_size() for t in tensors) + self._matrix_bytes()
 
     def _matrix_bytes(self) -> int:
         if self.matrix is None:
             return 0
         problem = self.matrix.problem
-        held = [problem.q, problem.k, *(() if problem.sink is None else (problem.sink,))]
-        return sum(t.numel() * t.element_size() for t in held)
+        tensors = [problem.q, problem.k, *(() if problem.sink is None else (problem.sink,))]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     def __repr__(self) -> str:
         _, _, m, n = self.shape
@@ -134,12 +134,12 @@ class Entry:
         )
 
     def need_matrix(self, where: str) -> AttentionMatrix:
-        """Return the matrix, or say that it was not kept and what there is.
+        """Return the matrix; raise an error that lists the statistics if only those were kept.
 
         Parameters
         ----------
         where : str
-            The public door, for the error text.
+            The public function, for the error text.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The door to a saved atlas."""
+"""`attlas.load`: opens a saved atlas."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 from attlas.atlas.atlas import Atlas
-from attlas.atlas.reading import read
-from attlas.atlas.spec import Own
+from attlas.atlas.deserialization import read
+from attlas.atlas.serialization import UserScores
 
 __all__ = ["load"]
 
 
-def load(folder: str | os.PathLike[str], *, verify: bool = True, score: Own = None) -> Atlas:
+def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Atlas:
     """Return the atlas that was saved in a folder; q and k stay on disk until they are read.
 
     Parameters

@@ -16,11 +16,20 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from attlas.atlas.spec import SpecError
-from attlas.atlas.tensors import Written, digest_of
+from attlas.atlas.serialization import FormatError
+from attlas.atlas.tensors import Written, sha256_of
 from attlas.errors import AttlasError, RecordingError
 
-__all__ = ["FILE", "MANIFEST", "blaming", "broken", "check_files", "plain", "read_manifest", "write_manifest"]
+__all__ = [
+    "FILE",
+    "MANIFEST",
+    "check_files",
+    "check_type",
+    "errors_name_file",
+    "folder_error",
+    "read_manifest",
+    "write_manifest",
+]
 
 MANIFEST = "atlas.json"
 FILE = re.compile(r"\d{4,9}\.safetensors")
@@ -47,7 +56,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what ``atlas.json`` says, after its own checksum was found right.
+    """Return the contents of ``atlas.json``, after a check of its own checksum.
 
     Raises
     ------
@@ -60,26 +69,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         aside = sorted(folder.parent.glob(f".{escape(folder.name)}.old-????????"))
         if aside and not folder.exists():  # the process died in the moment between two renames
             fix = f"a writer was stopped as it replaced the folder; rename {aside[0].name} to {folder.name}."
-        raise broken(folder, "", "a saved atlas is a folder.", found, fix)
+        raise folder_error(folder, "", "a saved atlas is a folder.", found, fix)
     path = folder / MANIFEST
     if not path.exists():
         fix = "the folder that save(), or `attlas record`, has written."
-        raise broken(
+        raise folder_error(
             folder, "", "the folder must hold a recording.", f"no recording in this folder: it has no {MANIFEST}", fix
         )
-    with blaming(folder, MANIFEST):
+    with errors_name_file(folder, MANIFEST):
         _regular(path)
         size = path.stat().st_size
         if size > _LARGEST:
-            raise SpecError(f"{size:,} bytes, more than {_LARGEST:,}")
+            raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
         text = path.read_bytes()
         content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise SpecError(f"JSON, but not of the format {_FORMAT!r}")
+            raise FormatError(f"JSON, but not of the format {_FORMAT!r}")
         version = content.get("version")
         if type(version) is int and version > _VERSION:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
-            raise broken(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
+            raise folder_error(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
         match = _DIGEST.search(text)
         if (
             version not in range(1, _VERSION + 1)
@@ -87,10 +96,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             or match is None
             or match[1].decode() != content.get("sha256")
         ):
-            raise SpecError(f"format version {str(version)[:60]} without a checksum")
+            raise FormatError(f"format version {str(version)[:60]} without a checksum")
         blank = text[: match.start(1)] + _EMPTY.encode() + text[match.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:
-            raise SpecError("a checksum that is not that of its text: it was changed, or cut off")
+            raise FormatError("a checksum that is not that of its text: it was changed, or cut off")
         return content
 
 
@@ -102,40 +111,40 @@ def check_files(folder: Path, files: Any, *, verify: bool) -> None:
     RecordingError
         If one is missing, or not the one that was written.
     """
-    with blaming(folder, MANIFEST):
-        listed = dict(plain(files, "files", dict))
-        for name, facts in listed.items():
+    with errors_name_file(folder, MANIFEST):
+        listed = dict(check_type(files, "files", dict))
+        for name, file in listed.items():
             if FILE.fullmatch(name) is None:
-                raise SpecError(f"a file named {name[:60]!r}, not 0000.safetensors")
-            plain(facts, f"files of {name}", dict)
-            plain(facts.get("bytes"), f"bytes of {name}", int)
-            plain(facts.get("sha256"), f"sha256 of {name}", str)
-    for name, facts in listed.items():
-        with blaming(folder, name):
+                raise FormatError(f"a file named {name[:60]!r}, not 0000.safetensors")
+            check_type(file, f"files of {name}", dict)
+            check_type(file.get("bytes"), f"bytes of {name}", int)
+            check_type(file.get("sha256"), f"sha256 of {name}", str)
+    for name, file in listed.items():
+        with errors_name_file(folder, name):
             _regular(folder / name)
             size = (folder / name).stat().st_size
-            if size != facts["bytes"]:
-                raise SpecError(f"{size:,} bytes, and {facts['bytes']:,} were written")
+            if size != file["bytes"]:
+                raise FormatError(f"{size:,} bytes, and {file['bytes']:,} were written")
     if not verify:
         return
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        digests = pool.map(digest_of, [folder / name for name in listed])
+        digests = pool.map(sha256_of, [folder / name for name in listed])
         for name in listed:
-            with blaming(folder, name):
+            with errors_name_file(folder, name):
                 if next(digests) != listed[name]["sha256"]:
-                    raise SpecError("a checksum that is not the one that was written: its contents were changed")
+                    raise FormatError("a checksum that is not the one that was written: its contents were changed")
 
 
-def plain(value: Any, name: str, kind: type) -> Any:
-    """Return a value of plain data that is exactly of a type, or raise a SpecError."""
+def check_type(value: Any, name: str, kind: type) -> Any:
+    """Return a value of plain data that is exactly of a type, or raise a FormatError."""
     if type(value) is kind:
         return value
-    raise SpecError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
+    raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
 
 
 @contextmanager
-def blaming(folder: Path, file: str) -> Iterator[None]:
-    """Say of whatever reading one file raises which file it was, as a RecordingError."""
+def errors_name_file(folder: Path, file: str) -> Iterator[None]:
+    """Turn every error while one file is read into a RecordingError that names the file."""
     try:
         yield
     except RecordingError:
@@ -150,28 +159,28 @@ def blaming(folder: Path, file: str) -> Iterator[None]:
             text = "too many parts within parts"
         found = (text.splitlines() or [type(error).__name__])[0][:300]
         rule = f"{file} must be as attlas wrote it."
-        raise broken(folder, file, rule, found, "save the atlas again, or copy the folder again.") from error
+        raise folder_error(folder, file, rule, found, "save the atlas again, or copy the folder again.") from error
 
 
-def broken(folder: Path, file: str, rule: str, found: str, fix: str) -> RecordingError:
-    """Word an error about a folder."""
-    given = {"folder": str(folder)} | ({"file": file} if file else {})
-    return RecordingError("load()", rule, given, found=found, fix=fix)
+def folder_error(folder: Path, file: str, rule: str, found: str, fix: str) -> RecordingError:
+    """Return an error about a folder."""
+    arguments = {"folder": str(folder)} | ({"file": file} if file else {})
+    return RecordingError("load()", rule, arguments, found=found, fix=fix)
 
 
 def _regular(path: Path) -> None:
     """Raise unless a path is a plain file: no link out of the folder, no pipe that would never end."""
     mode = path.lstat().st_mode
     if not stat.S_ISREG(mode):
-        raise SpecError("a link" if stat.S_ISLNK(mode) else "no plain file")
+        raise FormatError("a link" if stat.S_ISLNK(mode) else "no plain file")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise SpecError("a name that stands twice in one object")
-    return found
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise FormatError("a name that stands twice in one object")
+    return unique
 
 
 def _no_constant(name: str) -> float:
-    raise SpecError(f"{name}, which is no number of JSON")
+    raise FormatError(f"{name}, which is no number of JSON")

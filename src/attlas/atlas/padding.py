@@ -1,4 +1,4 @@
-"""Which queries are tokens of a text, and which are padding that makes the sequences of a batch equally long."""
+"""Tells the queries that are tokens from those that are padding in a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from attlas.atlas.entry import Entry
     from attlas.engine.problem import Problem
 
-__all__ = ["counted_rows", "token_queries"]
+__all__ = ["included_rows", "token_queries"]
 
 
 def token_queries(problem: Problem) -> Tensor | None:
@@ -57,8 +57,8 @@ def token_queries(problem: Problem) -> Tensor | None:
     return None if bool(queries.all()) else queries
 
 
-def counted_rows(entry: Entry) -> Tensor | None:
-    """Return the rows that means are taken over: queries that are tokens and may attend to a key.
+def included_rows(entry: Entry) -> Tensor | None:
+    """Return the rows that means include: queries that are tokens and may attend to a key.
 
     Parameters
     ----------
@@ -73,15 +73,15 @@ def counted_rows(entry: Entry) -> Tensor | None:
     queries = entry.query_mask
     if queries is None and entry.matrix is not None and entry.kind != "cross":
         queries = token_queries(entry.matrix.problem)
-    known = _attending(entry)
+    known = _rows_with_keys(entry)
     if queries is None:
         return None if known is None or bool(known.all()) else known
     queries = queries.unsqueeze(1)
     return queries if known is None else queries.to(known.device) & known
 
 
-def _attending(entry: Entry) -> Tensor | None:
-    """Return which rows have an allowed key: by their log-sum-exp, or by what was kept in place of the tokens."""
+def _rows_with_keys(entry: Entry) -> Tensor | None:
+    """Return which rows have an allowed key, by their log-sum-exp, or by a statistic if only statistics were kept."""
     if entry.matrix is not None and entry.matrix.problem.sink is None:
         return entry.matrix._known_lse() > -math.inf
     known: dict[str, Any] = entry.statistics

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attlas.atlas.deserialization import Reader, entry_from
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
-from attlas.atlas.reading import Reader, entry_from
-from attlas.atlas.spec import Spec, mask_spec, result_spec, score_spec
-from attlas.atlas.tensors import Written, fingerprint, own_part, write_tensors
+from attlas.atlas.serialization import Spec, mask_spec, result_spec, score_spec
+from attlas.atlas.tensors import Written, fingerprint, storable, write_tensors
 from attlas.errors import DtypeError, RecordingError
 from attlas.files import discard_folder, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
@@ -161,7 +161,7 @@ class Writer:
             If two entries have one place, or the folder cannot be written.
         """
         self._check_open("Writer.finish()")
-        _check_places(atlas.entries)
+        _check_unique(atlas.entries)
         records = []
         for done, entry in enumerate(atlas.entries):
             records.append(self._finished(entry))
@@ -230,16 +230,16 @@ class Writer:
         sizes = (batch, heads, *problem.shape[2:])
 
         def find(mask: Mask) -> Mask:
-            found = self._runs.setdefault(mask, {})
-            if sizes not in found:
-                found[sizes] = runs_of(mask, *sizes, device=problem.device)
-            return found[sizes]
+            runs = self._runs.setdefault(mask, {})
+            if sizes not in runs:
+                runs[sizes] = runs_of(mask, *sizes, device=problem.device)
+            return runs[sizes]
 
         return find
 
     def _put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
-        own = own_part("save()", name, t)
+        own = storable("save()", name, t)
         key, number = name, 1
         while key in self._pending:
             number += 1
@@ -249,7 +249,7 @@ class Writer:
 
     def _put_shared(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor unless one with the same numbers was kept before."""
-        own = own_part("save()", name, t)
+        own = storable("save()", name, t)
         key = fingerprint(own)
         if key not in self._shared:
             self._shared[key] = self._put(name, own)
@@ -313,19 +313,19 @@ class _Writing:
             raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix) from error
 
 
-def _check_places(entries: Iterable[Entry]) -> None:
+def _check_unique(entries: Iterable[Entry]) -> None:
     places: dict[tuple[str, int], str] = {}
     for entry in entries:
-        place = (entry.path, entry.call)
-        if place in places:
+        key = (entry.path, entry.call)
+        if key in places:
             raise RecordingError(
                 "save()",
                 "each pass of each layer may stand in an atlas once.",
-                {"entries": f"{places[place]} and {entry.name}"},
+                {"entries": f"{places[key]} and {entry.name}"},
                 found=f"both are {entry.path}, call {entry.call}",
                 fix="give the passes of one layer the calls 0, 1, 2 ...",
             )
-        places[place] = entry.name
+        places[key] = entry.name
 
 
 def _check_plain(content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One record for each recorded head: where it stands, and each statistic as one number."""
+"""One record per recorded head: its layer and number, and each statistic as one number."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from attlas.atlas.entry import Entry
-from attlas.atlas.padding import counted_rows
+from attlas.atlas.padding import included_rows
 from attlas.errors import MissingExtraError, OutOfRangeError, ShapeError
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
 
 __all__ = ["columns_of", "frame", "records", "token_records"]
 
 Record: TypeAlias = "dict[str, Any]"
-_PLACES = ("layer", "head", "kind", "name", "call", "queries", "keys")
+_HEAD_COLUMNS = ("layer", "head", "kind", "name", "call", "queries", "keys")
 
 
 def records(entries: Iterable[Entry]) -> list[Record]:
@@ -36,21 +36,21 @@ def records(entries: Iterable[Entry]) -> list[Record]:
         A statistic that an entry does not have is None.
     """
     tables = []
-    names: dict[str, None] = dict.fromkeys(_PLACES)
+    names: dict[str, None] = dict.fromkeys(_HEAD_COLUMNS)
     for entry in entries:
         columns = columns_of(entry)
         names |= dict.fromkeys(columns)
         tables.append((entry, columns))
-    found = []
+    table = []
     for entry, columns in tables:
         m, n = entry.shape[2:]
         for index, head in enumerate(entry.heads):
-            place = (entry.layer, head, entry.kind, entry.name, entry.call, m, n)
+            values = (entry.layer, head, entry.kind, entry.name, entry.call, m, n)
             record: Record = dict.fromkeys(names)
-            record |= zip(_PLACES, place, strict=True)
+            record |= zip(_HEAD_COLUMNS, values, strict=True)
             record |= {name: numbers[index] for name, numbers in columns.items()}
-            found.append(record)
-    return found
+            table.append(record)
+    return table
 
 
 def columns_of(entry: Entry) -> dict[str, list[float]]:
@@ -69,11 +69,11 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
     """
     if entry.shape[0] * entry.shape[2] == 0:
         return {}
-    rows = counted_rows(entry)
-    found: dict[str, Tensor] = {}
+    rows = included_rows(entry)
+    columns: dict[str, Tensor] = {}
     for name, result in entry.statistics.items():
-        found |= _columns(name, result, entry, rows)
-    return {name: numbers.double().tolist() for name, numbers in found.items()}
+        columns |= _columns(name, result, entry, rows)
+    return {name: numbers.double().tolist() for name, numbers in columns.items()}
 
 
 def token_records(
@@ -104,10 +104,10 @@ def token_records(
     index = entry.heads.index(head)
     matrix = entry.need_matrix(where)[sequence : sequence + 1, index : index + 1]
     tokens, attending = torch.ones(m, dtype=torch.bool), torch.ones(m, dtype=torch.bool)
-    counted = counted_rows(entry)
-    if counted is not None:
-        attending = counted.expand(entry.shape[:3])[sequence, index].cpu()
-        of_text = counted.expand(entry.shape[:3])[sequence].any(0).cpu()
+    query_mask = included_rows(entry)
+    if query_mask is not None:
+        attending = query_mask.expand(entry.shape[:3])[sequence, index].cpu()
+        of_text = query_mask.expand(entry.shape[:3])[sequence].any(0).cpu()
         tokens = of_text if entry.query_mask is None else entry.query_mask[sequence].cpu()
     ends = torch.diff(tokens.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
     spans = list(zip(ends[::2], ends[1::2], strict=True))  # queries of padding give no mass
@@ -138,7 +138,7 @@ def _text(tokens: list[str] | None, position: int) -> str | None:
     return tokens[position] if tokens is not None and position < len(tokens) else None
 
 
-def _columns(name: str, result: Any, entry: Entry, counted: Tensor | None) -> dict[str, Tensor]:
+def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Tensor]:
     """Return the columns of one statistic, each of shape (heads,)."""
     shape, rows = entry.shape, entry.shape[:3]
     plain = re.sub(r"_\d+$", "", name)
@@ -146,51 +146,51 @@ def _columns(name: str, result: Any, entry: Entry, counted: Tensor | None) -> di
         parts = dict(zip(getattr(result, "_fields", ()), result, strict=False))
         if plain == "logit_moments" and all(_is(part, rows) for part in parts.values()):
             prefix = name.replace("logit_moments", "logit")
-            return {f"{prefix}_{part}": _mean(t, counted) for part, t in parts.items()}
+            return {f"{prefix}_{part}": _mean(t, query_mask) for part, t in parts.items()}
         values = parts.get("values")
         if plain == "top_k" and isinstance(values, Tensor) and values.shape[:-1] == rows:
-            return {f"{name}_mass": _mean(values.sum(-1), counted)}
+            return {f"{name}_mass": _mean(values.sum(-1), query_mask)}
         return {}
     if not isinstance(result, Tensor) or result.is_complex():
         return {}
     if plain == "column_mass" and _is(result, (*shape[:2], shape[3])) and shape[3]:
-        share = _first_key_share(result, entry, counted)
+        share = _first_key_share(result, entry, query_mask)
         return {} if share is None else {name.replace("column_mass", "first_key_mass"): share}
     if plain.startswith("column_") or plain in ("arg_max", "head_scores"):
         return {}
     if plain == "coverage" and result.shape[:-1] == rows:
-        return {f"{name}_{level + 1}": _mean(result[..., level], counted) for level in range(result.shape[-1])}
+        return {f"{name}_{level + 1}": _mean(result[..., level], query_mask) for level in range(result.shape[-1])}
     if not _is(result, rows):
         return {}
     if plain == "max_logit":
-        return {name: _only(result, counted, -math.inf).amax((0, 2))}
-    return {name: _mean(result, counted)}
+        return {name: _masked(result, query_mask, -math.inf).amax((0, 2))}
+    return {name: _mean(result, query_mask)}
 
 
 def _is(result: Any, shape: tuple[int, ...]) -> bool:
     return isinstance(result, Tensor) and tuple(result.shape) == shape
 
 
-def _only(t: Tensor, counted: Tensor | None, other: float) -> Tensor:
-    """Return numbers of rows, with another in place of those that do not count."""
-    return t if counted is None else torch.where(counted.to(t.device), t, other)
+def _masked(t: Tensor, query_mask: Tensor | None, other: float) -> Tensor:
+    """Return row statistics with `other` in the rows that are masked out."""
+    return t if query_mask is None else torch.where(query_mask.to(t.device), t, other)
 
 
-def _mean(t: Tensor, counted: Tensor | None) -> Tensor:
+def _mean(t: Tensor, query_mask: Tensor | None) -> Tensor:
     """Return the mean over batch and counted queries of each head; 0 where no query counts."""
-    if counted is None:
+    if query_mask is None:
         return t.mean((0, 2), dtype=torch.float64)
-    number = counted.to(t.device).expand(t.shape).sum((0, 2)).clamp(min=1)
-    return _only(t, counted, 0.0).sum((0, 2), dtype=torch.float64) / number
+    number = query_mask.to(t.device).expand(t.shape).sum((0, 2)).clamp(min=1)
+    return _masked(t, query_mask, 0.0).sum((0, 2), dtype=torch.float64) / number
 
 
-def _first_key_share(mass: Tensor, entry: Entry, counted: Tensor | None) -> Tensor | None:
+def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> Tensor | None:
     """Return the share of the first token in all mass of counted queries; None where it cannot be told any more."""
     total = mass.double().sum((0, 2))
-    if counted is None:
+    if query_mask is None:
         return torch.where(total == 0, 0.0, mass[..., 0].double().sum(0) / total)
-    first = _first_keys(entry, counted)
-    rows = counted.expand(entry.shape[:3]).cpu()
+    first = _first_keys(entry, query_mask)
+    rows = query_mask.expand(entry.shape[:3]).cpu()
     before = rows.any(1).cumsum(-1) == 0  # padding on the left: these queries have no key, and so no mass
     if bool((rows.any(1) | before).all()):
         share = mass.double()[torch.arange(len(mass)), :, first].sum(0) / total
@@ -199,23 +199,23 @@ def _first_key_share(mass: Tensor, entry: Entry, counted: Tensor | None) -> Tens
         return None
     # Queries of padding have mass in the columns: the column of the first token is made again without them.
     problem = entry.matrix.problem
-    given = torch.ones(entry.shape[:3], dtype=torch.float64)
+    row_mass = torch.ones(entry.shape[:3], dtype=torch.float64)
     if problem.sink is not None:
-        given = -torch.expm1(problem.sink.double().view(1, -1, 1) - entry.matrix.lse.double()).cpu()
-    given = given * (entry.matrix.lse > -math.inf).cpu()
-    if not torch.allclose(given.sum((0, 2)), total.cpu(), rtol=1e-3, atol=1e-3):
+        row_mass = -torch.expm1(problem.sink.double().view(1, -1, 1) - entry.matrix.lse.double()).cpu()
+    row_mass = row_mass * (entry.matrix.lse > -math.inf).cpu()
+    if not torch.allclose(row_mass.sum((0, 2)), total.cpu(), rtol=1e-3, atol=1e-3):
         return None  # the mass of some queries only, and nothing says of which
     column = torch.stack([entry.matrix[b, :, :, int(key)].double().cpu() for b, key in enumerate(first)])
-    found, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, given))
-    return torch.where(all_mass == 0, 0.0, found / all_mass)
+    first_mass, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, row_mass))
+    return torch.where(all_mass == 0, 0.0, first_mass / all_mass)
 
 
-def _first_keys(entry: Entry, counted: Tensor) -> Tensor:
+def _first_keys(entry: Entry, query_mask: Tensor) -> Tensor:
     """Return the first key of each text that is a token, shape (batch,)."""
     batch, _, m, n = entry.shape
     if entry.kind == "cross" or (entry.matrix is None and m != n):
         return torch.zeros(batch, dtype=torch.int64)
-    keys = counted.any(1).cpu()
+    keys = query_mask.any(1).cpu()
     if entry.matrix is not None:
         problem = entry.matrix.problem
         at = problem.tile(range(batch), range(1), range(m), range(n))
@@ -225,7 +225,7 @@ def _first_keys(entry: Entry, counted: Tensor) -> Tensor:
     return keys.to(torch.int8).argmax(-1).expand(batch)
 
 
-def frame(found: list[Record], library: str, where: str = "atlas.table()") -> Any:
+def frame(table: list[Record], library: str, where: str = "atlas.table()") -> Any:
     """Return records as a data frame of pandas or polars.
 
     Raises
@@ -243,7 +243,7 @@ def frame(found: list[Record], library: str, where: str = "atlas.table()") -> An
             fix='data="records" for a list of dicts.',
         )
     if library == "records":
-        return found
+        return table
     try:
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
@@ -253,4 +253,4 @@ def frame(found: list[Record], library: str, where: str = "atlas.table()") -> An
             found=f"no module named {library}",
             fix=f'pip install {library}, or data="records" for a list of dicts.',
         ) from error
-    return module.DataFrame(found)
+    return module.DataFrame(table)

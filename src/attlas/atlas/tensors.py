@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: written in slices with their checksum, read without being read."""
+"""Tensors in safetensors files: written in slices with their checksum, and mapped from disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 
-__all__ = ["Written", "digest_of", "fingerprint", "own_part", "write_tensors"]
+__all__ = ["Written", "fingerprint", "sha256_of", "storable", "write_tensors"]
 
 _SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
@@ -33,7 +33,7 @@ _NAMES = {
 
 
 class Written(NamedTuple):
-    """What is known of a file that was written."""
+    """Size and checksum of a file that was written."""
 
     size: int
     sha256: str
@@ -61,12 +61,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     """
     # The widest first, so that each tensor lies at a multiple of its own size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, place = {}, 0
+    header, offset = {}, 0
     for name in order:
         t = tensors[name]
-        end = place + t.numel() * t.element_size()
-        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
-        place = end
+        end = offset + t.numel() * t.element_size()
+        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     total = hashlib.sha256()
@@ -80,11 +80,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
                 file.write(part)
         file.flush()
         os.fsync(file.fileno())
-    return Written(8 + len(text) + place, total.hexdigest())
+    return Written(8 + len(text) + offset, total.hexdigest())
 
 
-def own_part(where: str, name: str, t: Tensor) -> Tensor:
-    """Return what a tensor holds, without axes that were only expanded, if it can be stored.
+def storable(where: str, name: str, t: Tensor) -> Tensor:
+    """Return a tensor without expanded axes, if it can be stored.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def fingerprint(t: Tensor) -> str:
     return total.hexdigest()
 
 
-def digest_of(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     """Return the checksum of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -132,6 +132,6 @@ def _slices(t: Tensor) -> Iterator[memoryview]:
         else:
             yield from _slices(t[0])
         return
-    # Memory that exists, seen as bytes; an axis of size 1 may have any stride, so the strides are said anew.
+    # A view of existing memory as bytes; an axis of size 1 may have any stride, so the strides are given again.
     t = t.cpu().resolve_neg().contiguous()
     yield memoryview(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer

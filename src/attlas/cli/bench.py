@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from attlas.cli.lock import Held, hold
+from attlas.cli.file_lock import LockedError, hold
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.timing import Ratio, ratios
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     try:
         with hold(file):
             _measure(arguments, terminal)
-    except Held as other:
+    except LockedError as other:
         rule = "one run at a time: two would measure each other."
         raise UsageError("bench", rule, {"lock": file}, found=str(other), fix="wait until it has ended.") from None
     except OSError as error:
@@ -76,16 +76,16 @@ def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
 def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal) -> None:
     """Measure some cases, and print their ratios to the first."""
     with terminal.step(title) as tick:
-        found = ratios(cases, next(iter(cases)), _ROUNDS, tick, seconds)
-    _say_table(title, found, terminal)
+        measured = ratios(cases, next(iter(cases)), _ROUNDS, tick, seconds)
+    _say_table(title, measured, terminal)
 
 
-def _say_table(title: str, found: dict[str, Ratio], terminal: Terminal) -> None:
-    wide = max(map(len, found))
+def _say_table(title: str, measured: dict[str, Ratio], terminal: Terminal) -> None:
+    wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")
     terminal.say(terminal.style(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim"))
-    for name, ratio in found.items():
+    for name, ratio in measured.items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
         terminal.say(f"  {name:{wide}}  {1000 * ratio.seconds:6.1f} ms  {ratio.median:6.2f}  {spread}")
 

@@ -14,7 +14,7 @@ import torch
 import attlas
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count, in_bytes
+from attlas.cli.formatting import count, in_bytes
 from attlas.errors import RecordingError
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer

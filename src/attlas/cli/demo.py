@@ -10,20 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attlas
 from attlas import models, pictures
+from attlas.atlas import load as load_atlas
 from attlas.cli.corpus import write_demo
 from attlas.cli.corpus_view import export, is_corpus
-from attlas.cli.figures import atlas_figure, head_figure
+from attlas.cli.demo_figures import atlas_figure, head_figure
+from attlas.cli.demo_result import DemoResult
+from attlas.cli.demo_run import read
 from attlas.cli.files import read_text, title_of
+from attlas.cli.formatting import COLUMNS, count, memory, percent, secondary_patterns
 from attlas.cli.loading import load, tokenize
-from attlas.cli.reader import read
-from attlas.cli.reading import Reading
-from attlas.cli.reporting import write
+from attlas.cli.report import write
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.view import offer
-from attlas.cli.words import COLUMNS, count, memory, others, percent
-from attlas.heads import KINDS, MIXED
+from attlas.cli.view import open_if_attended
+from attlas.heads import MIXED, PATTERNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,26 +57,26 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     with terminal.step("loading the model"):
         loaded = load(folder)
     ids = tokenize(loaded, text, arguments.tokens)
-    unseen = arguments.text is None and arguments.model is None  # its card lists the modules that were held out
-    reading = read(loaded, ids, text_file.name, _command(arguments), terminal, unseen=unseen, keep=run_folder)
+    held_out = arguments.text is None and arguments.model is None  # its card lists the modules that were held out
+    result = read(loaded, ids, text_file.name, _command(arguments), terminal, held_out=held_out, keep=run_folder)
     terminal.say()
-    _table(reading, terminal)
+    _table(result, terminal)
     terminal.say()
-    _kinds(reading, terminal)
+    _patterns(result, terminal)
     terminal.say()
-    terminal.prose(memory(reading.cost))
+    terminal.prose(memory(result.cost))
     terminal.say()
     with terminal.step("writing the report"):
-        atlas = attlas.load(run_folder)
+        atlas = load_atlas(run_folder)
         report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
-    _write(reading, report, terminal)
+    _write(result, report, terminal)
     if arguments.text is None and arguments.model is None:
         terminal.say()
         write_demo(loaded, arguments.out / "corpus", terminal)
         if is_corpus(arguments.out / "corpus"):
             export([arguments.out / "corpus"], arguments.out / "heads.html", terminal)
         terminal.say()
-    offer(run_folder, terminal, browser=not arguments.no_browser)
+    open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
 def _writable(out: Path) -> None:
@@ -103,31 +103,35 @@ def _command(arguments: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def _table(reading: Reading, terminal: Terminal) -> None:
-    unseen = ", which it never saw in training" if reading.unseen else ""
+def _table(result: DemoResult, terminal: Terminal) -> None:
+    held_out = ", which it never saw in training" if result.held_out else ""
     title = (
-        f"{reading.model}, {reading.layers} layers × {reading.per_layer} heads, "
-        f"reads {count(len(reading.tokens))} tokens of {reading.source}{unseen} ({reading.loss:.2f} nats a token)"
+        f"{result.model}, {result.layers} layers × {result.per_layer} heads, "
+        f"reads {count(len(result.tokens))} tokens of {result.source}{held_out} ({result.loss:.2f} nats a token)"
     )
     terminal.prose(title, "bold", indent="")
     terminal.say()
-    widths = [max(len(column.short), *(len(column.show(head)) for head in reading.heads)) for column in COLUMNS]
-    room = terminal.width - 2 - max(len(", ".join((head.kinds[0].name, *others(head)))) for head in reading.heads)
+    widths = [max(len(column.short), *(len(column.show(head)) for head in result.heads)) for column in COLUMNS]
+    room = (
+        terminal.width
+        - 2
+        - max(len(", ".join((head.patterns[0].name, *secondary_patterns(head)))) for head in result.heads)
+    )
     keep = len(COLUMNS)
     while keep > 4 and sum(widths[:keep]) + 2 * keep > room:  # those further right give way
         keep -= 1
     left, columns, widths = COLUMNS[keep:], COLUMNS[:keep], widths[:keep]
     header = "  ".join(column.short.rjust(width) for column, width in zip(columns, widths, strict=True))
     terminal.say(terminal.style(f"  {header}  what it is", "dim"))
-    for head in reading.heads:
+    for head in result.heads:
         if head.head == 0 and head.layer > 0:
             terminal.say()
         cells = []
         for column, width in zip(columns, widths, strict=True):
-            strong = column.measure in {kind.measure for kind in head.kinds} - {""}
+            strong = column.measure in {kind.measure for kind in head.patterns} - {""}
             cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
-        also = terminal.style("".join(f", {name}" for name in others(head)), "dim")
-        named = terminal.style(head.kinds[0].name, *_COLOURS.get(head.kinds[0].measure, ("dim",)))
+        also = terminal.style("".join(f", {name}" for name in secondary_patterns(head)), "dim")
+        named = terminal.style(head.patterns[0].name, *_COLOURS.get(head.patterns[0].measure, ("dim",)))
         terminal.say(f"  {'  '.join(cells)}  {named}{also}")
     if left:
         terminal.say()
@@ -135,9 +139,9 @@ def _table(reading: Reading, terminal: Terminal) -> None:
         terminal.prose(f"not shown for want of room: {names}; the report has everything", "dim")
 
 
-def _kinds(reading: Reading, terminal: Terminal) -> None:
-    for kind in (*KINDS, MIXED):
-        heads = [f"{head.layer}·{head.head}" for head in reading.heads if kind in head.kinds]
+def _patterns(result: DemoResult, terminal: Terminal) -> None:
+    for kind in (*PATTERNS, MIXED):
+        heads = [f"{head.layer}·{head.head}" for head in result.heads if kind in head.patterns]
         if not heads:
             continue
         rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
@@ -146,18 +150,18 @@ def _kinds(reading: Reading, terminal: Terminal) -> None:
         terminal.prose(rule, "dim", indent="    ")
 
 
-def _write(reading: Reading, report: Path, terminal: Terminal) -> None:
+def _write(result: DemoResult, report: Path, terminal: Terminal) -> None:
     """Draw the pictures beside the report, where matplotlib is installed, and say what was written."""
     out, written = report.parent, [(report, "opens in any browser, also offline")]
-    drawn: list[tuple[str, str, Callable[[Reading], Figure]]] = [
+    drawn: list[tuple[str, str, Callable[[DemoResult], Figure]]] = [
         ("atlas.png", "every head on the text", atlas_figure),
-        ("head.png", f"layer {reading.telling.layer}, head {reading.telling.head} close up", head_figure),
+        ("head.png", f"layer {result.most_telling.layer}, head {result.most_telling.head} close up", head_figure),
     ]
     missing = importlib.util.find_spec("matplotlib") is None
     for name, what, figure in drawn:
         if not missing:
             with terminal.step(f"drawing {name}"):
-                written.append((pictures.save(figure(reading), out / name), what))
+                written.append((pictures.save(figure(result), out / name), what))
     width = max(len(str(path)) for path, _ in written)
     for path, what in written:
         terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")

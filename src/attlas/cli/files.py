@@ -8,8 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas, Entry, load
 from attlas.cli.terminal import UsageError
 from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
@@ -20,7 +19,7 @@ STDIN = "standard input"
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
 
-def read_text(given: Path | None, where: str) -> tuple[Path, str]:
+def read_text(file: Path | None, where: str) -> tuple[Path, str]:
     """Return the file and its text, or say what is wrong with it; without a file, one of the standard library.
 
     The file ``-`` is the standard input.
@@ -30,29 +29,29 @@ def read_text(given: Path | None, where: str) -> tuple[Path, str]:
     UsageError
         If the file cannot be read, is not UTF-8, or has no text.
     """
-    if given is None:
+    if file is None:
         spec = importlib.util.find_spec(_TEXT)
         if spec is None or spec.origin is None or not Path(spec.origin).is_file():
             raise _error(where, "there is no source of the standard library here.", "no timeit.py", "--text FILE")
-        given = Path(spec.origin)
-    piped = str(given) == "-"
-    fix = f"iconv -f latin1 -t utf-8 {shlex.quote(str(given))} > text.txt"
+        file = Path(spec.origin)
+    piped = str(file) == "-"
+    fix = f"iconv -f latin1 -t utf-8 {shlex.quote(str(file))} > text.txt"
     try:
-        raw = sys.stdin.buffer.read() if piped else given.read_bytes()
-        given = Path(STDIN) if piped else given
+        raw = sys.stdin.buffer.read() if piped else file.read_bytes()
+        file = Path(STDIN) if piped else file
         # As a file that is opened for reading: every end of a line is \n, and a mark of the byte order is none.
         text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {given}"
+        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {file}"
         raise _error(where, "--text must be UTF-8.", byte, "iconv -f latin1 -t utf-8 |" if piped else fix) from None
     except OSError as error:
-        found = f"{error.strerror or error}: {given}"
+        found = f"{error.strerror or error}: {file}"
         raise _error(
             where, "--text must be a file that can be read.", found, "--text FILE, with a file that exists"
         ) from None
     if not text.strip():
-        raise _error(where, "--text must not be empty.", f"{given} has no text", "--text FILE, with some pages of text")
-    return given, text
+        raise _error(where, "--text must not be empty.", f"{file} has no text", "--text FILE, with some pages of text")
+    return file, text
 
 
 def open_folder(folder: Path, where: str) -> Atlas:
@@ -70,7 +69,7 @@ def open_folder(folder: Path, where: str) -> Atlas:
         rule = "FOLDER must be what attlas record has written."
         raise _error(where, rule, f"{found}: {folder}", f"attlas record -o {new}")
     try:
-        return attlas.load(folder)
+        return load(folder)
     except RecordingError as error:
         raise error.replaced(where=where) from error
 
@@ -83,20 +82,22 @@ def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str)
     UsageError
         If the suffix is none of `suffixes`, or the folder cannot be written.
     """
-    wanted = path.with_suffix(suffixes[0]).name if path.name else f"result{suffixes[0]}"
+    suggestion = path.with_suffix(suffixes[0]).name if path.name else f"result{suffixes[0]}"
     if path.suffix.lower() not in suffixes:
         named = ", ".join(suffixes)
-        raise _error(where, f"{option} must be a file that ends in {named}.", f"{option} {path}", f"{option} {wanted}")
+        raise _error(
+            where, f"{option} must be a file that ends in {named}.", f"{option} {path}", f"{option} {suggestion}"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         found = f"{error.strerror or error}: {path.parent}"
         raise _error(
-            where, f"{option} must lie in a folder that can be written.", found, f"{option} {wanted}"
+            where, f"{option} must lie in a folder that can be written.", found, f"{option} {suggestion}"
         ) from None
     if path.is_dir():
-        raise _error(where, f"{option} must be a file.", f"a folder: {path}", f"{option} {path / wanted}")
+        raise _error(where, f"{option} must be a file.", f"a folder: {path}", f"{option} {path / suggestion}")
     if path.exists() and not path.is_file():
         raise _error(where, f"{option} must be a file.", f"a device or a pipe: {path}", "give another name")
 

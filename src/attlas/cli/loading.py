@@ -17,7 +17,7 @@ from attlas.errors import MissingExtraError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["Loaded", "load", "texts", "tokenize"]
+__all__ = ["LoadedModel", "load", "texts", "tokenize"]
 
 _MOST = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
@@ -28,7 +28,7 @@ _BACK = 4  # tokens that are decoded again before each, so that a tokenizer sees
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedModel:
     """A model and its tokenizer.
 
     Parameters
@@ -59,7 +59,7 @@ def load(
     attention: str | None = "attlas",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> Loaded:
+) -> LoadedModel:
     """Load a model and its tokenizer: a folder without the network, or a string that names one on the hub.
 
     Weights come from safetensors only, and no code that comes with a model is run.
@@ -90,17 +90,19 @@ def load(
         found = f"no config.json in {folder}" if folder.is_dir() else f"no folder {folder}"
         raise _usage(where, "--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
     name = str(source) if remote else folder
-    given: dict[str, Any] = {"local_files_only": not remote, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": not remote, "trust_remote_code": False}
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **given)
-        config = transformers.AutoConfig.from_pretrained(name, **given)
-        model = _class(transformers, config).from_pretrained(name, dtype=dtype, use_safetensors=True, **chosen, **given)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+        model = _class(transformers, config).from_pretrained(
+            name, dtype=dtype, use_safetensors=True, **chosen, **options
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise UsageError(where, rule, found=found, fix=_fix(error, remote=remote)) from error
-    return Loaded(str(name) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
+    return LoadedModel(str(name) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
 
 
 def _class(transformers: Any, config: Any) -> Any:
@@ -116,7 +118,7 @@ def _fix(error: Exception, *, remote: bool) -> str:
     return _SAVE
 
 
-def tokenize(loaded: Loaded, text: str, tokens: int | None, where: str = "demo") -> Tensor:
+def tokenize(loaded: LoadedModel, text: str, tokens: int | None, where: str = "demo") -> Tensor:
     """Return the first tokens of a text, with the model's token for the beginning where it has one.
 
     Raises
@@ -134,12 +136,12 @@ def tokenize(loaded: Loaded, text: str, tokens: int | None, where: str = "demo")
             f"--tokens {tokens}",
             f"--tokens {limit}",
         )
-    wanted = tokens or min(limit or _MOST, _MOST)
-    found: list[int] = loaded.tokenizer(
-        text[: _CHARACTERS * wanted], add_special_tokens=False, verbose=False, return_attention_mask=False
+    size = tokens or min(limit or _MOST, _MOST)
+    text_ids: list[int] = loaded.tokenizer(
+        text[: _CHARACTERS * size], add_special_tokens=False, verbose=False, return_attention_mask=False
     )["input_ids"]
     first = loaded.tokenizer.bos_token_id
-    ids = ([] if first is None else [first]) + found
+    ids = ([] if first is None else [first]) + text_ids
     if len(ids) < (tokens or _FEWEST):
         raise _usage(
             where,
@@ -147,23 +149,23 @@ def tokenize(loaded: Loaded, text: str, tokens: int | None, where: str = "demo")
             f"{len(ids):,} tokens",
             f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text",
         )
-    return torch.tensor(ids[:wanted])
+    return torch.tensor(ids[:size])
 
 
 def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
     """Return the text of each token; a token that ends inside a character has none, the last one has it all."""
     numbers: list[int] = ids.tolist()
-    found: list[str] = []
+    pieces: list[str] = []
     start, shown = 0, 0  # what was decoded up to `shown`, from `start` on, is written already
     for i in range(len(numbers)):
         before = _decode(tokenizer, numbers[start:shown])
         now = _decode(tokenizer, numbers[start : i + 1])
         if now.endswith("\N{REPLACEMENT CHARACTER}") and i + 1 < len(numbers) and i - shown < _BACK:
-            found.append("")
+            pieces.append("")
             continue
-        found.append(now[len(before) :])
+        pieces.append(now[len(before) :])
         start, shown = max(shown - _BACK, 0) if now.startswith(before) else shown, i + 1
-    return tuple(found)
+    return tuple(pieces)
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

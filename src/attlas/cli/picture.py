@@ -11,9 +11,9 @@ from torch import Tensor
 from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.cli.files import check_target, entry_of, open_folder
+from attlas.cli.formatting import count
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ def _blocks(
 
 def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
     """Return the queries and keys that were asked for."""
-    found = []
+    ranges = []
     for name, size in (("rows", entry.shape[2]), ("columns", entry.shape[3])):
         given = getattr(arguments, name)
         try:
@@ -158,8 +158,8 @@ def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
             raise _error(
                 f"--{name} must be a part of the {count(size)} there are, A:B.", f"--{name} {given}", f"--{name} 0:64"
             )
-        found.append(window)
-    return found[0], found[1]
+        ranges.append(window)
+    return ranges[0], ranges[1]
 
 
 def _labels(atlas: Atlas, entry: Entry, rows: range, columns: range, maps: Any) -> list[str]:

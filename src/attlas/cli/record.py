@@ -19,20 +19,21 @@ from torch import Tensor
 import attlas
 from attlas import models
 from attlas.atlas import Atlas
+from attlas.atlas import load as load_atlas
 from attlas.atlas.entry import statistic_names
-from attlas.cli import numbers
+from attlas.cli import head_statistics
 from attlas.cli.files import read_text
-from attlas.cli.loading import Loaded, load, texts
-from attlas.cli.memory import Peak
-from attlas.cli.running import Ticks, forward, read_and_write
+from attlas.cli.formatting import count, in_bytes
+from attlas.cli.generation import ProgressListener, read_and_generate, run_model
+from attlas.cli.loading import LoadedModel, load, texts
+from attlas.cli.peak_memory import Peak
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count, in_bytes
 from attlas.errors import AttlasError, OutOfRangeError, RecordingError, RecordingWarning
 from attlas.files import replace_folder
 from attlas.heads import repeated_block
-from attlas.heads.kinds import on_block
-from attlas.recording.facts import token_bytes
-from attlas.recording.tap import subscribed
+from attlas.heads.classification import measure_block
+from attlas.recording.hooks import subscribed
+from attlas.recording.metadata import token_bytes
 
 __all__ = ["run", "write"]
 
@@ -42,7 +43,7 @@ _MOST = 2048  # tokens of the text that is read when none is given
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record, and say what there is now."""
-    _say(write(arguments, terminal), arguments, terminal)
+    _report(write(arguments, terminal), arguments, terminal)
 
 
 def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
@@ -57,7 +58,9 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
     _check_sizes(arguments)
     device = _device(arguments.device)
     file, text = read_text(arguments.text, "record")
-    numbers.chosen(arguments.statistics, torch.arange(3), 1, "record")  # nobody wants to hear it after the work
+    head_statistics.selected(
+        arguments.statistics, torch.arange(3), 1, "record"
+    )  # nobody wants to hear it after the work
     layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
     with terminal.step("loading the model"):
         loaded = load(
@@ -76,12 +79,12 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
     ids = tokens_of(loaded, text, arguments)
     if arguments.generate and not loaded.model.can_generate():
         raise _error("--generate needs a model that writes.", type(loaded.model).__name__, "leave --generate out")
-    with _told(terminal), _target(arguments) as folder:
-        return _recorded(loaded, ids, layers, heads, file.name, folder, arguments, terminal)
+    with _reworded_errors(terminal), _output_folder(arguments) as folder:
+        return _record(loaded, ids, layers, heads, file.name, folder, arguments, terminal)
 
 
-def _recorded(
-    loaded: Loaded,
+def _record(
+    loaded: LoadedModel,
     ids: Tensor,
     layers: list[int] | None,
     heads: list[int] | None,
@@ -91,38 +94,40 @@ def _recorded(
     terminal: Terminal,
 ) -> Atlas:
     """Record into a folder, and return what is in it."""
-    begin, given, peak = time.perf_counter(), len(ids), Peak()
+    begin, prompt_length, peak = time.perf_counter(), len(ids), Peak()
     options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa}
     apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
     with apart as beside:
         # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.
         steps = None
-        if arguments.generate or (arguments.chunk or given) < given:
-            steps, ids = _in_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
+        if arguments.generate or (arguments.chunk or prompt_length) < prompt_length:
+            steps, ids = _record_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
         shape = loaded.model.config.get_text_config()
         count_of_heads = shape.num_attention_heads if heads is None else len(heads)
         count_of_heads *= shape.num_hidden_layers if layers is None else len(layers)
-        statistics = numbers.chosen(arguments.statistics, ids, count_of_heads, "record")
+        statistics = head_statistics.selected(arguments.statistics, ids, count_of_heads, "record")
         words = list(texts(loaded.tokenizer, ids))
         details: dict[str, Any] = {"source": source, "command": _command(arguments)}
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
                 details["block"] = _block(loaded, min(_PERIOD, len(ids) // 2))
 
-        def said(atlas: Atlas) -> None:
-            """Put into the atlas what is not known from its matrices."""
+        def add_metadata(atlas: Atlas) -> None:
+            """Add the metadata that the matrices do not contain."""
             atlas.tokens = words
             pieces = token_bytes(loaded.tokenizer, ids.tolist())
             atlas.details |= details | ({"token_bytes": pieces} if pieces else {})
             atlas.details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes, "keep": arguments.keep}
-            atlas.spans = {"text": (0, given), "generated": (given, len(ids))} if arguments.generate else {}
+            atlas.spans = (
+                {"text": (0, prompt_length), "generated": (prompt_length, len(ids))} if arguments.generate else {}
+            )
             atlas.model = loaded.name
 
         if steps is not None:
-            _count(steps, statistics, terminal, keep=arguments.keep == "disk")
-            said(steps)
+            _collect(steps, statistics, terminal, keep=arguments.keep == "disk")
+            add_metadata(steps)
             steps.save(folder)
-            return attlas.load(folder)
+            return load_atlas(folder)
         recording = attlas.record(
             loaded.model,
             statistics=statistics,
@@ -132,16 +137,20 @@ def _recorded(
             **options,
         )
         label = f"reading {count(len(ids))} tokens"
-        with terminal.step(label, shape.num_hidden_layers) as tick, recording as atlas, subscribed(Ticks(tick)):
-            forward(loaded.model, ids)
-            said(atlas)
+        with (
+            terminal.step(label, shape.num_hidden_layers) as tick,
+            recording as atlas,
+            subscribed(ProgressListener(tick)),
+        ):
+            run_model(loaded.model, ids)
+            add_metadata(atlas)
         if arguments.keep == "statistics":
             atlas.save(folder)
         return atlas
 
 
-def _in_steps(
-    loaded: Loaded,
+def _record_steps(
+    loaded: LoadedModel,
     ids: Tensor,
     folder: Path,
     options: dict[str, Any],
@@ -162,19 +171,19 @@ def _in_steps(
     label = f"reading {count(len(ids))} tokens" + (f" and writing {count(more)}" if more else "")
     recording = attlas.record(loaded.model, keep="disk", folder=folder, **options)
     with terminal.step(label, more) as tick, recording as atlas:
-        ids = read_and_write(loaded.model, ids, arguments.chunk, more, pad, tick if more else lambda: None)
+        ids = read_and_generate(loaded.model, ids, arguments.chunk, more, pad, tick if more else lambda: None)
     whole = all(entry.call == 0 and entry.shape[2] == len(ids) for entry in atlas.entries)
     return atlas if whole else None, ids
 
 
-def _count(atlas: Atlas, statistics: list[Any], terminal: Terminal, *, keep: bool) -> None:
+def _collect(atlas: Atlas, statistics: list[Any], terminal: Terminal, *, keep: bool) -> None:
     """Compute statistics of every matrix of an atlas, and drop its queries and keys unless they are kept."""
     names = statistic_names(statistics)
     with terminal.step("computing the statistics", len(atlas.entries)) as tick:
-        for place, entry in enumerate(atlas.entries):
+        for index, entry in enumerate(atlas.entries):
             if entry.matrix is not None:
-                found = dict(zip(names, entry.matrix.collect(*statistics), strict=True))
-                atlas.entries[place] = replace(entry, statistics=found, matrix=entry.matrix if keep else None)
+                results = dict(zip(names, entry.matrix.collect(*statistics), strict=True))
+                atlas.entries[index] = replace(entry, statistics=results, matrix=entry.matrix if keep else None)
             tick()
 
 
@@ -200,7 +209,7 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _target(arguments: argparse.Namespace) -> Iterator[Path]:
+def _output_folder(arguments: argparse.Namespace) -> Iterator[Path]:
     """Give the folder to write; where an atlas is replaced, one beside it that takes its place at the end."""
     out: Path = arguments.out.absolute()
     if not out.exists():
@@ -213,14 +222,14 @@ def _target(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(terminal: Terminal) -> Iterator[None]:
-    """Show warnings as notes, and word errors of record() for the command line."""
+def _reworded_errors(terminal: Terminal) -> Iterator[None]:
+    """Print warnings of record(), and reword its errors for the command line."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", UserWarning)
         try:
             yield
         except RecordingError as error:
-            raise error.replaced(where="record", fix=_typed(error.fix)) from error
+            raise error.replaced(where="record", fix=_as_option(error.fix)) from error
         except OutOfRangeError as error:
             fix = "--layers takes numbers of the attentions above." if "attentions" in error.arguments else error.fix
             raise error.replaced(UsageError, where="record", fix=fix) from error
@@ -229,10 +238,10 @@ def _told(terminal: Terminal) -> Iterator[None]:
     for warning in heard:
         if isinstance(warning.message, RecordingWarning):
             missed: RecordingError = warning.message.args[0]
-            terminal.complain(str(missed.replaced(where="record", fix=_typed(missed.fix))))
+            terminal.complain(str(missed.replaced(where="record", fix=_as_option(missed.fix))))
 
 
-def _typed(fix: str) -> str:
+def _as_option(fix: str) -> str:
     """Return a fix of record() as it is typed on the command line."""
     return "attlas record --patch-sdpa" if fix.endswith("attlas.record(model, patch_sdpa=True)") else fix
 
@@ -245,7 +254,7 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
             raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {max(least, 64)}")
 
 
-def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tensor:
+def tokens_of(loaded: LoadedModel, text: str, arguments: argparse.Namespace) -> Tensor:
     """Return the tokens of a text, with the model's token for the beginning where it has one.
 
     Raises
@@ -253,16 +262,16 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
     UsageError
         If there are none, or more than the model can read.
     """
-    limit, more, wanted = loaded.context, arguments.generate, arguments.tokens
-    if wanted is None and arguments.text is None:
-        wanted = min(limit or _MOST, _MOST) - more
-    cut = text if wanted is None else text[: 64 * wanted]
-    found = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
+    limit, more, size = loaded.context, arguments.generate, arguments.tokens
+    if size is None and arguments.text is None:
+        size = min(limit or _MOST, _MOST) - more
+    cut = text if size is None else text[: 64 * size]
+    text_ids = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
     first = loaded.tokenizer.bos_token_id
-    ids = torch.tensor(([] if first is None else [first]) + found)[:wanted]
-    if len(ids) < max(wanted or 3, 3):
+    ids = torch.tensor(([] if first is None else [first]) + text_ids)[:size]
+    if len(ids) < max(size or 3, 3):
         found_words, fix = f"{count(len(ids))} tokens", "--text FILE, with more text"
-        raise _error(f"the text must have at least {count(max(wanted or 3, 3))} tokens.", found_words, fix)
+        raise _error(f"the text must have at least {count(max(size or 3, 3))} tokens.", found_words, fix)
     if limit is not None and len(ids) + more > limit:
         generated = f" and {count(more)} to generate" if more else ""
         fix = f"--tokens {limit - more}" if limit - more >= 3 else f"--generate {limit // 2} --tokens {limit // 2}"
@@ -274,20 +283,20 @@ def tokens_of(loaded: Loaded, text: str, arguments: argparse.Namespace) -> Tenso
     return ids
 
 
-def _block(loaded: Loaded, period: int) -> dict[str, Any] | None:
+def _block(loaded: LoadedModel, period: int) -> dict[str, Any] | None:
     """Measure every head on random tokens that occur twice: plain numbers."""
     vocabulary = loaded.model.config.get_text_config().vocab_size
     with attlas.record(loaded.model) as atlas:
-        forward(loaded.model, repeated_block(vocabulary, period))
-    found: list[dict[str, Tensor]] = []
+        run_model(loaded.model, repeated_block(vocabulary, period))
+    layers: list[dict[str, Tensor]] = []
     for A in atlas:
         if A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period):
             return None
-        found.append(on_block(A, period))
-    return numbers.block_details(found, period)
+        layers.append(measure_block(A, period))
+    return head_statistics.block_details(layers, period)
 
 
-def _say(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _report(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
     out = arguments.out
     size = sum(file.stat().st_size for file in out.iterdir())
     terminal.say(f"{terminal.style(str(out), 'bold')}  {in_bytes(size)}")
@@ -319,17 +328,17 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _list(name: str, given: str | None) -> list[int] | None:
+def _list(name: str, text: str | None) -> list[int] | None:
     """Return numbers that stand with commas between them."""
-    if given is None:
+    if text is None:
         return None
     try:
-        found = [int(word) for word in given.split(",")]
+        values = [int(word) for word in text.split(",")]
     except ValueError:
         raise _error(
-            f"--{name} must be whole numbers with commas between them.", f"--{name} {given}", f"--{name} 0,2"
+            f"--{name} must be whole numbers with commas between them.", f"--{name} {text}", f"--{name} 0,2"
         ) from None
-    return found
+    return values
 
 
 def _command(arguments: argparse.Namespace) -> str:

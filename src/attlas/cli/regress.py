@@ -20,6 +20,7 @@ from attlas import pictures
 from attlas.cli.files import check_target
 from attlas.cli.options import KERNELS
 from attlas.cli.regress_columns import Column
+from attlas.cli.regress_report import print_report
 from attlas.cli.regress_table import (
     DELIMITERS,
     Table,
@@ -32,7 +33,6 @@ from attlas.cli.regress_table import (
     split,
     usage_error,
 )
-from attlas.cli.regress_words import say
 from attlas.cli.terminal import Terminal
 from attlas.errors import CheckpointError
 from attlas.files import whole_file
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if arguments.json:
         terminal.say(json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        say(report, terminal)
+        print_report(report, terminal)
     _write(arguments, model, report, (x, y), terminal)
 
 
@@ -176,9 +176,9 @@ def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     """
     from attlas.estimators.observations import Observations, are_copies, by_place
 
-    data, place = Observations(x, y[:, None], weights), np.arange(len(y))
+    data, rows = Observations(x, y[:, None], weights), np.arange(len(y))
     if x.shape[1] and are_copies(data):
-        data, place = by_place(data)
+        data, rows = by_place(data)
     n, w = len(data.X), np.ones(len(data.X)) if data.weights is None else data.weights
     varied = data.X[:, data.X.max(0) > data.X.min(0)]  # rounding of a constant would look like a feature
     centred = varied - np.average(varied, axis=0, weights=w)
@@ -191,7 +191,7 @@ def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     left = (left - u @ (u.T @ left)) / np.sqrt(w)
     free = 1.0 - w / w.sum() - np.square(u).sum(1)
     predicted = target - np.where(free > 1e-10, left / np.where(free > 1e-10, free, 1.0), math.nan)
-    return y - predicted[place]
+    return y - predicted[rows]
 
 
 def _judge(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, float]:
@@ -224,9 +224,9 @@ def _write(
 
         with terminal.step("drawing"):
             errors = {name: number(one["error"]) for name, one in report["leave_one_out"].items()}
-            told = f"{report['rows']:,} rows of {report['source']}; {report['kernel']} kernel; leave-one-out error "
-            told += f"{errors['kernel_regression']} (mean {errors['mean']}, linear {errors['linear']})"
-            drawn = figure(model, *data, report["features"], report["target"], told)
+            caption = f"{report['rows']:,} rows of {report['source']}; {report['kernel']} kernel; leave-one-out error "
+            caption += f"{errors['kernel_regression']} (mean {errors['mean']}, linear {errors['linear']})"
+            drawn = figure(model, *data, report["features"], report["target"], caption)
             written.append((pictures.save(drawn, arguments.plot), "the fit as a picture"))
     if arguments.predict is not None:
         written.append((arguments.out, _predict(model, arguments, terminal)))
@@ -264,11 +264,11 @@ def _columns_of(model: AttentionRegressor, table: Table, arguments: argparse.Nam
     if arguments.load is None or (names and arguments.features is None):
         return [Column(name, kind, tuple(levels)) for name, kind, levels in kept]
     kept = kept or [["", "number", []]] * model.n_features_in_
-    given = split(arguments.features) if arguments.features is not None else table.names
-    if len(given) != len(kept):
-        found = f"{len(given)} columns, {plural(len(kept), 'feature')}"
+    names = split(arguments.features) if arguments.features is not None else table.names
+    if len(names) != len(kept):
+        found = f"{len(names)} columns, {plural(len(kept), 'feature')}"
         raise usage_error("there must be a column for each feature of the fit.", found, "--features A,B,...")
-    return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(given, kept, strict=True)]
+    return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(names, kept, strict=True)]
 
 
 def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal: Terminal) -> str:
@@ -310,14 +310,14 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise before the work for what would go wrong after it."""
     data, load, predict, out = arguments.data, arguments.load, arguments.predict, arguments.out
     if load is not None:
-        given = [f"--{name}" for name in _OF_A_FIT if getattr(arguments, name) is not None]
-        given += ["--json"] if arguments.json else []
+        options = [f"--{name}" for name in _OF_A_FIT if getattr(arguments, name) is not None]
+        options += ["--json"] if arguments.json else []
         if data is not None:
             fix = f"--load {load} --predict {data} -o out.csv"
             raise usage_error("--load takes the place of a table to learn from.", f"{data} and --load {load}", fix)
-        if given:
-            options = " and ".join(given)
-            raise usage_error("a saved fit only predicts.", f"{options} with --load", f"leave {options} out")
+        if options:
+            named = " and ".join(options)
+            raise usage_error("a saved fit only predicts.", f"{named} with --load", f"leave {named} out")
         if predict is None:
             fix = "--load FILE --predict new.csv -o out.csv"
             raise usage_error("--load needs rows to predict for.", "no --predict", fix)
@@ -360,14 +360,14 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
                 raise usage_error(f"{option} must not be a file that is read.", f"{option} {path} is {source}", fix)
 
 
-def _bandwidth(given: str) -> str | float | list[float]:
-    if given in _RULES:
-        return given
+def _bandwidth(text: str) -> str | float | list[float]:
+    if text in _RULES:
+        return text
     try:
-        found = [float(word) for word in given.split(",")]
+        numbers = [float(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(math.isfinite(h) and h > 0 for h in found):
+        numbers = []
+    if not numbers or not all(math.isfinite(h) and h > 0 for h in numbers):
         rule = "--bandwidth must be loo, scott, silverman, or numbers above 0 with commas between."
-        raise usage_error(rule, f"--bandwidth {given}", "--bandwidth loo")
-    return found[0] if len(found) == 1 else found
+        raise usage_error(rule, f"--bandwidth {text}", "--bandwidth loo")
+    return numbers[0] if len(numbers) == 1 else numbers

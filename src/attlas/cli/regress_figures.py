@@ -109,8 +109,8 @@ def _dependence(
     groups: dict[str, list[int]] = {}  # the features of a category share a panel
     for index in sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"])):
         groups.setdefault(features[index]["column"], []).append(index)
-    telling = [group for group in groups.values() if features[group[0]]["reach"] < _FLAT]
-    order = (telling or [*groups.values()])[:_PANELS]
+    most_telling = [group for group in groups.values() if features[group[0]]["reach"] < _FLAT]
+    order = (most_telling or [*groups.values()])[:_PANELS]
     across = 1 if len(order) == 1 else 4 if len(order) > 6 else 2 if len(order) in (2, 4) else 3
     down = math.ceil(len(order) / across)
     figure = pictures.sheet(max(2.9 * across + 0.6, 7.2), 2.5 * down + 1.2)

@@ -60,7 +60,7 @@ class Table:
         """Return how each of these features becomes numbers."""
         return [Column.of(name, self.frame.iloc[:, self.names.index(name)], arguments) for name in names]
 
-    def numbers(self, wanted: list[Column], arguments: argparse.Namespace) -> Floats:
+    def numbers(self, columns: list[Column], arguments: argparse.Namespace) -> Floats:
         """Return columns as numbers, one for each cell; NaN where a value is missing and may be.
 
         Raises
@@ -69,25 +69,25 @@ class Table:
             If a cell is no number (nor a date or a text of its column), or is missing and may not be: line and
             column are named.
         """
-        parts = [self.frame.iloc[:, self.names.index(column.name)] for column in wanted]
-        values = [column.numbers(part, arguments) for column, part in zip(wanted, parts, strict=True)]
-        found = np.column_stack(values) if values else np.empty((len(self.frame), 0))
-        for row, place in np.argwhere(~np.isfinite(found)):
-            column, cell = wanted[place], str(parts[place].iloc[row]).strip()
+        parts = [self.frame.iloc[:, self.names.index(column.name)] for column in columns]
+        values = [column.numbers(part, arguments) for column, part in zip(columns, parts, strict=True)]
+        table = np.column_stack(values) if values else np.empty((len(self.frame), 0))
+        for row, index in np.argwhere(~np.isfinite(table)):
+            column, cell = columns[index], str(parts[index].iloc[row]).strip()
             if arguments.drop_missing and (is_missing(cell) or column.kind == "category"):
                 continue
             good = [
                 each.name
-                for each, part, numbers in zip(wanted, parts, values, strict=True)
+                for each, part, numbers in zip(columns, parts, values, strict=True)
                 if all(is_missing(str(text)) for text in part[~np.isfinite(numbers)])
                 and each.name not in (arguments.target, arguments.weights)
             ]
-            text, fix = trouble(cell, column, parts[place], self.delimiter, arguments)
+            text, fix = trouble(cell, column, parts[index], self.delimiter, arguments)
             choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
             raise usage_error(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
-        return found
+        return table
 
     def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
         """Write the rows as they were, with new columns behind them."""
@@ -98,8 +98,8 @@ class Table:
             frame.to_parquet(path)
             return
         frame.columns = range(frame.shape[1])
-        for place, column in enumerate(new.T, frame.shape[1]):
-            frame[place] = ["" if math.isnan(value) else repr(value).replace(".", decimal) for value in column.tolist()]
+        for index, column in enumerate(new.T, frame.shape[1]):
+            frame[index] = ["" if math.isnan(value) else repr(value).replace(".", decimal) for value in column.tolist()]
         delimiter = "\t" if suffix == ".tsv" else self.delimiter
         header = [*self.names, *names] if self.named else False
         frame.to_csv(path, sep=delimiter, header=header, index=False, lineterminator="\n", encoding="utf-8")
@@ -134,20 +134,20 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
     named = arguments.header == "yes" or (
         arguments.header == "auto" and any(math.isnan(cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
     )
-    names = [cell.strip() for cell in cells.iloc[0]] if named else [str(place + 1) for place in range(cells.shape[1])]
+    names = [cell.strip() for cell in cells.iloc[0]] if named else [str(index + 1) for index in range(cells.shape[1])]
     return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
 
 
 def _decoded(raw: bytes, path: Path, source: str) -> str:
-    given = shlex.quote(str(path))
+    quoted = shlex.quote(str(path))
     if raw.startswith(b"\x1f\x8b"):
-        fix = "zcat | attlas regress -" if str(path) == "-" else f"zcat {given} | attlas regress - ..."
+        fix = "zcat | attlas regress -" if str(path) == "-" else f"zcat {quoted} | attlas regress - ..."
         raise usage_error("the table must be text.", f"a gzip file: {source}", fix)
     encoding = next((name for mark, name in _ENCODINGS.items() if raw.startswith(mark)), "utf-8")
     try:
         return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        fix = "iconv -f latin1 -t utf-8 |" if str(path) == "-" else f"iconv -f latin1 -t utf-8 {given} > table.csv"
+        fix = "iconv -f latin1 -t utf-8 |" if str(path) == "-" else f"iconv -f latin1 -t utf-8 {quoted} > table.csv"
         found = f"byte {error.object[error.start]:#04x} in {source}"
         raise usage_error("the table must be text in UTF-8.", found, fix) from None
 
@@ -224,8 +224,8 @@ def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
         # A column without a name is the index that data frames write before the others.
         features = [name for name in names if name not in (arguments.target, arguments.weights, "")]
     text = "" if table.named else "; its first line is all numbers, so columns are called by their positions"
-    wanted = (("--target", [arguments.target]), ("--features", features), ("--weights", weights))
-    for option, name in ((option, name) for option, each in wanted for name in each):
+    options = (("--target", [arguments.target]), ("--features", features), ("--weights", weights))
+    for option, name in ((option, name) for option, each in options for name in each):
         if names.count(name) == 1:
             continue
         rule = "must be columns of the table" if name not in names else "must be names that occur once"

@@ -14,11 +14,11 @@ import torch
 
 from attlas import pictures, scaling
 from attlas.cli.files import check_target, read_text, save_text
+from attlas.cli.formatting import count, percent
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count, percent
 from attlas.errors import MissingExtraError, ShapeError
 
 __all__ = ["run"]
@@ -58,11 +58,11 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
         for d in sizes:
             rows += scaling.study([d], keys=keys, queries=queries, distribution=distribution, seed=seed).rows
             tick()
-    found = scaling.Study(distribution, keys, queries, seed, tuple(rows))
+    study = scaling.Study(distribution, keys, queries, seed, tuple(rows))
     terminal.say()
-    _say_study(found, terminal)
+    _say_study(study, terminal)
     head = {"distribution": distribution, "keys": keys, "queries": queries, "seed": seed}
-    _write(arguments, terminal, head, found.table(), lambda: study_figure(found))
+    _write(arguments, terminal, head, study.table(), lambda: study_figure(study))
 
 
 def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -70,7 +70,7 @@ def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
     for name in _RANDOM:
         if getattr(arguments, name) is not None:
             raise _error(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
-    target, wanted = _target(arguments.target)
+    target, target_value = _target(arguments.target)
     text_file, text = read_text(arguments.text, "scaling")
     terminal.say(terminal.style("attlas scaling", "bold"))
     with terminal.step("loading the model"):
@@ -84,26 +84,26 @@ def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
         for layer, A in enumerate(attentions):
             of_layer = scaling.heads([A]).heads
             heads += [scaling.HeadScaling(**{**vars(head), "layer": layer}) for head in of_layer]
-            factors += _factors(A, of_layer, target, wanted)
+            factors += _factors(A, of_layer, target, target_value)
             tick()
-    found = scaling.Heads(tuple(heads))
+    result = scaling.Heads(tuple(heads))
     title = f"{loaded.name} reads {count(len(ids))} tokens of {text_file.name}"
     size = getattr(attentions[0].problem.q, "shape", (0,))[-1]
     terminal.say()
-    _say_heads(found, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
-    table = found.table()
+    _say_heads(result, factors, f"{target} {target_value:g}", f"{title}; heads of size {size}", terminal)
+    table = result.table()
     for row, factor in zip(table, factors, strict=True):
         row["factor"] = factor
-    head = {"model": loaded.name, "text": text_file.name, "tokens": len(ids), "target": target, "wanted": wanted}
-    _write(arguments, terminal, head, table, lambda: heads_figure(found, title))
+    head = {"model": loaded.name, "text": text_file.name, "tokens": len(ids), "target": target, "wanted": target_value}
+    _write(arguments, terminal, head, table, lambda: heads_figure(result, title))
 
 
-def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
+def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, target_value: float) -> list[float]:
     """Return the factor of the logits of each head that meets the target."""
     if target == "variance":
-        return [head.factor * math.sqrt(wanted) for head in heads]
+        return [head.factor * math.sqrt(target_value) for head in heads]
     try:
-        return [float(factor) for factor in scaling.temperature(A[0], entropy=wanted).factor]
+        return [float(factor) for factor in scaling.temperature(A[0], entropy=target_value).factor]
     except ShapeError as error:
         raise error.replaced(UsageError, where="scaling", fix=f"--target {error.fix}") from error
 
@@ -148,13 +148,13 @@ def _print(groups: Sequence[_Group], breaks: dict[int, str], terminal: Terminal)
         terminal.say("  " + "   ".join(parts).rstrip())
 
 
-def _say_study(found: scaling.Study, terminal: Terminal) -> None:
-    rows = [*found.rows[::2], *found.rows[1::2]]  # without, then with the scale
-    half = len(found.rows) // 2
-    most = math.log(found.keys)
+def _say_study(study: scaling.Study, terminal: Terminal) -> None:
+    rows = [*study.rows[::2], *study.rows[1::2]]  # without, then with the scale
+    half = len(study.rows) // 2
+    most = math.log(study.keys)
     title = (
-        f"{count(found.queries)} random queries with {count(found.keys)} keys each, "
-        f"{found.distribution} coordinates of mean 0 and variance 1"
+        f"{count(study.queries)} random queries with {count(study.keys)} keys each, "
+        f"{study.distribution} coordinates of mean 0 and variance 1"
     )
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
@@ -181,13 +181,13 @@ def _say_study(found: scaling.Study, terminal: Terminal) -> None:
         groups.append(_Group(heading, columns, cells, strong=0))
     _print(groups, {0: "without a scale: q·k", half: "divided by sqrt(d)"}, terminal)
     terminal.say()
-    _conclude(found, terminal)
+    _conclude(study, terminal)
 
 
-def _conclude(found: scaling.Study, terminal: Terminal) -> None:
+def _conclude(study: scaling.Study, terminal: Terminal) -> None:
     """Say in words what the table shows."""
-    plain, scaled = found.rows[-2], found.rows[-1]
-    off = max((abs(row.variance.deviations(row.expected.variance)) for row in found.rows), default=0.0)
+    plain, scaled = study.rows[-2], study.rows[-1]
+    off = max((abs(row.variance.deviations(row.expected.variance)) for row in study.rows), default=0.0)
     lines = [
         f"The variance of q·k is d; the farthest measured value is {off:.1f} standard errors off.",
         f"At d = {count(plain.d)} without a scale, one key has {percent(plain.largest.value)} of the weight, and the "
@@ -206,8 +206,8 @@ def _conclude(found: scaling.Study, terminal: Terminal) -> None:
         terminal.say(terminal.style(f"  {line}", "dim"))
 
 
-def _say_heads(found: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
-    heads = found.heads
+def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
+    heads = result.heads
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
     groups = [_Group("", ("layer", "head"), [(str(head.layer), str(head.head)) for head in heads], strong=2)]
@@ -226,7 +226,7 @@ def _say_heads(found: scaling.Heads, factors: Sequence[float], target: str, titl
     groups.append(_Group("factor for", (target,), [(_number(factor, "factor"),) for factor in factors], strong=0))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
-    terminal.say(f"  {_verdict(found)}")
+    terminal.say(f"  {_verdict(result)}")
     terminal.say()
     for line in (
         "indep.: what independent queries and keys of the same means and covariances would give,",
@@ -237,11 +237,11 @@ def _say_heads(found: scaling.Heads, factors: Sequence[float], target: str, titl
         terminal.say(terminal.style(f"  {line}", "dim"))
 
 
-def _verdict(found: scaling.Heads) -> str:
+def _verdict(result: scaling.Heads) -> str:
     """Say which heads are sharper and which are flatter than independence would make them."""
-    compared = [(head.entropy - head.expected.entropy, head) for head in found.heads if head.expected is not None]
-    above = sum(head.variance > 1.0 for head in found.heads)
-    line = f"{above} of {len(found.heads)} heads have logits of variance above 1"
+    compared = [(head.entropy - head.expected.entropy, head) for head in result.heads if head.expected is not None]
+    above = sum(head.variance > 1.0 for head in result.heads)
+    line = f"{above} of {len(result.heads)} heads have logits of variance above 1"
     if not compared:
         return line + "."
     gap, sharpest = min(compared, key=lambda pair: pair[0])
@@ -295,14 +295,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _sizes(given: str | None, keys: int) -> list[int]:
+def _sizes(text: str | None, keys: int) -> list[int]:
     """Return the sizes, or say what is wrong with them; ``...`` goes on by the factor of the two before it."""
-    if given is None:
+    if text is None:
         return [8, 16, 32, 64, 128, 256, 512]
-    words = [word.strip() for word in given.split(",")]
+    words = [word.strip() for word in text.split(",")]
     sizes: list[int] = []
-    for place, word in enumerate(words):
-        last = words[place + 1] if place + 1 < len(words) else ""
+    for index, word in enumerate(words):
+        last = words[index + 1] if index + 1 < len(words) else ""
         if word in ("...", "…") and len(sizes) >= 2 and last.isdecimal() and sizes[-1] > sizes[-2]:
             while sizes[-1] * sizes[-1] // sizes[-2] < int(last):
                 sizes.append(sizes[-1] * sizes[-1] // sizes[-2])
@@ -310,7 +310,7 @@ def _sizes(given: str | None, keys: int) -> list[int]:
             sizes.append(int(word))
         else:
             raise _error(
-                "--sizes must be whole numbers above 0 with commas between.", f"--sizes {given}", "--sizes 8,64,512"
+                "--sizes must be whole numbers above 0 with commas between.", f"--sizes {text}", "--sizes 8,64,512"
             )
     largest = max(sizes)
     if largest * keys > _MOST:
@@ -322,26 +322,26 @@ def _sizes(given: str | None, keys: int) -> list[int]:
     return sizes
 
 
-def _at_least(name: str, given: int | None, default: int, least: int) -> int:
-    if given is not None and given < least:
-        raise _error(f"--{name} must be at least {least}.", f"--{name} {given}", f"--{name} {default}")
-    return default if given is None else given
+def _at_least(name: str, value: int | None, default: int, least: int) -> int:
+    if value is not None and value < least:
+        raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {default}")
+    return default if value is None else value
 
 
-def _target(given: str | None) -> tuple[str, float]:
+def _target(text: str | None) -> tuple[str, float]:
     """Return what the factor is to reach, and its value."""
-    name, _, value = (given or "variance=1").partition("=")
+    name, _, value = (text or "variance=1").partition("=")
     try:
-        wanted = float(value)
+        number = float(value)
     except ValueError:
-        wanted = math.nan
-    if name not in ("variance", "entropy") or not (math.isfinite(wanted) and wanted > 0):
+        number = math.nan
+    if name not in ("variance", "entropy") or not (math.isfinite(number) and number > 0):
         raise _error(
             "--target must be variance=VALUE or entropy=NATS, with a value above 0.",
-            f"--target {given}",
+            f"--target {text}",
             "--target entropy=2.0",
         )
-    return name, wanted
+    return name, number
 
 
 def _need_matplotlib() -> None:

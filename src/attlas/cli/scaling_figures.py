@@ -29,16 +29,16 @@ _PANELS = (
 )
 
 
-def study_figure(found: Study) -> Figure:
+def study_figure(study: Study) -> Figure:
     """Draw the four measures over d, without and with the scale; lines are theory, marks are measured."""
     figure = _sheet(10.4, 7.4)
-    plain = found.rows[::2]
-    scaled = found.rows[1::2]
+    plain = study.rows[::2]
+    scaled = study.rows[1::2]
     sizes = np.array([row.d for row in plain], dtype=float)
     fine = np.geomspace(sizes.min() / 1.25, sizes.max() * 1.25, 40)
     for ax, (name, title) in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
-        theory = [getattr(expected(found.keys, float(d)), name) for d in fine]
-        flat = getattr(expected(found.keys, 1.0), name)
+        theory = [getattr(expected(study.keys, float(d)), name) for d in fine]
+        flat = getattr(expected(study.keys, 1.0), name)
         ax.plot(fine, theory, color=_PLAIN, linewidth=1.4, zorder=2)
         ax.plot(fine, np.full_like(fine, flat), color=_SCALED, linewidth=1.4, zorder=2)
         _marks(ax, plain, name, _PLAIN, "o", "q·k")
@@ -54,10 +54,10 @@ def study_figure(found: Study) -> Figure:
             ax.set_yscale("log", base=10)
             _plain_numbers(ax.yaxis)
         elif name == "entropy":
-            most = math.log(found.keys)
+            most = math.log(study.keys)
             ax.axhline(most, color=pictures.SOFT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
             ax.annotate(
-                f"ln {found.keys}: all keys alike", (fine[0], most), xytext=(4, 3), textcoords="offset points",
+                f"ln {study.keys}: all keys alike", (fine[0], most), xytext=(4, 3), textcoords="offset points",
                 fontsize=7.5, color=pictures.SOFT,
             )  # fmt: skip
             ax.set_ylim(0, most * 1.12)
@@ -70,7 +70,7 @@ def study_figure(found: Study) -> Figure:
         "Why attention divides by √d", x=0.01, ha="left", fontsize=13.5, fontweight="bold", color=pictures.INK
     )
     figure.supxlabel(
-        f"marks: {found.queries:,} random queries with {found.keys:,} keys each, {found.distribution} coordinates, "
+        f"marks: {study.queries:,} random queries with {study.keys:,} keys each, {study.distribution} coordinates, "
         "± one standard error · lines: theory",
         x=0.01, ha="left", fontsize=8, color=pictures.SOFT,
     )  # fmt: skip
@@ -104,19 +104,19 @@ def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str
 
 def _say_which(ax: Axes, fine: NDArray[np.float64]) -> None:
     """Name the two series beside their lines, instead of in a legend."""
-    place = float(fine[len(fine) * 3 // 10])
-    for height, text, colour in ((place, "q·k: variance d", _PLAIN), (1.0, "q·k / √d: variance 1", _SCALED)):
+    x = float(fine[len(fine) * 3 // 10])
+    for height, text, colour in ((x, "q·k: variance d", _PLAIN), (1.0, "q·k / √d: variance 1", _SCALED)):
         ax.annotate(
-            text, (place, height), xytext=(-6, 9), textcoords="offset points", fontsize=9, color=colour,
+            text, (x, height), xytext=(-6, 9), textcoords="offset points", fontsize=9, color=colour,
             ha="right" if height > 1.0 else "center", fontweight="bold",
         )  # fmt: skip
 
 
-def heads_figure(found: Heads, title: str) -> Figure:
+def heads_figure(result: Heads, title: str) -> Figure:
     """Draw each head as a mark: measured against what independent queries and keys would give."""
-    heads = [head for head in found.heads if head.expected is not None]
+    heads = [head for head in result.heads if head.expected is not None]
     figure = _sheet(9.6, 9.4)
-    layers = max((head.layer for head in found.heads), default=0) + 1
+    layers = max((head.layer for head in result.heads), default=0) + 1
     # The palest and the darkest end of the palette are left out: they would vanish, or look alike.
     colours = pictures.depth()(np.linspace(0.30, 0.97, layers))
     marks = "osD^vPX*"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from attlas.atlas import Atlas
-from attlas.cli import numbers
+from attlas.cli import head_statistics
 from attlas.cli.files import entry_of, open_folder
+from attlas.cli.formatting import count, secondary_patterns
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count, others
-from attlas.heads import KINDS, Head
-from attlas.heads.kinds import told_by
+from attlas.heads import PATTERNS, Head
+from attlas.heads.classification import detectable
 
 __all__ = ["open_atlas", "run"]
 
@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if arguments.top is not None and arguments.top < 1:
         raise UsageError("stats", "--top must be at least 1.", found=f"--top {arguments.top}", fix="--top 5")
     atlas = open_atlas(arguments.atlas, terminal, "stats")
-    found = _rows(atlas)
-    rows = _chosen(atlas, found, arguments)
+    table = _rows(atlas)
+    rows = _chosen(atlas, table, arguments)
     if arguments.json:
         facts = {"model": atlas.model, "source": atlas.details.get("source"), "tokens": _tokens(atlas)}
         plain = [{name: _finite(value) for name, value in row.items()} for row in rows]
         terminal.say(json.dumps({**facts, "rows": plain}, indent=2, ensure_ascii=False, allow_nan=False))
     elif arguments.csv:
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(found[0]) if found else [], lineterminator="\n")
+        writer = csv.DictWriter(text, list(table[0]) if table else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         terminal.say(text.getvalue().rstrip("\n"))
@@ -71,7 +71,7 @@ def open_atlas(folder: Path, terminal: Terminal, where: str) -> Atlas:
         If the folder is no atlas.
     """
     atlas = open_folder(folder, where)
-    statistics = numbers.missing(atlas, atlas.ids)
+    statistics = head_statistics.missing(atlas, atlas.ids)
     if statistics:
         with terminal.step("computing what was not recorded", len(atlas.entries)) as tick:
             atlas.collect(*statistics, progress=lambda done, total: tick())
@@ -83,7 +83,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
-        for head in numbers.heads_of(atlas, entry)
+        for head in head_statistics.classify_entry(atlas, entry)
     }
     block = "block" in atlas.details
     rows = []
@@ -102,7 +102,9 @@ def _measures(head: Head | None, *, block: bool) -> dict[str, Any]:
     if head is None:
         return dict.fromkeys(("what", *names))
     known = asdict(head)
-    return {"what": ", ".join((head.kinds[0].name, *others(head)))} | {name: known[name] for name in names}
+    return {"what": ", ".join((head.patterns[0].name, *secondary_patterns(head)))} | {
+        name: known[name] for name in names
+    }
 
 
 def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -159,7 +161,7 @@ def _table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None
         line = "  ".join(text.rjust(width) for text, width in zip(texts[:keep], widths, strict=False))
         terminal.say(f"  {line}{'  ' + str(row.get('what') or '–') if what else ''}".rstrip())
     length = round(_mean_length(atlas))
-    few = [kind.name for kind in KINDS if kind not in told_by(length)] if what else []
+    few = [kind.name for kind in PATTERNS if kind not in detectable(length)] if what else []
     if few:
         terminal.say()
         terminal.prose(f"too short a text ({count(length)} tokens) to name heads {', '.join(few)}", "dim")

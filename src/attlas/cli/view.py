@@ -15,14 +15,14 @@ from pathlib import Path
 
 from attlas.cli import corpus_view, record
 from attlas.cli.files import check_target, open_folder, title_of
+from attlas.cli.formatting import count
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.words import count
 from attlas.errors import AttlasError
 
-__all__ = ["offer", "run"]
+__all__ = ["open_if_attended", "run"]
 
-_FAREWELL = 3.0  # seconds that the end waits for what is computed in the background
+_SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
 
 
@@ -30,25 +30,25 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
-    given = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if _of_corpora(arguments, given, terminal):
+    options = [name for name in _RECORDED if getattr(arguments, name) is not None]
+    if _of_corpora(arguments, options, terminal):
         return
     need_extra()
-    if arguments.atlas and given:
-        found = f"{arguments.atlas[0]} and --{given[0]}"
+    if arguments.atlas and options:
+        found = f"{arguments.atlas[0]} and --{options[0]}"
         raise _error(
             "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas[0]}"
         )
-    if not arguments.atlas and not given:
+    if not arguments.atlas and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
-    with _terminable(), contextlib.ExitStack() as stack:
+    with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
         idle = show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
-    _leave(idle)
+    _exit_if_busy(idle)
 
 
-def _of_corpora(arguments: argparse.Namespace, given: list[str], terminal: Terminal) -> bool:
+def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> bool:
     """Show or export corpora, and return True, where the folders are corpora."""
     folders = arguments.atlas
     if not any(map(corpus_view.is_corpus, folders)) and len(folders) < 2:
@@ -56,15 +56,15 @@ def _of_corpora(arguments: argparse.Namespace, given: list[str], terminal: Termi
             fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
             raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
         return False
-    if set(given) - {"model"}:
+    if set(options) - {"model"}:
         fix = f"attlas view {shlex.quote(str(folders[0]))}"
-        raise _error("a corpus is opened as it is; nothing is recorded.", f"--{given[-1]}", fix)
+        raise _error("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
     if arguments.export is not None:
         check_target(arguments.export, "--export", (".html", ".htm"), "view")
         corpus_view.export(folders, arguments.export, terminal)
     else:
         browser = not arguments.no_browser
-        with _terminable():
+        with _exit_on_sigterm():
             corpus_view.show(folders, terminal, model=arguments.model, port=arguments.port, browser=browser)
     return True
 
@@ -114,12 +114,12 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         stay(service, port=port, browser=browser, announce=announce)
     finally:
         closing.start()
-        closing.join(_FAREWELL)
+        closing.join(_SHUTDOWN_SECONDS)
     terminal.complain("the viewer is closed.")
     return not closing.is_alive()
 
 
-def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
+def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:
     """Open a recording where somebody sits before a browser with windows; elsewhere say how to open it.
 
     Parameters
@@ -141,9 +141,9 @@ def offer(folder: Path, terminal: Terminal, *, browser: bool) -> None:
         return
     if browser and _attended(terminal) and has_browser():
         terminal.say()
-        with _terminable():
+        with _exit_on_sigterm():
             idle = show(folder, terminal)
-        _leave(idle)
+        _exit_if_busy(idle)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
@@ -170,7 +170,7 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     return Path(folder)
 
 
-def _leave(idle: bool) -> None:
+def _exit_if_busy(idle: bool) -> None:
     """End the process where a long step is still computed: a person who has pressed Ctrl-C waits for nothing."""
     if not idle:
         sys.stdout.flush()
@@ -179,7 +179,7 @@ def _leave(idle: bool) -> None:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the process as an exit does, so that temporary folders go; the server stops at it by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield

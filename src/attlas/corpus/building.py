@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attlas.corpus.journal import PARTS, Journal, hold, mutex, parts_of
 from attlas.corpus.measuring import TextNumbers
-from attlas.corpus.reading import ModelReader, facts_of
+from attlas.corpus.reading import ModelReader, model_facts
 from attlas.corpus.sampling import hash_of
 from attlas.corpus.sources import Cutter, Text, documents, name_of
 from attlas.corpus.state import State
@@ -29,7 +29,7 @@ from attlas.inputs import whole_number
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
-__all__ = ["Progress", "check_installed", "corpus", "join"]
+__all__ = ["Progress", "Run", "about_run", "check_installed", "corpus", "join"]
 
 _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
 _FEW = 50  # texts before which a share of failures tells nothing
@@ -149,30 +149,48 @@ def corpus(
         raise DtypeError("corpus()", "model must be an nn.Module.", found=kind(model), fix="attlas.corpus(model, ...)")
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
-    facts = facts_of(model)
-    length, stride = _sizes(length, stride, facts["context"])
-    for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
-        whole_number("corpus()", name, value, f"{name}=1")
     if not 0 <= rank < world:
         raise OutOfRangeError("corpus()", "rank must be below world.", found=f"rank {rank} of {world}", fix="rank=0")
-    settings = {"length": length, "stride": stride, "texts": limit, "batch": batch, "seed": seed, "samples": samples}
-    settings |= {"top": _TOP, "column": column}
     target = Path(folder)
-    about = {
-        "model": facts,
-        "tokenizer": None if tokenizer is None else _tokenizer_facts(tokenizer),
-        "source": name_of(texts),
-        "settings": settings,
-    }
+    settings = {"limit": limit, "batch": batch, "seed": seed, "samples": samples, "column": column}
+    about = about_run(model, name_of(texts), tokenizer, length=length, stride=stride, **settings)
     known = _finished(target, about)
     if known is not None:
         return known
-    cutter = Cutter(tokenizer, length, stride, facts["vocabulary"])
+    sizes = about["settings"]
+    cutter = Cutter(tokenizer, sizes["length"], sizes["stride"], about["model"]["vocabulary"])
     with hold(target / PARTS, rank, world), ModelReader(model, patch_sdpa=patch_sdpa).running() as reader:
-        run = _Run(target, reader, about, tokenizer, rank, world)
+        run = Run(target, reader, about, tokenizer, rank, world)
         stream = (text for document in documents(texts, column, run.begun) for text in cutter.cut(document))
         units = run.read(islice(stream, limit), batch, failures, every, progress)
         return run.finish(units, failures)
+
+
+def about_run(
+    model: nn.Module,
+    source: str,
+    tokenizer: Any = None,
+    *,
+    length: int | None = None,
+    stride: int | None = None,
+    limit: int | None = None,
+    batch: int = 1,
+    seed: int = 0,
+    samples: int = _SAMPLES,
+    column: str | None = None,
+) -> dict[str, Any]:
+    """Return what a run is about: the model, the source and all settings that change a result."""
+    facts = model_facts(model)
+    length, stride = _sizes(length, stride, facts["context"])
+    for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
+        whole_number("corpus()", name, value, f"{name}=1")
+    settings = {"length": length, "stride": stride, "texts": limit, "batch": batch, "seed": seed, "samples": samples}
+    return {
+        "model": facts,
+        "tokenizer": None if tokenizer is None else _tokenizer_facts(tokenizer),
+        "source": source,
+        "settings": settings | {"top": _TOP, "column": column},
+    }
 
 
 def check_installed() -> None:
@@ -242,7 +260,7 @@ def _finished(folder: Path, about: dict[str, Any]) -> Corpus | None:
     return found
 
 
-class _Run:
+class Run:
     """One process of a run.
 
     Parameters
@@ -260,7 +278,7 @@ class _Run:
     """
 
     def __init__(
-        self, folder: Path, reader: ModelReader, about: dict[str, Any], tokenizer: Any, rank: int, world: int
+        self, folder: Path, reader: ModelReader, about: dict[str, Any], tokenizer: Any, rank: int = 0, world: int = 1
     ) -> None:
         self.folder, self.reader, self.rank, self.world = folder, reader, rank, world
         self.seed, self.samples = about["settings"]["seed"], about["settings"]["samples"]
@@ -298,7 +316,7 @@ class _Run:
                 while unit := list(islice(texts, batch)):
                     if number % self.world == self.rank and number not in self.done:
                         self._whole = False
-                        self._unit(journal, number * batch, unit)
+                        self.unit(journal, number * batch, unit)
                         journal.done.add(number)
                         self._whole = True
                         self._check_failures(failures)
@@ -319,7 +337,7 @@ class _Run:
             journal.commit()
         return number
 
-    def _unit(self, journal: Journal, first: int, unit: Sequence[Text]) -> None:
+    def unit(self, journal: Journal, first: int, unit: Sequence[Text]) -> None:
         """Read a batch; a text that fails gets a line that says why."""
         found: list[list[TextNumbers] | str] = self.reader.read([text.ids for text in unit if text.ids is not None])
         results = iter(found)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attlas
-from attlas.atlas.tensors import digest_of
+from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
 from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors
 from attlas.corpus.measuring import KEPT, LEAST
@@ -105,7 +105,13 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     )
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
+        last = -1
         while some := list(islice(lines, _ROWS)):
+            numbers = [last, *(row["text"] for row in some)]
+            if any(a == b for a, b in pairwise(numbers)):
+                rule = "each text must be read once."
+                raise RecordingError("corpus()", rule, {"folder": str(folder)}, found="a text in two parts")
+            last = numbers[-1]
             rows += [row for row in some if row["text"] in kept]
             counts["texts"] += len(some)
             counts["tokens"] += sum(row["tokens"] for row in some)
@@ -191,7 +197,7 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
     found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
     found += sorted((folder / "samples").glob("*.safetensors"))
     return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_of(path)} for path in found
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in found
     }
 
 
@@ -444,7 +450,7 @@ def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
     for name, facts in config["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
-        if size != facts["size"] or (verify and digest_of(path) != facts["sha256"]):
+        if size != facts["size"] or (verify and sha256_of(path) != facts["sha256"]):
             found = "missing" if size is None else f"{size} bytes of {facts['size']}, or other ones"
             raise _broken(folder, f"{name}: {found}")
     return Corpus(folder, config)

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from attlas.corpus.measuring import TextNumbers, measure_layer
 from attlas.errors import AttlasError, RecordingError
-from attlas.heads.kinds import on_block, repeated_block
+from attlas.heads.classification import measure_block, repeated_block
 from attlas.matrix import AttentionMatrix
-from attlas.recording.census import Census
-from attlas.recording.facts import name_of
+from attlas.recording.attn_implementation import attending_with_attlas
+from attlas.recording.discovery import ModelAttentions
+from attlas.recording.hooks import is_recording, subscribed
+from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
-from attlas.recording.patch import patched
-from attlas.recording.switch import switched
-from attlas.recording.tap import listening, subscribed
+from attlas.recording.patch import patched_sdpa
 
-__all__ = ["ModelReader", "facts_of", "fingerprint"]
+__all__ = ["ModelReader", "fingerprint", "model_facts"]
 
 _PERIOD, _BLOCKS = 128, 4
 
@@ -48,7 +48,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
     return {"all": plain, "text": config.get_text_config()}
 
 
-def facts_of(model: nn.Module) -> dict[str, Any]:
+def model_facts(model: nn.Module) -> dict[str, Any]:
     """Return what is known of a model before it runs, as JSON can hold it."""
     config = getattr(model, "config", None)
     text = _config(model).get("text")
@@ -56,7 +56,7 @@ def facts_of(model: nn.Module) -> dict[str, Any]:
     vocabulary = getattr(text, "vocab_size", None) or max(embeddings, default=0)
     weight = next(model.parameters(), None)
     return {
-        "name": name_of(model).rstrip("/").split("/")[-1],
+        "name": model_name(model).rstrip("/").split("/")[-1],
         "path": str(getattr(config, "name_or_path", "") or "") or None,
         "type": getattr(config, "model_type", None) or type(model).__name__,
         "class": type(model).__name__,
@@ -70,13 +70,13 @@ def facts_of(model: nn.Module) -> dict[str, Any]:
 class _Listener:
     """Hands each self-attention of a pass to a function."""
 
-    def __init__(self, census: Census) -> None:
-        self.census = census
+    def __init__(self, attentions: ModelAttentions) -> None:
+        self.attentions = attentions
         self.take: Callable[[str, AttentionMatrix], None] | None = None
 
-    def receive(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
+    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
         """Take one matrix."""
-        site = self.census.site(module)
+        site = self.attentions.site(module)
         if self.take is not None and site is not None and site.kind != "cross":
             self.take(site.path, matrix)
 
@@ -101,8 +101,8 @@ class ModelReader:
                 fix="give its encoder: model.get_encoder().",
             )
         self.model, self._patch = model, patch_sdpa
-        self._census = Census(model, patched=patch_sdpa)
-        self._listener = _Listener(self._census)
+        self._attentions = ModelAttentions(model, patched=patch_sdpa)
+        self._listener = _Listener(self._attentions)
         self.paths: list[str] = []
         self.widths: list[int] = []
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -118,15 +118,15 @@ class ModelReader:
         with ExitStack() as stack:
             stack.callback(self.model.train, training)
             self.model.eval()
-            stack.enter_context(switched(self.model))
+            stack.enter_context(attending_with_attlas(self.model))
             stack.enter_context(subscribed(self._listener))
             if self._patch:
                 watched = list(self.model.named_modules())
                 passes = Passes(
-                    self.model, watched, lambda: listening(self._listener), lambda args, kwargs: None, lambda: None
+                    self.model, watched, lambda: is_recording(self._listener), lambda args, kwargs: None, lambda: None
                 )
                 stack.enter_context(passes.followed())
-                stack.enter_context(patched(lambda: passes.innermost if listening(self._listener) else None))
+                stack.enter_context(patched_sdpa(lambda: passes.innermost if is_recording(self._listener) else None))
             yield self
 
     @property
@@ -184,7 +184,7 @@ class ModelReader:
         found: list[Tensor] = []
 
         def take(path: str, A: AttentionMatrix) -> None:
-            scores = on_block(A, period)
+            scores = measure_block(A, period)
             found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
             self.paths.append(path)
             self.widths.append(len(found[-1]))

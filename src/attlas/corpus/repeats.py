@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.heads import DuplicateToken, Induction
-from attlas.heads.targets import Aim
+from attlas.heads.targets import TargetSums
 from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Dot
 from attlas.stats import Part
@@ -52,20 +52,20 @@ class Repeated(NamedTuple):
 class _LargeInduction(Induction):
     """Each row's weight on the positions after copies, of weights from 0.01 on: shape (batch, heads, rows)."""
 
-    def step(self, carry: Aim, part: Part, at: Tile) -> Aim:
-        targets = self.targets(at, carry.facts[1])
+    def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
+        targets = self.targets(at, carry.prepared[1])
         weights = part.weights
         carry.mass[at.place] += torch.where(targets & (weights >= _LARGE), weights, 0.0).sum(-1)
         return carry
 
-    def finish(self, carry: Aim) -> Tensor:
+    def finish(self, carry: TargetSums) -> Tensor:
         return carry.mass
 
 
 class _AllInduction(Induction):
     """Each row's weight on the positions after copies, 0 where it has no choice."""
 
-    def finish(self, carry: Aim) -> Tensor:
+    def finish(self, carry: TargetSums) -> Tensor:
         choice = (carry.targets > 0) & (carry.keys > carry.targets)
         return torch.where(choice, carry.mass, 0.0)
 

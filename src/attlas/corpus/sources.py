@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attlas.errors import FileError, MissingExtraError, ShapeError
 
-__all__ = ["Cutter", "Document", "Text", "documents", "name_of"]
+__all__ = ["Cutter", "Document", "Text", "document_of", "documents", "name_of"]
 
 _LINES = {".jsonl", ".ndjson"}
 _ARROW = {".arrow", ".feather", ".ipc"}
@@ -86,7 +86,7 @@ def documents(
             if isinstance(one, Path):
                 yield from documents(one, column)
             else:
-                yield _document(f"#{row}", one, column)
+                yield document_of(f"#{row}", one, column)
     else:
         rule = "texts must be a path, or several texts, rows or sequences of token ids."
         raise ShapeError("corpus()", rule, found=type(source).__name__, fix='attlas.corpus(model, "data/*.txt", ...)')
@@ -127,7 +127,7 @@ def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
         with path.open("rb") as file:
             yield from _of_lines(file, name, column, rows=True)
     elif suffix == ".npy":
-        yield _document(name, np.load(path, allow_pickle=False), column)
+        yield document_of(name, np.load(path, allow_pickle=False), column)
     else:
         yield _decoded(name, path.read_bytes())
 
@@ -153,7 +153,7 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
             except ValueError as error:
                 yield Document(f"{name}#{number}", None, f"not JSON: {error}")
             else:
-                yield _document(f"{name}#{number}", row, column)
+                yield document_of(f"{name}#{number}", row, column)
         number, line = number + 1, file.readline()
 
 
@@ -179,7 +179,7 @@ def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
         chosen, row = _column(path, names, column), 0
         for batch in batches:
             for one in batch.column(batch.schema.get_field_index(chosen)).to_pylist():
-                yield _document(f"{name}#{row}", one, column)
+                yield document_of(f"{name}#{row}", one, column)
                 row += 1
     except pa.ArrowException as error:
         raise _unreadable(path, error) from error
@@ -206,7 +206,8 @@ def _column(where: object, names: Iterable[str], column: str | None) -> str:
     return chosen
 
 
-def _document(source: str, one: Any, column: str | None) -> Document:
+def document_of(source: str, one: Any, column: str | None) -> Document:
+    """Return the document that a row, a str or token ids make."""
     if isinstance(one, Mapping):
         one = one[_column(source, one, column)]
     if isinstance(one, str):

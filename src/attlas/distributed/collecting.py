@@ -17,10 +17,10 @@ from attlas.engine.fold import Part, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
-from attlas.recording.joining import can_join
+from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 from attlas.tiles import Tile
-from attlas.windows import cut_out, moved_tile
+from attlas.windows import cut_out, original_tile
 
 __all__ = ["Collector"]
 
@@ -47,7 +47,7 @@ class Collector:
         self.parts = parts
 
     def _axis(self, statistic: Statistic) -> str | None:
-        return statistic.axis if can_join(statistic) else None
+        return statistic.axis if can_merge(statistic) else None
 
     def _split(self, statistic: Statistic) -> list[Role]:
         """Return which shards have to be merged."""
@@ -182,7 +182,7 @@ class _Carried(Statistic):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         m, n = self.base.shape[2:]
-        at = moved_tile(at, m, n, -self.row, -self.column)
+        at = original_tile(at, m, n, -self.row, -self.column)
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[()]:

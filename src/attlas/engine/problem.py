@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,33 +26,21 @@ _MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is fa
 _MANY_QUERIES = 64
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class OnDevice(Protocol):
-    """What says where it is computed."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tokens."""
-
-
-Q = TypeVar("Q", bound=OnDevice)
-
-
-def full_precision(f: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
-    """Keep ``torch.autocast`` out: scores and sums stay in the dtype of the problem."""
+def full_precision(f: F) -> F:
+    """Switch ``torch.autocast`` off in a function of a problem or request: its sums stay in the problem's dtype."""
 
     @wraps(f)
-    def run(problem: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return f(problem, *args, **kwargs)
         with torch.autocast(kind, enabled=False):
             return f(problem, *args, **kwargs)
 
-    return run
+    return cast(F, run)
 
 
 class Version(NamedTuple):
@@ -248,14 +236,14 @@ class Problem:
         return all_finite(*(t for part in self.tokens for t in flatten(part)))
 
     @cached_property
-    def interval(self) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self) -> tuple[Tensor, Tensor] | None:
         """The first key that each query may see and the one after its last, (batch or 1, heads or 1, m), int64.
 
         Both lie within the matrix, and are equal for a query that sees no key. None where a query may see
         more than one run of keys, or where there is no mask.
         """
         m, n = self.shape[2:]
-        found = None if self.mask is None else self.mask.interval(self.tile(*map(range, self.shape)))
+        found = None if self.mask is None else self.mask.allowed_runs(self.tile(*map(range, self.shape)))
         if found is None:
             return None
         first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))

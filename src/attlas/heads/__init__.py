@@ -5,8 +5,8 @@
 `measure` names the heads of a layer.
 """
 
+from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
-from attlas.heads.kinds import KINDS, MIXED, Head, Kind, by_token, classify, measure, repeated_block
 from attlas.heads.patterns import (
     NEAR,
     CurrentToken,
@@ -24,18 +24,18 @@ from attlas.heads.patterns import (
     previous_token,
     separator,
 )
-from attlas.heads.resting import Broad, FavouriteToken, FirstToken, broad, first_token
 from attlas.heads.retrieval import Retrieval, retrieval_score
 from attlas.heads.rollout import flow, rollout
 from attlas.heads.scores import scores
+from attlas.heads.sinks import Broad, FavouriteToken, FirstToken, broad, first_token
 from attlas.heads.tables import SpanTable, span_table
 from attlas.heads.targets import Agreement
 from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 
 __all__ = [
-    "KINDS",
     "MIXED",
     "NEAR",
+    "PATTERNS",
     "Agreement",
     "Broad",
     "ClipFactors",
@@ -51,8 +51,8 @@ __all__ = [
     "FixedDistance",
     "Head",
     "Induction",
-    "Kind",
     "Local",
+    "Pattern",
     "PreviousToken",
     "Retrieval",
     "Separator",

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import ShapeError
-from attlas.heads.resting import FirstSeen, follow_first, no_keys_seen
-from attlas.heads.targets import place_shift, row_filter
+from attlas.heads.sinks import FirstVisibleKey, no_visible_key, update_first_key
+from attlas.heads.targets import check_query_mask, query_offset
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -30,7 +30,7 @@ class Fixed(NamedTuple):
     score : Tensor, shape (..., heads)
         Mean weight on the key at that distance.
     distance : Tensor of int64, shape (..., heads)
-        How many places back it lies; negative for keys after the query, 0 where no distance gets any weight.
+        How many positions back it lies; negative for keys after the query, 0 where no distance gets any weight.
 
     Examples
     --------
@@ -43,19 +43,19 @@ class Fixed(NamedTuple):
     distance: Tensor
 
 
-class _Diagonals(NamedTuple):
-    """Mass and allowed cells of each diagonal, and what the rows without a choice put there."""
+class _DiagonalSums(NamedTuple):
+    """Weight and allowed cells of each diagonal, and the first visible key of each row."""
 
     sums: tuple[Tensor, Tensor]
-    seen: FirstSeen
-    counted: Tensor | None
+    seen: FirstVisibleKey
+    query_mask: Tensor | None
     shift: int
     m: int
     n: int
 
 
-class _Rows(NamedTuple):
-    """A part in which some rows do not count."""
+class _MaskedPart(NamedTuple):
+    """A tile without the rows that are masked out."""
 
     weights: Tensor
     seen: tuple[tuple[range, Tensor | None], ...]
@@ -67,16 +67,16 @@ class FixedDistance(Statistic):
     Parameters
     ----------
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If there are more queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -104,41 +104,41 @@ class FixedDistance(Statistic):
     (tensor([1.]), tensor([3]))
     """
 
-    def __init__(self, shift: int | None = None, counted: Tensor | None = None) -> None:
+    def __init__(self, shift: int | None = None, query_mask: Tensor | None = None) -> None:
         self.shift = shift
-        self.counted = counted
+        self.query_mask = query_mask
         self._offsets = stats.Offsets(mean=True)
 
-    def start(self, problem: Any) -> _Diagonals:
+    def start(self, problem: Any) -> _DiagonalSums:
         where = "FixedDistance()"
-        counted, shift = row_filter(where, self.counted, problem), place_shift(where, self.shift, problem)
+        query_mask, shift = check_query_mask(where, self.query_mask, problem), query_offset(where, self.shift, problem)
         mass, cells = self._offsets.start(problem)
-        return _Diagonals(
-            (mass, cast(Tensor, cells)), no_keys_seen(problem), counted, shift, problem.shape[2], problem.shape[3]
+        return _DiagonalSums(
+            (mass, cast(Tensor, cells)), no_visible_key(problem), query_mask, shift, problem.shape[2], problem.shape[3]
         )
 
-    def step(self, carry: _Diagonals, part: Part, at: Tile) -> _Diagonals:
-        follow_first(carry.seen, part, at, carry.n)
-        some = part if carry.counted is None else cast(Part, _only(part, at, carry.counted))
+    def step(self, carry: _DiagonalSums, part: Part, at: Tile) -> _DiagonalSums:
+        update_first_key(carry.seen, part, at, carry.n)
+        some = part if carry.query_mask is None else cast(Part, _masked_part(part, at, carry.query_mask))
         self._offsets.step(carry.sums, some, at)
         return carry
 
-    def mean(self, carry: _Diagonals) -> tuple[Tensor, Tensor]:
+    def mean(self, carry: _DiagonalSums) -> tuple[Tensor, Tensor]:
         """Return how far back the weight lies on average, and the share of it behind the queries."""
         mass = carry.sums[0]
         distances = carry.shift - torch.arange(mass.shape[-1], device=mass.device) + carry.m - 1
         total = mass.sum(dim=-1).clamp(min=torch.finfo(mass.dtype).tiny)
         return (mass * distances).sum(-1) / total, torch.where(distances < 0, mass, 0.0).sum(-1) / total
 
-    def finish(self, carry: _Diagonals) -> Fixed:
+    def finish(self, carry: _DiagonalSums) -> Fixed:
         mass, cells = carry.sums
         if not mass.shape[-1]:
             nothing = mass.sum(dim=-1)
             return Fixed(nothing, nothing.to(torch.int64))
         # Rows that see one key put their weight there whatever they want.
         alone = carry.seen.keys == 1
-        if carry.counted is not None:
-            alone = alone & carry.counted
+        if carry.query_mask is not None:
+            alone = alone & carry.query_mask
         diagonal = carry.seen.first - torch.arange(carry.m, device=mass.device) + carry.m - 1
         diagonal = diagonal.clamp(0, mass.shape[-1] - 1)
         mass = mass.scatter_add(-1, diagonal, -torch.where(alone, carry.seen.weight, 0.0))
@@ -150,36 +150,36 @@ class FixedDistance(Statistic):
         if not len(order):
             return Fixed(torch.zeros_like(mass[..., 0]), torch.zeros_like(mass[..., 0], dtype=torch.int64))
         best = mass[..., order].argmax(dim=-1)
-        place = order[best].unsqueeze(-1)
-        score = (mass.gather(-1, place) / cells.gather(-1, place).clamp(min=1.0)).squeeze(-1)
-        some = mass.gather(-1, place).squeeze(-1) > 0
+        index = order[best].unsqueeze(-1)
+        score = (mass.gather(-1, index) / cells.gather(-1, index).clamp(min=1.0)).squeeze(-1)
+        some = mass.gather(-1, index).squeeze(-1) > 0
         return Fixed(torch.where(some, score, 0.0).clamp(max=1.0), torch.where(some, distances[order][best], 0))
 
 
-def _only(part: Part, at: Tile, counted: Tensor) -> _Rows:
-    """Return a part without the rows that do not count."""
-    rows = counted[:, :, at.rows.start : at.rows.stop].expand(part.problem.shape[0], -1, -1)
+def _masked_part(part: Part, at: Tile, query_mask: Tensor) -> _MaskedPart:
+    """Return a tile without the rows that are masked out."""
+    rows = query_mask[:, :, at.rows.start : at.rows.stop].expand(part.problem.shape[0], -1, -1)
     rows = rows[at.batches.start : at.batches.stop].unsqueeze(-1)
     shape = part.shape
     seen = tuple(
         (columns, (rows if cells is None else rows & cells).expand(*shape[:3], len(columns)))
         for columns, cells in part.seen
     )
-    return _Rows(part.weights * rows, seen)
+    return _MaskedPart(part.weights * rows, seen)
 
 
-class _Counted(stats.Offsets):
+class _MaskedOffsets(stats.Offsets):
     """Mass on each diagonal, and the number of its allowed cells, of the queries that are no padding."""
 
     def __init__(self) -> None:
         super().__init__(mean=True)
 
     def start(self, problem: Any) -> Any:
-        return super().start(problem), row_filter("by_distance()", None, problem)
+        return super().start(problem), check_query_mask("by_distance()", None, problem)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
-        sums, counted = carry
-        super().step(sums, part if counted is None else cast(Part, _only(part, at, counted)), at)
+        sums, query_mask = carry
+        super().step(sums, part if query_mask is None else cast(Part, _masked_part(part, at, query_mask)), at)
         return carry
 
     def finish(self, carry: Any) -> Any:
@@ -228,7 +228,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
         Every distance by itself, or bins that double: 0, 1, 2 to 3, 4 to 7, and the same for keys after
         the query.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+        Position of query 0 among the keys; by default the last query is at the last key.
 
     Returns
     -------
@@ -261,11 +261,11 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     if bins not in ("each", "log"):
         rule, fix = 'bins must be "each" or "log".', 'bins="log"'
         raise ShapeError("by_distance()", rule, found=f"bins = {bins!r}", fix=fix)
-    place = place_shift("by_distance()", shift, A.problem)
-    mass, cells = A.collect(_Counted())[0]
+    offset = query_offset("by_distance()", shift, A.problem)
+    mass, cells = A.collect(_MaskedOffsets())[0]
     m, count = A.shape[-2], mass.shape[-1]
     # The last diagonal of `Offsets` is the furthest key after the first query.
-    distances = place + m - 1 - torch.arange(count)
+    distances = offset + m - 1 - torch.arange(count)
     low, high = (int(distances.min()), int(distances.max())) if count else (0, -1)
     edges = _edges(low, high, bins)
     starts = torch.tensor(edges[:-1], dtype=torch.int64)
@@ -284,7 +284,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
 
 
 def _edges(low: int, high: int, bins: str) -> list[int]:
-    """Return where bins begin, ascending, then the end of the last."""
+    """Return the edges of the bins, ascending."""
     if bins == "each" or low > high:
         return list(range(low, high + 2))
     doubling = [0, 1]
@@ -294,7 +294,7 @@ def _edges(low: int, high: int, bins: str) -> list[int]:
     return sorted({low, high + 1, *(edge for edge in [*after, *doubling] if low < edge <= high)})
 
 
-def fixed_distance(A: AttentionMatrix, shift: int | None = None, counted: Tensor | None = None) -> Fixed:
+def fixed_distance(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Fixed:
     """Return how much each head keeps to one distance, and which; see `FixedDistance`.
 
     Parameters
@@ -302,9 +302,9 @@ def fixed_distance(A: AttentionMatrix, shift: int | None = None, counted: Tensor
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -318,5 +318,5 @@ def fixed_distance(A: AttentionMatrix, shift: int | None = None, counted: Tensor
     >>> heads.fixed_distance(A).distance
     tensor([2, 2])
     """
-    found: Fixed = A.collect(FixedDistance(shift, counted))[0]
-    return found
+    score: Fixed = A.collect(FixedDistance(shift, query_mask))[0]
+    return score

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.heads.targets import OnTargets, of_each_batch, place_shift
+from attlas.heads.targets import TargetWeight, per_batch, query_offset
 from attlas.inputs import whole_number
 from attlas.tiles import Tile
 
@@ -36,25 +36,25 @@ __all__ = [
 NEAR = 16  # keys, the query's own included, that count as its neighbourhood
 
 
-class Diagonal(OnTargets):
+class Diagonal(TargetWeight):
     """Score of a head that looks a fixed number of tokens back: mean weight on that one key.
 
     Parameters
     ----------
     distance : int
-        How many places back: 1 is the token before, 0 the token itself, -1 the token after.
+        How many positions back: 1 is the token before, 0 the token itself, -1 the token after.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key, as
+        Position of query 0 among the keys; by default the last query is at the last key, as
         for `attlas.Causal`. Without meaning in cross-attention between two texts.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If there are more queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -81,37 +81,37 @@ class Diagonal(OnTargets):
     tensor([0.2917])
     """
 
-    def __init__(self, distance: int, shift: int | None = None, counted: Tensor | None = None) -> None:
-        super().__init__(counted)
+    def __init__(self, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> None:
+        super().__init__(query_mask)
         self.distance = distance
         self.shift = shift
 
-    def facts(self, problem: Any) -> int:
-        return place_shift(f"{type(self).__name__}()", self.shift, problem) - self.distance
+    def prepare(self, problem: Any) -> int:
+        return query_offset(f"{type(self).__name__}()", self.shift, problem) - self.distance
 
-    def reach(self, at: Tile, facts: int) -> range:
-        return _overlap(at.columns, at.rows.start + facts, at.rows.stop + facts)
+    def target_columns(self, at: Tile, prepared: int) -> range:
+        return _overlap(at.columns, at.rows.start + prepared, at.rows.stop + prepared)
 
-    def targets(self, at: Tile, facts: int) -> Tensor:
-        return (at.i + facts == at.j)[None, None]
+    def targets(self, at: Tile, prepared: int) -> Tensor:
+        return (at.i + prepared == at.j)[None, None]
 
 
 class PreviousToken(Diagonal):
-    """Score of a previous-token head: mean weight on the key one place before the query.
+    """Score of a previous-token head: mean weight on the key one position before the query.
 
     Parameters
     ----------
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If there are more queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -136,26 +136,26 @@ class PreviousToken(Diagonal):
     tensor([0.4167])
     """
 
-    def __init__(self, shift: int | None = None, counted: Tensor | None = None) -> None:
-        super().__init__(1, shift, counted)
+    def __init__(self, shift: int | None = None, query_mask: Tensor | None = None) -> None:
+        super().__init__(1, shift, query_mask)
 
 
 class CurrentToken(Diagonal):
-    """Score of a head that stays with the token itself: mean weight on the query's own place.
+    """Score of a head that stays with the token itself: mean weight on the query's own position.
 
     Parameters
     ----------
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If there are more queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     Notes
     -----
@@ -175,29 +175,29 @@ class CurrentToken(Diagonal):
     tensor([0.4167])
     """
 
-    def __init__(self, shift: int | None = None, counted: Tensor | None = None) -> None:
-        super().__init__(0, shift, counted)
+    def __init__(self, shift: int | None = None, query_mask: Tensor | None = None) -> None:
+        super().__init__(0, shift, query_mask)
 
 
-class Local(OnTargets):
+class Local(TargetWeight):
     """Score of a local head: mean weight on the query's neighbourhood.
 
     Parameters
     ----------
     width : int, default 16
-        Keys at a distance below it are near, before and after the query: the own place and 15 before it
+        Keys at a distance below it are near, before and after the query: the own position and 15 before it
         under a causal mask.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If `width` is below 1, or if there are more queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     Notes
     -----
@@ -220,30 +220,30 @@ class Local(OnTargets):
     tensor([0.5833])
     """
 
-    def __init__(self, width: int = NEAR, shift: int | None = None, counted: Tensor | None = None) -> None:
-        super().__init__(counted)
+    def __init__(self, width: int = NEAR, shift: int | None = None, query_mask: Tensor | None = None) -> None:
+        super().__init__(query_mask)
         self.width = whole_number("Local()", "width", width, f"Local(width={NEAR})")
         self.shift = shift
 
-    def facts(self, problem: Any) -> int:
-        return place_shift("Local()", self.shift, problem)
+    def prepare(self, problem: Any) -> int:
+        return query_offset("Local()", self.shift, problem)
 
-    def reach(self, at: Tile, facts: int) -> range:
-        return _overlap(at.columns, at.rows.start + facts - self.width + 1, at.rows.stop + facts + self.width - 1)
+    def target_columns(self, at: Tile, prepared: int) -> range:
+        return _overlap(at.columns, at.rows.start + prepared - self.width + 1, at.rows.stop + prepared + self.width - 1)
 
-    def targets(self, at: Tile, facts: int) -> Tensor:
-        return ((at.i + facts - at.j).abs() < self.width)[None, None]
+    def targets(self, at: Tile, prepared: int) -> Tensor:
+        return ((at.i + prepared - at.j).abs() < self.width)[None, None]
 
 
-class _Labels(NamedTuple):
-    """Token of each query and of each key, and where query 0 stands; None where places do not compare."""
+class _Tokens(NamedTuple):
+    """Token of each query and of each key, and where query 0 stands; None where positions do not compare."""
 
     queries: Tensor
     keys: Tensor
     shift: int | None
 
 
-class DuplicateToken(OnTargets):
+class DuplicateToken(TargetWeight):
     """Score of a duplicate-token head: mean weight on earlier copies of the query's own token.
 
     Parameters
@@ -252,11 +252,11 @@ class DuplicateToken(OnTargets):
         Token of each key. Negative ids (filling) are like no other token.
     query_ids : Tensor of int, shape (m,) or (batch, m), optional
         Token of each query in cross-attention, where all copies count. By default queries are the tokens
-        at their places among the keys, and only earlier copies count.
+        at their positions among the keys, and only earlier copies count.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
@@ -264,7 +264,7 @@ class DuplicateToken(OnTargets):
         If tokens do not fit the sizes of the matrix, or if there are more queries than keys and no
         `query_ids`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -290,54 +290,54 @@ class DuplicateToken(OnTargets):
     tensor([0.2917])
     """
 
-    lag = 0  # how many places behind the copy the target stands
+    lag = 0  # how many positions after the copy the target is
 
     def __init__(
         self,
         ids: Tensor,
         query_ids: Tensor | None = None,
         shift: int | None = None,
-        counted: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> None:
-        super().__init__(counted)
+        super().__init__(query_mask)
         self.ids = ids
         self.query_ids = query_ids
         self.shift = shift
 
-    def facts(self, problem: Any) -> _Labels:
+    def prepare(self, problem: Any) -> _Tokens:
         where, (m, n) = f"{type(self).__name__}()", problem.shape[2:]
-        keys = of_each_batch(where, "ids", self.ids, problem, n, "keys")
+        keys = per_batch(where, "ids", self.ids, problem, n, "keys")
         if self.query_ids is not None:
-            queries = of_each_batch(where, "query_ids", self.query_ids, problem, m, "queries")
+            queries = per_batch(where, "query_ids", self.query_ids, problem, m, "queries")
             shift = None
         else:
-            shift = place_shift(where, self.shift, problem)
-            places = torch.arange(shift, shift + m, device=keys.device)
-            inside = (places >= 0) & (places < n)
+            shift = query_offset(where, self.shift, problem)
+            positions = torch.arange(shift, shift + m, device=keys.device)
+            inside = (positions >= 0) & (positions < n)
             # A query that stands at no key has a token that no key has.
-            queries = torch.where(inside, keys[:, places.clamp(0, max(n - 1, 0))] if n else places[None], -1)
+            queries = torch.where(inside, keys[:, positions.clamp(0, max(n - 1, 0))] if n else positions[None], -1)
         if self.lag:
             keys = torch.cat([torch.full_like(keys[:, : self.lag], -1), keys[:, : -self.lag]], dim=-1)
         # Negative ids are like nothing, themselves included.
         queries, keys = queries.masked_fill(queries < 0, -2), keys.masked_fill(keys < 0, -1)
         if not keys.numel() or int(keys.max()) < 2**31 - 1:  # half the memory is read in half the time
             keys, queries = keys.to(torch.int32), queries.clamp(max=2**31 - 1).to(torch.int32)
-        return _Labels(queries, keys, shift)
+        return _Tokens(queries, keys, shift)
 
-    def reach(self, at: Tile, facts: _Labels) -> range:
-        if facts.shift is None:
+    def target_columns(self, at: Tile, prepared: _Tokens) -> range:
+        if prepared.shift is None:
             return at.columns
-        return _overlap(at.columns, 0, at.rows.stop - 1 + facts.shift + self.lag)
+        return _overlap(at.columns, 0, at.rows.stop - 1 + prepared.shift + self.lag)
 
-    def targets(self, at: Tile, facts: _Labels) -> Tensor:
-        queries = _of_batches(facts.queries, at.batches)[:, at.rows.start : at.rows.stop, None]
-        keys = _of_batches(facts.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
+    def targets(self, at: Tile, prepared: _Tokens) -> Tensor:
+        queries = _batches_of(prepared.queries, at.batches)[:, at.rows.start : at.rows.stop, None]
+        keys = _batches_of(prepared.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
         same = queries == keys
-        if facts.shift is not None:
-            # What stands before all of the tile's queries need not be asked for its place.
-            known = at.rows.start + facts.shift + self.lag
+        if prepared.shift is not None:
+            # What stands before all of the tile's queries need no comparison of positions.
+            known = at.rows.start + prepared.shift + self.lag
             last = at.narrow(_overlap(at.columns, known, at.columns.stop))
-            same[..., len(at.columns) - len(last.columns) :] &= last.j - self.lag < at.i + facts.shift
+            same[..., len(at.columns) - len(last.columns) :] &= last.j - self.lag < at.i + prepared.shift
         return same.unsqueeze(1)
 
 
@@ -351,9 +351,9 @@ class Induction(DuplicateToken):
     query_ids : Tensor of int, shape (m,) or (batch, m), optional
         Token of each query in cross-attention, where all copies count.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
@@ -361,7 +361,7 @@ class Induction(DuplicateToken):
         If tokens do not fit the sizes of the matrix, or if there are more queries than keys and no
         `query_ids`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -391,7 +391,7 @@ class Induction(DuplicateToken):
     lag = 1
 
 
-class Separator(OnTargets):
+class Separator(TargetWeight):
     """Score of a separator head: mean weight on separators, as "[SEP]", full stops and line breaks are.
 
     Parameters
@@ -400,15 +400,15 @@ class Separator(OnTargets):
         Token of each key.
     separators : iterable of int
         The tokens that separate.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Raises
     ------
     ShapeError
         If tokens do not fit the sizes of the matrix.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     Notes
     -----
@@ -430,20 +430,20 @@ class Separator(OnTargets):
     tensor([0.5000])
     """
 
-    def __init__(self, ids: Tensor, separators: Iterable[int], counted: Tensor | None = None) -> None:
-        super().__init__(counted)
+    def __init__(self, ids: Tensor, separators: Iterable[int], query_mask: Tensor | None = None) -> None:
+        super().__init__(query_mask)
         self.ids = ids
         self.separators = tuple(separators)
 
-    def facts(self, problem: Any) -> Tensor:
-        keys = of_each_batch("Separator()", "ids", self.ids, problem, problem.shape[3], "keys")
+    def prepare(self, problem: Any) -> Tensor:
+        keys = per_batch("Separator()", "ids", self.ids, problem, problem.shape[3], "keys")
         return torch.isin(keys, torch.tensor(self.separators, dtype=keys.dtype, device=keys.device))
 
-    def targets(self, at: Tile, facts: Tensor) -> Tensor:
-        return _of_batches(facts, at.batches)[:, None, None, at.columns.start : at.columns.stop]
+    def targets(self, at: Tile, prepared: Tensor) -> Tensor:
+        return _batches_of(prepared, at.batches)[:, None, None, at.columns.start : at.columns.stop]
 
 
-def _of_batches(t: Tensor, batches: range) -> Tensor:
+def _batches_of(t: Tensor, batches: range) -> Tensor:
     return t if len(t) == 1 else t[batches.start : batches.stop]
 
 
@@ -452,7 +452,7 @@ def _overlap(columns: range, start: int, stop: int) -> range:
     return range(first, max(first, min(columns.stop, stop)))
 
 
-def previous_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+def previous_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a previous-token head; see `PreviousToken`.
 
     Parameters
@@ -460,9 +460,9 @@ def previous_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -476,11 +476,11 @@ def previous_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor
     >>> heads.previous_token(A)
     tensor([0.3611, 0.3611])
     """
-    found: Tensor = A.collect(PreviousToken(shift, counted))[0]
-    return found
+    score: Tensor = A.collect(PreviousToken(shift, query_mask))[0]
+    return score
 
 
-def current_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+def current_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a head that stays with the token itself; see `CurrentToken`.
 
     Parameters
@@ -488,9 +488,9 @@ def current_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor 
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -504,11 +504,11 @@ def current_token(A: AttentionMatrix, shift: int | None = None, counted: Tensor 
     >>> heads.current_token(A)
     tensor([0.3611, 0.3611])
     """
-    found: Tensor = A.collect(CurrentToken(shift, counted))[0]
-    return found
+    score: Tensor = A.collect(CurrentToken(shift, query_mask))[0]
+    return score
 
 
-def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a head that looks a fixed number of tokens back; see `Diagonal`.
 
     Parameters
@@ -516,11 +516,11 @@ def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, counte
     A : AttentionMatrix, shape (..., heads, m, n)
         The matrix.
     distance : int
-        How many places back.
+        How many positions back.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -534,11 +534,11 @@ def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, counte
     >>> heads.diagonal(A, 2)
     tensor([0.2917, 0.2917])
     """
-    found: Tensor = A.collect(Diagonal(distance, shift, counted))[0]
-    return found
+    score: Tensor = A.collect(Diagonal(distance, shift, query_mask))[0]
+    return score
 
 
-def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, counted: Tensor | None = None) -> Tensor:
+def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a local head; see `Local`.
 
     Parameters
@@ -548,9 +548,9 @@ def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, count
     width : int, default 16
         Keys at a distance below it are near.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -564,8 +564,8 @@ def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, count
     >>> heads.local(A, 2)
     tensor([0.5833, 0.5833])
     """
-    found: Tensor = A.collect(Local(width, shift, counted))[0]
-    return found
+    score: Tensor = A.collect(Local(width, shift, query_mask))[0]
+    return score
 
 
 def duplicate_token(
@@ -573,7 +573,7 @@ def duplicate_token(
     ids: Tensor,
     query_ids: Tensor | None = None,
     shift: int | None = None,
-    counted: Tensor | None = None,
+    query_mask: Tensor | None = None,
 ) -> Tensor:
     """Return the score of each head as a duplicate-token head; see `DuplicateToken`.
 
@@ -586,9 +586,9 @@ def duplicate_token(
     query_ids : Tensor of int, shape (m,) or (batch, m), optional
         Token of each query in cross-attention.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -602,8 +602,8 @@ def duplicate_token(
     >>> heads.duplicate_token(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917, 0.2917])
     """
-    found: Tensor = A.collect(DuplicateToken(ids, query_ids, shift, counted))[0]
-    return found
+    score: Tensor = A.collect(DuplicateToken(ids, query_ids, shift, query_mask))[0]
+    return score
 
 
 def induction(
@@ -611,7 +611,7 @@ def induction(
     ids: Tensor,
     query_ids: Tensor | None = None,
     shift: int | None = None,
-    counted: Tensor | None = None,
+    query_mask: Tensor | None = None,
 ) -> Tensor:
     """Return the score of each head as an induction head; see `Induction`.
 
@@ -624,9 +624,9 @@ def induction(
     query_ids : Tensor of int, shape (m,) or (batch, m), optional
         Token of each query in cross-attention.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -640,11 +640,11 @@ def induction(
     >>> heads.induction(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917, 0.2917])
     """
-    found: Tensor = A.collect(Induction(ids, query_ids, shift, counted))[0]
-    return found
+    score: Tensor = A.collect(Induction(ids, query_ids, shift, query_mask))[0]
+    return score
 
 
-def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], counted: Tensor | None = None) -> Tensor:
+def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], query_mask: Tensor | None = None) -> Tensor:
     """Return the score of each head as a separator head; see `Separator`.
 
     Parameters
@@ -655,8 +655,8 @@ def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], counte
         Token of each key.
     separators : iterable of int
         The tokens that separate.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -670,5 +670,5 @@ def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], counte
     >>> heads.separator(A, torch.tensor([2, 5, 6, 7]), separators=[2])
     tensor([0.3611, 0.3611])
     """
-    found: Tensor = A.collect(Separator(ids, separators, counted))[0]
-    return found
+    score: Tensor = A.collect(Separator(ids, separators, query_mask))[0]
+    return score

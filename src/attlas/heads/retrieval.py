@@ -12,7 +12,7 @@ from attlas.errors import ShapeError
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, check_span, place_span
 
-__all__ = ["Retrieval", "few_rows", "retrieval_score"]
+__all__ = ["Retrieval", "retrieval_score", "rows_in_blocks"]
 
 _CELLS = 2**24  # cells that are read at a time
 
@@ -60,14 +60,14 @@ def retrieval_score(
     needle : slice, range or (start, stop)
         Keys of the needle.
     rows : slice, range or (start, stop)
-        Queries that write the answer: the one that writes token t stands one place before it.
+        Queries that write the answer: the one that writes token t is one position before it.
     ids : Tensor of int, shape (n,)
         Token of each key.
     written : Tensor of int, shape (len(rows),), optional
         The token that each of these queries writes. By default the next one of `ids`; the last query of a
         text has none.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+        Position of query 0 among the keys; by default the last query is at the last key.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def retrieval_score(
     -----
     The score of [1]_ (section 2): a head copies a token of the needle where the token that is being written
     is a token of the needle and the key with the head's largest weight is this very token; the score is
-    ``|g ∩ k| / |k|`` with g what the head copied and k the needle. Here places of the needle are counted,
+    ``|g ∩ k| / |k|`` with g what the head copied and k the needle. Here positions of the needle are counted,
     each once, so that a token that stands there twice can be copied twice; of equal weights the first key
     counts. There a head is called a retrieval head from 0.1 on, in the mean over many needles and contexts.
 
@@ -106,43 +106,43 @@ def retrieval_score(
     tensor([1.])
     """
     m, n = A.shape[-2:]
-    keys, queries = _filled("needle", needle, n, "keys"), _filled("rows", rows, m, "queries")
-    tokens = _written(A, queries, ids, written, n - m if shift is None else shift)
+    keys, queries = _nonempty_span("needle", needle, n, "keys"), _nonempty_span("rows", rows, m, "queries")
+    tokens = _written_tokens(A, queries, ids, written, n - m if shift is None else shift)
     device = A.device
     target, tokens = ids.reshape(-1)[keys.start : keys.stop].to(device), tokens.to(device)
     mass = torch.zeros(A.shape[:-2], dtype=A.dtype, device=device)
     hits = torch.zeros_like(mass)
     copied = torch.zeros(*A.shape[:-2], len(keys), dtype=torch.bool, device=device)
-    places = torch.arange(keys.start, keys.stop, device=device)
+    positions = torch.arange(keys.start, keys.stop, device=device)
     done = 0
-    for some, weights in few_rows(A, torch.arange(queries.start, queries.stop)):
+    for some, weights in rows_in_blocks(A, torch.arange(queries.start, queries.stop)):
         mass += weights[..., keys.start : keys.stop].sum(dim=(-2, -1))
         best = weights.max(dim=-1)
         top = best.indices.masked_fill_(best.values == 0, -1).unsqueeze(-1)  # a row that sees nothing looks at nothing
-        hit = (top == places) & (tokens[done : done + len(some), None] == target)
+        hit = (top == positions) & (tokens[done : done + len(some), None] == target)
         hits += hit.any(dim=-1).sum(dim=-1)
         copied |= hit.any(dim=-2)
         done += len(some)
     return Retrieval(mass / len(queries), hits / len(queries), copied.to(A.dtype).mean(dim=-1))
 
 
-def few_rows(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield some of the rows at a time, and their weights (..., rows, n)."""
+def rows_in_blocks(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of the rows, and their weights (..., rows, n)."""
     heads = max(A.shape[:-2].numel(), 1)
     for some in rows.split(max(_CELLS // max(heads * A.shape[-1], 1), 1)):
         yield some, A[..., some, :]
 
 
-def _filled(name: str, span: Span, size: int, axis: str) -> range:
+def _nonempty_span(name: str, span: Span, size: int, axis: str) -> range:
     check_span("retrieval_score()", name, span)
-    places = place_span("retrieval_score()", name, span, size, axis)
-    if not len(places):
+    positions = place_span("retrieval_score()", name, span, size, axis)
+    if not len(positions):
         rule = f"{name} must hold one of the {axis} at least."
         raise ShapeError("retrieval_score()", rule, found=f"{name} = {span!r}", fix=f"{name}=(0, {size})")
-    return places
+    return positions
 
 
-def _written(A: AttentionMatrix, queries: range, ids: Tensor, written: Tensor | None, shift: int) -> Tensor:
+def _written_tokens(A: AttentionMatrix, queries: range, ids: Tensor, written: Tensor | None, shift: int) -> Tensor:
     """Return the token that each query writes."""
     n = A.shape[-1]
     if not isinstance(ids, Tensor) or ids.numel() != n:

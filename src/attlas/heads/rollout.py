@@ -15,7 +15,7 @@ from attlas.matrix import AttentionMatrix
 
 __all__ = ["flow", "rollout"]
 
-_TOGETHER = 64  # vectors that one product carries
+_VECTORS = 64  # vectors that one product carries
 
 
 def rollout(
@@ -81,7 +81,7 @@ def rollout(
     >>> heads.rollout([A, A], rows=[2])
     tensor([[[0.3194, 0.2361, 0.4444]]])
     """
-    return _through("rollout()", "rows", matrices, rows, residual, heads, layers, back=True)
+    return _rollout("rollout()", "rows", matrices, rows, residual, heads, layers, back=True)
 
 
 def flow(
@@ -142,14 +142,14 @@ def flow(
     >>> heads.flow([A, A], columns=[0])[0, :, 0]
     tensor([1.0000, 0.4375, 0.3194])
     """
-    return _through("flow()", "columns", matrices, columns, residual, heads, layers, back=False)
+    return _rollout("flow()", "columns", matrices, columns, residual, heads, layers, back=False)
 
 
 @torch.no_grad()
-def _through(
+def _rollout(
     where: str,
     name: str,
-    given: Iterable[AttentionMatrix],
+    source: Iterable[AttentionMatrix],
     tokens: Sequence[int] | Tensor | None,
     residual: float,
     heads: Tensor | None,
@@ -157,27 +157,27 @@ def _through(
     *,
     back: bool,
 ) -> Tensor:
-    matrices = list(given)
+    matrices = list(source)
     n = _check_matrices(where, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
         rule = "residual must lie between 0 and 1."
         raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
-    places = _places(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
-    real = _tokens(given, matrices)
+    positions = _positions(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
+    real = _tokens(source, matrices)
     shares = [_share(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
     chunks = []
-    for some in places.split(_TOGETHER):
+    for some in positions.split(_VECTORS):
         first = matrices[0]
         x = torch.zeros(*first.shape[:-3], 1, n, len(some), dtype=first.dtype, device=first.device)
         x[..., some.to(x.device), torch.arange(len(some), device=x.device)] = 1.0
         if real is not None:
             real = real.to(x)
-            x = _end_of(real, back=back) if tokens is None else x * real
+            x = _ends(real, back=back) if tokens is None else x * real
         depths = []
         for A, share in reversed(steps) if back else steps:
             x = x.to(device=A.device, dtype=A.dtype)
-            wide = _widened(A)
+            wide = _in_float32(A)
             product = wide.mT @ x if back else wide @ x
             mixed = product.mean(dim=-3, keepdim=True) if share is None else (product * share).sum(-3, keepdim=True)
             x = torch.lerp(mixed, x, residual)
@@ -188,27 +188,27 @@ def _through(
     return out.mT if back else out
 
 
-def _tokens(given: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
+def _tokens(source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
     """Return 1 for each token and 0 for padding, shape (..., 1, n, 1); None where there is no padding."""
-    found = [token_queries(A.problem) for A in matrices]
-    if isinstance(given, Atlas):
-        found += [given.entry(layer).query_mask for layer in given.layers()]
+    masks = [token_queries(A.problem) for A in matrices]
+    if isinstance(source, Atlas):
+        masks += [source.entry(layer).query_mask for layer in source.layers()]
     first = matrices[0]
-    for queries in found:
+    for queries in masks:
         if queries is not None:
             lead = first.shape[:-3]
             return queries.expand(lead.numel(), -1).reshape(*lead, 1, -1, 1).to(first.device, first.dtype)
     return None
 
 
-def _end_of(real: Tensor, *, back: bool) -> Tensor:
+def _ends(real: Tensor, *, back: bool) -> Tensor:
     """Return 1 at the last token of each text, or at the first."""
     reached = (real.flip(-2) if back else real).cumsum(-2)
     reached = reached.flip(-2) if back else reached
     return real * (reached == 1)
 
 
-def _widened(A: AttentionMatrix) -> AttentionMatrix:
+def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
     """Return the same matrix with float32 tokens, so that products are not rounded to half precision at each layer."""
     problem = A.problem
     if problem.q.dtype == problem.dtype:
@@ -245,16 +245,16 @@ def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
     return int(first.shape[-1])
 
 
-def _places(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
-    """Return tokens as places from 0 to n - 1, on the CPU."""
-    places = torch.as_tensor(tokens, device="cpu").reshape(-1)
-    whole = not places.is_floating_point() and places.dtype != torch.bool
-    if len(places) and whole and bool(((places >= -n) & (places < n)).all()):
-        return places.to(torch.int64) % n
+def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
+    """Return tokens as positions from 0 to n - 1, on the CPU."""
+    positions = torch.as_tensor(tokens, device="cpu").reshape(-1)
+    whole = not positions.is_floating_point() and positions.dtype != torch.bool
+    if len(positions) and whole and bool(((positions >= -n) & (positions < n)).all()):
+        return positions.to(torch.int64) % n
     raise ShapeError(
         where,
         f"{name} must be whole numbers that name tokens of the text.",
-        found=f"{name} = {places.tolist()}, n = {n} tokens",
+        found=f"{name} = {positions.tolist()}, n = {n} tokens",
         fix=f"{name}=[0, -1]",
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas.errors import ShapeError
 from attlas.heads.distance import FixedDistance
 from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
-from attlas.heads.resting import Broad, FavouriteToken, FirstToken
+from attlas.heads.sinks import Broad, FavouriteToken, FirstToken
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -22,7 +22,7 @@ __all__ = ["HeadScores", "scores"]
 
 
 class HeadScores(Statistic):
-    """All measures on a text that the kinds of head are told by, in one tensor.
+    """All measures on a text that decide about the patterns of a head, in one tensor.
 
     Parameters
     ----------
@@ -88,10 +88,10 @@ class HeadScores(Statistic):
         return [one.step(c, part, at) for one, c in zip((*self._parts, self._fixed), carry, strict=True)]
 
     def finish(self, carry: list[Any]) -> Tensor:
-        found: list[Tensor] = [one.finish(c) for one, c in zip(self._parts, carry, strict=False)]
+        scores: list[Tensor] = [one.finish(c) for one, c in zip(self._parts, carry, strict=False)]
         distance, behind = self._fixed.mean(carry[-1])
         score, at = self._fixed.finish(carry[-1])
-        return torch.stack([*found, score, at.to(score.dtype), distance, behind], dim=-1)
+        return torch.stack([*scores, score, at.to(score.dtype), distance, behind], dim=-1)
 
 
 def scores(
@@ -99,7 +99,7 @@ def scores(
     ids: Tensor | None = None,
     separators: Iterable[int] = (),
     shift: int | None = None,
-    counted: Tensor | None = None,
+    query_mask: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the score of each head for every pattern, from one pass.
 
@@ -113,9 +113,9 @@ def scores(
     separators : iterable of int, optional
         The tokens that separate; without them there is no separator score.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all.
+        Position of query 0 among the keys; by default the last query is at the last key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def scores(
         If there are separators and no tokens, if tokens do not fit the matrix, or if there are more
         queries than keys and no `shift`.
     DtypeError
-        If `counted` is no tensor of bool.
+        If `query_mask` is no tensor of bool.
 
     See Also
     --------
@@ -162,18 +162,18 @@ def scores(
             found="no ids",
             fix="scores(A, ids, separators)",
         )
-    wanted: dict[str, Statistic] = {
-        "previous_token": PreviousToken(shift, counted),
-        "current_token": CurrentToken(shift, counted),
-        "first_token": FirstToken(counted),
-        "local": Local(shift=shift, counted=counted),
-        "broad": Broad(counted),
+    statistics: dict[str, Statistic] = {
+        "previous_token": PreviousToken(shift, query_mask),
+        "current_token": CurrentToken(shift, query_mask),
+        "first_token": FirstToken(query_mask),
+        "local": Local(shift=shift, query_mask=query_mask),
+        "broad": Broad(query_mask),
     }
     if ids is not None:
-        wanted["duplicate_token"] = DuplicateToken(ids, shift=shift, counted=counted)
-        wanted["induction"] = Induction(ids, shift=shift, counted=counted)
+        statistics["duplicate_token"] = DuplicateToken(ids, shift=shift, query_mask=query_mask)
+        statistics["induction"] = Induction(ids, shift=shift, query_mask=query_mask)
         if separators:
-            wanted["separator"] = Separator(ids, separators, counted)
-    *found, fixed = A.collect(*wanted.values(), FixedDistance(shift, counted))
-    named: dict[str, Tensor] = dict(zip(wanted, found, strict=True))
+            statistics["separator"] = Separator(ids, separators, query_mask)
+    *results, fixed = A.collect(*statistics.values(), FixedDistance(shift, query_mask))
+    named: dict[str, Tensor] = dict(zip(statistics, results, strict=True))
     return named | {"fixed_distance": fixed.score, "distance": fixed.distance}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import ShapeError
-from attlas.heads.targets import place_shift
+from attlas.heads.targets import query_offset
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, check_span, place_span
 
@@ -77,9 +77,9 @@ def span_table(
     matrices : AttentionMatrix, or iterable of them, each of shape (..., heads, m, n)
         Self-attention of one layer, or of several with equal leading axes. An `Atlas` is such an iterable.
     spans : mapping of str to slice, range or (start, stop)
-        Named stretches, as places among the keys. They may overlap and leave tokens out.
+        Named stretches, as positions among the keys. They may overlap and leave tokens out.
     shift : int, optional
-        Place among the keys at which query 0 stands; by default the last query stands at the last key.
+        Position of query 0 among the keys; by default the last query is at the last key.
 
     Returns
     -------
@@ -117,11 +117,11 @@ def span_table(
     {'layer': 1, 'head': 0, 'from': 'answer', 'to': 'document', 'queries': 1, 'weight': 0.75}
     """
     where = "span_table()"
-    given = [matrices] if isinstance(matrices, AttentionMatrix) else list(matrices)
-    if not given:
+    layers = [matrices] if isinstance(matrices, AttentionMatrix) else list(matrices)
+    if not layers:
         raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
-    first = given[0]
-    for A in given:
+    first = layers[0]
+    for A in layers:
         if A.shape != first.shape:
             raise ShapeError(
                 where,
@@ -131,31 +131,31 @@ def span_table(
                 fix="one table for each kind of layer.",
             )
     m, n = first.shape[-2:]
-    place = place_shift(where, shift, first.problem)
+    offset = query_offset(where, shift, first.problem)
     for name, span in spans.items():
         check_span(where, name, span)
     columns = [place_span(where, name, span, n, "keys") for name, span in spans.items()]
-    rows = [_clipped(span, -place, m) for span in columns]
-    found = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in given])
-    counts = torch.tensor([len(span) for span in rows], dtype=found.dtype, device=found.device)
-    found = found / torch.where(counts > 0, counts, torch.nan).unsqueeze(-1)
+    rows = [_clipped(span, -offset, m) for span in columns]
+    table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])
+    counts = torch.tensor([len(span) for span in rows], dtype=table.dtype, device=table.device)
+    table = table / torch.where(counts > 0, counts, torch.nan).unsqueeze(-1)
     names = tuple(spans)
-    return SpanTable(names, tuple(map(len, rows)), found[..., : len(names)], (1.0 - found[..., -1]).clamp(min=0.0))
+    return SpanTable(names, tuple(map(len, rows)), table[..., : len(names)], (1.0 - table[..., -1]).clamp(min=0.0))
 
 
 def _of_layer(A: AttentionMatrix, rows: list[range], columns: list[range]) -> Tensor:
-    """Return the mass of each span on each, then on the union of all."""
+    """Return the weight from each span to each span, then to the union of all spans."""
     union: list[range] = []
     for span in sorted(columns, key=lambda s: s.start):
         if union and span.start <= union[-1].stop:
             union[-1] = range(union[-1].start, max(union[-1].stop, span.stop))
         else:
             union.append(span)
-    found: Tensor = A.collect(stats.Spans(rows, [*columns, *union]))[0]
-    return torch.cat([found[..., : len(columns)], found[..., len(columns) :].sum(dim=-1, keepdim=True)], dim=-1)
+    sums: Tensor = A.collect(stats.Spans(rows, [*columns, *union]))[0]
+    return torch.cat([sums[..., : len(columns)], sums[..., len(columns) :].sum(dim=-1, keepdim=True)], dim=-1)
 
 
 def _clipped(span: range, by: int, size: int) -> range:
-    """Return the queries that stand at some keys."""
+    """Return the queries whose positions are in a span of keys."""
     start, stop = (min(max(end + by, 0), size) for end in (span.start, span.stop))
     return range(start, stop)

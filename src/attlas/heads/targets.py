@@ -1,4 +1,4 @@
-"""Weight on target keys: what nearly every score of a head is, and who is asked for it."""
+"""Weight on target keys: the base class of most scores of a head, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -14,80 +14,94 @@ from attlas.errors import DtypeError, ShapeError, kind
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
-__all__ = ["Agreement", "Aim", "OnTargets", "mean_of_rows", "of_each_batch", "place_shift", "row_filter", "rows_of"]
+__all__ = [
+    "Agreement",
+    "TargetSums",
+    "TargetWeight",
+    "check_query_mask",
+    "mean_of_rows",
+    "per_batch",
+    "query_offset",
+    "zeros_per_row",
+]
 
 
 _RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 
 
-class Aim(NamedTuple):
-    """What was seen of each row so far, each of shape (batch, heads, m), and what the targets need to know."""
+class TargetSums(NamedTuple):
+    """Running sums of each row, each of shape (batch, heads, m), and what `prepare` returned."""
 
     mass: Tensor
     targets: Tensor
     keys: Tensor
-    facts: Any
+    prepared: Any
 
 
-class OnTargets(Statistic):
-    """Mean weight on target keys, over the queries that have the choice.
+class TargetWeight(Statistic):
+    """Mean weight on target keys, over the queries that have a choice.
 
     A query has the choice where the mask lets it see a target and a key that is none. A subclass says which
     keys are targets.
 
     Parameters
     ----------
-    counted : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries that count at all; the default is every one that the mask of the matrix does not tell to be
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include; the default is every one that the mask of the matrix does not tell to be
         padding. In cross-attention of as many queries as keys, name them: the mask tells about the keys alone.
     """
 
-    def __init__(self, counted: Tensor | None = None) -> None:
-        self.counted = counted
+    def __init__(self, query_mask: Tensor | None = None) -> None:
+        self.query_mask = query_mask
 
-    def start(self, problem: Any) -> Aim:
+    def start(self, problem: Any) -> TargetSums:
         where = f"{type(self).__name__}()"
-        counted = row_filter(where, self.counted, problem)
-        facts = self.facts(problem)
-        return Aim(rows_of(problem), rows_of(problem), rows_of(problem), (counted, facts))
+        query_mask = check_query_mask(where, self.query_mask, problem)
+        prepared = self.prepare(problem)
+        return TargetSums(
+            zeros_per_row(problem), zeros_per_row(problem), zeros_per_row(problem), (query_mask, prepared)
+        )
 
-    def step(self, carry: Aim, part: Part, at: Tile) -> Aim:
+    def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
         carry.keys[at.place] += part.keys
-        _, facts = carry.facts
-        columns = self.reach(at, facts)
+        _, prepared = carry.prepared
+        columns = self.target_columns(at, prepared)
         if not len(columns):
             return carry
         start = columns.start - at.columns.start
-        targets = self.targets(at.narrow(columns), facts)
-        found = carry.mass[at.place], carry.targets[at.place]
+        targets = self.targets(at.narrow(columns), prepared)
+        sums = carry.mass[at.place], carry.targets[at.place]
         if targets.shape[-2] == 1:
-            _add_columns(found, part, targets, start)
+            _add_columns(sums, part, targets, start)
         elif at.device.type == "cpu" and _are_rare(targets):
-            _add_rare(found, part, targets, start)
+            _add_rare(sums, part, targets, start)
         else:
-            _add_many(found, part, targets, start)
+            _add_dense(sums, part, targets, start)
         return carry
 
-    def finish(self, carry: Aim) -> Tensor:
+    def finish(self, carry: TargetSums) -> Tensor:
         choice = (carry.targets > 0) & (carry.keys > carry.targets)
-        return mean_of_rows(carry.mass, choice, carry.facts[0])
+        return mean_of_rows(carry.mass, choice, carry.prepared[0])
 
-    def facts(self, problem: Any) -> Any:
-        """Return what `targets` has to know of the matrix; also the door for checks against the sizes."""
+    def prepare(self, problem: Any) -> Any:
+        """Check the arguments against the sizes of the matrix, and return what `targets` needs."""
         return None
 
-    def reach(self, at: Tile, facts: Any) -> range:
-        """Return the columns of a tile among which there may be a target, perhaps none."""
+    def target_columns(self, at: Tile, prepared: Any) -> range:
+        """Return the columns of a tile that may have a target; the range may be empty."""
         return at.columns
 
     @abstractmethod
-    def targets(self, at: Tile, facts: Any) -> Tensor:
+    def targets(self, at: Tile, prepared: Any) -> Tensor:
         """Return True where a key is a target, shape (batches or 1, 1, rows or 1, columns)."""
 
 
-def _add_many(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
-    """Add the mass on targets that begin at column `start` of the part, and their number, from whole tiles."""
-    mass, count = found
+def _add_dense(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the weight on targets and the number of targets, by products with the whole tile.
+
+    `targets` begins at column `start` of the part.
+    """
+    mass, count = sums
     stop = start + targets.shape[-1]
     ones = targets.to(mass.dtype)
     mass += (part.weights[..., start:stop] * ones).sum(dim=-1)
@@ -98,9 +112,9 @@ def _add_many(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: 
             count += (some if cells is None else some * cells[..., first - seen.start : last - seen.start]).sum(dim=-1)
 
 
-def _add_columns(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
-    """Add the same for targets that are the same keys for all rows."""
-    mass, count = found
+def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the same where all rows have the same target keys."""
+    mass, count = sums
     for b in range(mass.shape[0]):
         j = targets[min(b, len(targets) - 1), 0, 0].nonzero().flatten() + start
         mass[b] += part.weights[b][..., j].sum(dim=-1)
@@ -109,12 +123,12 @@ def _add_columns(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, star
             count[b] += len(columns) if cells is None else _at(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
 
 
-def _add_rare(found: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
-    """Add the same from the targets alone, where they are few: copies of a token are one cell in a hundred."""
-    mass, count = found
+def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
+    """Add the same cell by cell, where targets are rare: copies of a token are one cell in a hundred."""
+    mass, count = sums
     ones = count.new_ones(1)
     for b in range(mass.shape[0]):
-        i, j = _places(targets[min(b, len(targets) - 1), 0])
+        i, j = _target_cells(targets[min(b, len(targets) - 1), 0])
         j = j + start
         mass[b].index_add_(-1, i, part.weights[b][:, i, j])
         for seen, cells in part.seen:
@@ -139,7 +153,7 @@ def _eights(targets: Tensor) -> Tensor:
     return flat.view(torch.int64).view(*targets.shape[:-1], whole // 8)
 
 
-def _places(targets: Tensor) -> tuple[Tensor, Tensor]:
+def _target_cells(targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns of the targets of a tile; finding them eight at a time takes a third of the time."""
     some, eighth = _eights(targets).nonzero(as_tuple=True)
     whole = targets.shape[-1] // 8 * 8
@@ -154,7 +168,7 @@ def _at(cells: Tensor, b: int) -> Tensor:
     return cells[min(b, len(cells) - 1)]
 
 
-class Agreement(OnTargets):
+class Agreement(TargetWeight):
     """Weight of each query on the keys that carry the same label as it does.
 
     Parameters
@@ -162,7 +176,7 @@ class Agreement(OnTargets):
     queries, keys : Tensor of int, shape (m,) and (n,)
         Label of each query and of each key.
     gap : int
-        With 1, a query's own place does not count (in self-attention); with 0 it does.
+        With 1, a query's own position does not count (in self-attention); with 0 it does.
 
     Notes
     -----
@@ -184,65 +198,65 @@ class Agreement(OnTargets):
         self.keys = keys
         self.gap = gap
 
-    def facts(self, problem: Any) -> tuple[Tensor, Tensor]:
+    def prepare(self, problem: Any) -> tuple[Tensor, Tensor]:
         return self.queries.to(problem.device), self.keys.to(problem.device)
 
-    def targets(self, at: Tile, facts: tuple[Tensor, Tensor]) -> Tensor:
-        queries, keys = facts
+    def targets(self, at: Tile, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        queries, keys = prepared
         same = queries[at.i] == keys[at.j]
         if self.gap:
             same &= (at.i - at.j).abs() >= self.gap
         return same[None, None]
 
-    def finish(self, carry: Aim) -> Tensor:
+    def finish(self, carry: TargetSums) -> Tensor:
         return carry.mass
 
 
-def rows_of(problem: Any) -> Tensor:
-    """Return a 0 for each row, shape (batch, heads, m)."""
+def zeros_per_row(problem: Any) -> Tensor:
+    """Return zeros of shape (batch, heads, m)."""
     return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
 
 
-def mean_of_rows(x: Tensor, choice: Tensor, counted: Tensor | None) -> Tensor:
-    """Return the mean of (batch, heads, m) over the rows that have the choice and count; 0 where none does."""
-    rows = choice if counted is None else choice & counted
+def mean_of_rows(x: Tensor, choice: Tensor, query_mask: Tensor | None) -> Tensor:
+    """Return the mean of (batch, heads, m) over the rows that have a choice and are not masked; 0 where none is."""
+    rows = choice if query_mask is None else choice & query_mask
     return torch.where(rows, x, 0.0).sum(dim=-1) / rows.sum(dim=-1).clamp(min=1)
 
 
-def row_filter(where: str, counted: Tensor | None, problem: Any) -> Tensor | None:
-    """Return which queries count, shape (batch or 1, 1, m): those named, or all that are no padding."""
-    if counted is None:
+def check_query_mask(where: str, query_mask: Tensor | None, problem: Any) -> Tensor | None:
+    """Return the queries to include, shape (batch or 1, 1, m): the given ones, or all except padding (None: all)."""
+    if query_mask is None:
         tokens = token_queries(problem)
         return None if tokens is None else tokens.unsqueeze(1).to(problem.device)
-    if not isinstance(counted, Tensor) or counted.dtype != torch.bool:
+    if not isinstance(query_mask, Tensor) or query_mask.dtype != torch.bool:
         raise DtypeError(
             where,
-            "counted must be a tensor of bool, True where a query counts.",
-            {"counted": counted if isinstance(counted, Tensor) else type(counted).__name__},
-            found=str(counted.dtype).removeprefix("torch.") if isinstance(counted, Tensor) else kind(counted),
-            fix="counted=attention_mask.bool()",
+            "query_mask must be a tensor of bool, True for a query to include.",
+            {"query_mask": query_mask if isinstance(query_mask, Tensor) else type(query_mask).__name__},
+            found=str(query_mask.dtype).removeprefix("torch.") if isinstance(query_mask, Tensor) else kind(query_mask),
+            fix="query_mask=attention_mask.bool()",
         )
-    return of_each_batch(where, "counted", counted, problem, problem.shape[2], "queries").unsqueeze(1)
+    return per_batch(where, "query_mask", query_mask, problem, problem.shape[2], "queries").unsqueeze(1)
 
 
-def of_each_batch(where: str, name: str, given: Tensor, problem: Any, size: int, axis: str) -> Tensor:
+def per_batch(where: str, name: str, t: Tensor, problem: Any, size: int, axis: str) -> Tensor:
     """Return a tensor with one entry for each query or key, the same for all texts or not, as (batch or 1, size)."""
     batch = problem.shape[0]
-    if isinstance(given, Tensor) and given.ndim and given.shape[-1] == size:
-        flat = given.reshape(math.prod(given.shape[:-1]), size)
+    if isinstance(t, Tensor) and t.ndim and t.shape[-1] == size:
+        flat = t.reshape(math.prod(t.shape[:-1]), size)
         if len(flat) in (1, batch):
             return flat.to(problem.device)
     raise ShapeError(
         where,
         f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch.",
-        {name: given if isinstance(given, Tensor) else type(given).__name__},
+        {name: t if isinstance(t, Tensor) else type(t).__name__},
         found=f"{size} {axis} and a batch of {batch}",
         fix=f"a tensor of shape ({size},) or ({batch}, {size}).",
     )
 
 
-def place_shift(where: str, shift: int | None, problem: Any) -> int:
-    """Return the place among the keys at which the first query stands; the last stands at the last without `shift`."""
+def query_offset(where: str, shift: int | None, problem: Any) -> int:
+    """Return the position of query 0 among the keys; without `shift`, the last query is at the last key."""
     m, n = problem.shape[2:]
     if shift is None and m <= n:
         return int(n - m)

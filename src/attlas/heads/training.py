@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.heads.retrieval import few_rows
-from attlas.heads.targets import mean_of_rows, row_filter, rows_of
+from attlas.heads.retrieval import rows_in_blocks
+from attlas.heads.targets import check_query_mask, mean_of_rows, zeros_per_row
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
@@ -139,9 +139,9 @@ def qk_clip(
         )
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
-        counted = row_filter("qk_clip()", None, A.problem)
-        if largest is not None and counted is not None:  # padding is left out
-            largest = largest.masked_fill(~counted.expand(A.problem.shape[:3]).reshape(largest.shape), -math.inf)
+        query_mask = check_query_mask("qk_clip()", None, A.problem)
+        if largest is not None and query_mask is not None:  # padding is left out
+            largest = largest.masked_fill(~query_mask.expand(A.problem.shape[:3]).reshape(largest.shape), -math.inf)
         key_heads = A.shape[-3] // A.problem.group if key_heads is None and A.ndim > 2 else key_heads
     else:
         largest = A if A.ndim else None
@@ -198,8 +198,8 @@ class Collapse(NamedTuple):
     @property
     def heads(self) -> list[int]:
         """The heads that raise the alarm."""
-        found: list[int] = self.collapsed.nonzero().flatten().tolist()
-        return found
+        numbers: list[int] = self.collapsed.nonzero().flatten().tolist()
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -277,12 +277,14 @@ class EntropyAlarm:
         if self.rows is None:
             entropy, keys = A.collect(stats.Entropy(), _AllowedKeys())
         else:
-            entropy, keys = _of_rows(A, self._places(A.shape[-2]))
+            entropy, keys = _of_rows(A, self._positions(A.shape[-2]))
         choice = keys > 1
-        counted = row_filter("EntropyAlarm()", None, A.problem)
-        if counted is not None:  # padding is left out
-            counted = counted.expand(A.problem.shape[:3]).reshape(*A.shape[:-2], -1)
-            choice &= counted if self.rows is None else counted[..., self._places(A.shape[-2]).to(counted.device)]
+        query_mask = check_query_mask("EntropyAlarm()", None, A.problem)
+        if query_mask is not None:  # padding is left out
+            query_mask = query_mask.expand(A.problem.shape[:3]).reshape(*A.shape[:-2], -1)
+            choice &= (
+                query_mask if self.rows is None else query_mask[..., self._positions(A.shape[-2]).to(query_mask.device)]
+            )
         uniform = keys.clamp(min=2.0).log()
         if entropy.ndim == 1:
             entropy, choice, uniform = (t.unsqueeze(0) for t in (entropy, choice, uniform))
@@ -293,21 +295,21 @@ class EntropyAlarm:
             collapsed |= share < (1.0 - self.drop) * before.share.to(share)
         return Collapse(level, share, collapsed)
 
-    def _places(self, m: int) -> Tensor:
+    def _positions(self, m: int) -> Tensor:
         if isinstance(self.rows, slice):
             return torch.arange(m)[self.rows]
         if isinstance(self.rows, Tensor):
             return self.rows
         count = min(int(self.rows or m), m)
-        places: Tensor = torch.linspace(0, m - 1, count + 1).round().to(torch.int64).unique()
-        return places[-count:]
+        positions: Tensor = torch.linspace(0, m - 1, count + 1).round().to(torch.int64).unique()
+        return positions[-count:]
 
 
 class _AllowedKeys(Statistic):
-    """How many keys each query may see, shape (..., m)."""
+    """Number of keys that each query may see, shape (..., m)."""
 
     def start(self, problem: Any) -> Tensor:
-        return rows_of(problem)
+        return zeros_per_row(problem)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         carry[at.place] += part.keys
@@ -319,9 +321,9 @@ class _AllowedKeys(Statistic):
 
 def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return entropy and allowed keys of some rows, each of shape (..., rows)."""
-    found = []
-    for some, weights in few_rows(A, rows):
+    blocks = []
+    for some, weights in rows_in_blocks(A, rows):
         keys = (A.logits[..., some, :] > -math.inf).sum(dim=-1)
-        found.append((-torch.special.xlogy(weights, weights).sum(dim=-1), keys.to(weights.dtype)))
-    entropy, counts = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
+        blocks.append((-torch.special.xlogy(weights, weights).sum(dim=-1), keys.to(weights.dtype)))
+    entropy, counts = (torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True))
     return entropy.clamp_(min=0.0), counts

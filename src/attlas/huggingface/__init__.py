@@ -39,10 +39,10 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attlas.huggingface.attention import attention_forward
-from attlas.huggingface.configuration import accept_output_attentions
-from attlas.huggingface.interface import modules_without_interface
+from attlas.huggingface.layers import modules_without_interface
 from attlas.huggingface.masks import LazyMask, attention_mask
 from attlas.huggingface.monitor import AttentionMonitor
+from attlas.huggingface.output_attentions import accept_output_attentions
 
 __all__ = [
     "NAME",

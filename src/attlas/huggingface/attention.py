@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from attlas._compat import changes
 from attlas.attend import attend, attention
-from attlas.huggingface.compiled import pooled_and_weights
-from attlas.huggingface.masks import LazyMask, mask_of, writes
+from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
+from attlas.huggingface.traced import dense_attention
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.recording.hooks import offer
 from attlas.recording.parallel import refuse_context_parallel
-from attlas.recording.tap import offer
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 __all__ = ["attention_forward"]
@@ -90,9 +90,9 @@ def attention_forward(
     >>> output.shape, A.shape
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
-    query, key, value = _of_one_dtype(query, key, value)
-    if writes() and not isinstance(attention_mask, LazyMask):
-        output, weights = pooled_and_weights(
+    query, key, value = _same_dtype(query, key, value)
+    if writes_out_masks() and not isinstance(attention_mask, LazyMask):
+        output, weights = dense_attention(
             query,
             key,
             value,
@@ -123,7 +123,7 @@ def attention_forward(
     if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
         pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
     elif query.shape[2] == 1 and softcap is None and sink is None and position_bias is None:
-        pooled = _of_one_query(query, key, value, attention_mask, scaling)
+        pooled = _decode_step(query, key, value, attention_mask, scaling)
     if pooled is None:
         pooled = A @ value
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
@@ -148,21 +148,21 @@ def _own_keys(key: Tensor) -> Tensor:
     return key.clone() if key.is_inference() or changes(key) else key
 
 
-def _of_one_query(
-    query: Tensor, key: Tensor, value: Tensor, given: Tensor | None, scaling: float | None
+def _decode_step(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None
 ) -> Tensor | None:
     """Return the pooled values of a step that reads one token from torch's own function; None for a user's mask.
 
     A row of a mask is as small as a key: it is written out once for all layers, and every microsecond counts.
     """
-    if (given is not None and not isinstance(given, LazyMask)) or query.dtype is not value.dtype:
+    if (attention_mask is not None and not isinstance(attention_mask, LazyMask)) or query.dtype is not value.dtype:
         return None
-    allowed = None if given is None or given.mask is None else given.row(key.shape[-2])
+    allowed = None if attention_mask is None or attention_mask.mask is None else attention_mask.row(key.shape[-2])
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling, enable_gqa=grouped)
 
 
-def _of_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _same_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Let ``torch.autocast`` decide, as it does for torch's own function, where layers left dtypes mixed."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -170,8 +170,8 @@ def _of_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return query, key, value
 
 
-def _mask(given: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:
-    if given is not None:
-        return mask_of(given, key.shape[-2])
+def _mask(attention_mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:
+    if attention_mask is not None:
+        return mask_of(attention_mask, key.shape[-2])
     # No mask at all: our mask function always returns one, so the model made none. One query sees every key.
     return Causal() if causal and query.shape[-2] > 1 else None

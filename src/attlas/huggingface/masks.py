@@ -15,12 +15,12 @@ from torch.nn import functional
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
-from attlas.huggingface.compiled import written_mask
+from attlas.huggingface.traced import dense_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
-from attlas.recording.tap import heard
+from attlas.recording.hooks import is_recording_anywhere
 from attlas.tiles import Tile
 
-__all__ = ["LazyMask", "attention_mask", "mask_of", "writes"]
+__all__ = ["LazyMask", "attention_mask", "mask_of", "writes_out_masks"]
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -30,7 +30,7 @@ _THEIRS = causal_mask_function.__module__
 
 
 class LazyMask(Tensor):
-    """A mask of attlas in the clothes of an additive tensor of shape (batch, 1, m, n).
+    """A mask of attlas that looks like an additive tensor of shape (batch, 1, m, n).
 
     Models hand masks on, slice and move them; nearly none computes with them. So this tensor holds no
     numbers. Where a model does compute with it, it is written out as ``eager`` would have it: 0 where a
@@ -98,8 +98,8 @@ class LazyMask(Tensor):
         name = "everything" if self.mask is None else self.mask.name()
         return f"LazyMask({name}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    def _again(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LazyMask:
-        """Return a new object of the same mask: autograd wants one from each operation."""
+    def _copy(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LazyMask:
+        """Return a new object with the same mask: autograd needs one from each operation."""
         return LazyMask(self.mask, shape, dtype, device, self.first_query, self.first_key)
 
     def allowed(self) -> Tensor:
@@ -144,11 +144,11 @@ class LazyMask(Tensor):
         if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, TO_COPY):
             dtype, device = kwargs.get("dtype") or args[0].dtype, kwargs.get("device") or args[0].device
             if dtype.is_floating_point:
-                return args[0]._again(tuple(args[0].shape), dtype, device)
+                return args[0]._copy(tuple(args[0].shape), dtype, device)
         if func is _ATEN.slice.Tensor and not kwargs:
             part = _leading_part(*args)
             if part is not None:
-                return args[0]._again(part, args[0].dtype, args[0].device)
+                return args[0]._copy(part, args[0].dtype, args[0].device)
         args, kwargs = tree_map_only(LazyMask, _written_out, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -171,7 +171,7 @@ def _leading_part(
     return tuple(shape)
 
 
-def mask_of(given: Tensor, n: int) -> Mask | None:
+def mask_of(t: Tensor, n: int) -> Mask | None:
     """Return the mask that a tensor with four axes stands for.
 
     Parameters
@@ -181,17 +181,17 @@ def mask_of(given: Tensor, n: int) -> Mask | None:
     n : int
         Number of keys; what a static cache has beyond is cut off.
     """
-    if isinstance(given, LazyMask):
-        return given.mask
-    given = given[..., :n]
-    if given.dtype is torch.bool:
-        return from_tensor(given)
+    if isinstance(t, LazyMask):
+        return t.mask
+    t = t[..., :n]
+    if t.dtype is torch.bool:
+        return from_tensor(t)
     # "Forbidden" is the smallest number of the dtype in transformers, and a row of nothing else must stay empty.
-    allowed = given > torch.finfo(given.dtype).min
+    allowed = t > torch.finfo(t.dtype).min
     # A learned bias that is 0 everywhere, as in a new Swin or BEiT, is no mask of booleans: it has a gradient.
-    if not given.requires_grad and bool((given.masked_fill(~allowed, 0) == 0).all()):
+    if not t.requires_grad and bool((t.masked_fill(~allowed, 0) == 0).all()):
         return from_tensor(allowed)
-    return from_tensor(given.masked_fill(~allowed, float("-inf")))
+    return from_tensor(t.masked_fill(~allowed, float("-inf")))
 
 
 def attention_mask(
@@ -241,8 +241,8 @@ def attention_mask(
     >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
     LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
-    if writes():
-        return written_mask(
+    if writes_out_masks():
+        return dense_mask(
             {
                 "batch_size": batch_size,
                 "q_length": q_length,
@@ -256,9 +256,9 @@ def attention_mask(
             }
         )
     first_query = int(q_offset)  # a static cache passes a tensor
-    place = _Place(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
-    mask = _translated(mask_function, place)
-    if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, place):
+    position = _Position(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
+    mask = _translated(mask_function, position)
+    if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
         mask = None
     padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
     if padding is not None:
@@ -266,13 +266,13 @@ def attention_mask(
     return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
 
 
-def writes() -> bool:
-    """Tell whether masks are written out: torch records the program, and nobody records the attention."""
-    return torch.compiler.is_compiling() and not heard()
+def writes_out_masks() -> bool:
+    """Return whether masks are dense tensors: torch traces the program, and no recording is open."""
+    return torch.compiler.is_compiling() and not is_recording_anywhere()
 
 
-class _Place(NamedTuple):
-    """Where a matrix stands in its text, and how the rules of its mask may be asked."""
+class _Position(NamedTuple):
+    """Positions of a matrix in its text, and whether the rules of its mask broadcast."""
 
     first_query: int
     first_key: int
@@ -282,158 +282,158 @@ class _Place(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """How far query 0 stands to the right of key 0."""
+        """Position of query 0 minus position of key 0."""
         return self.first_query - self.first_key
 
-    def queries(self, given: Tensor) -> Tensor:
-        """Return what a tensor of the whole text says of the queries."""
-        return given[:, self.first_query : self.first_query + self.m]
+    def queries(self, t: Tensor) -> Tensor:
+        """Return the part of a tensor over the whole text that belongs to the queries."""
+        return t[:, self.first_query : self.first_query + self.m]
 
-    def keys(self, given: Tensor) -> Tensor:
-        """Return what a tensor of the whole text says of the keys."""
-        return given[:, self.first_key : self.first_key + self.n]
+    def keys(self, t: Tensor) -> Tensor:
+        """Return the part of a tensor over the whole text that belongs to the keys."""
+        return t[:, self.first_key : self.first_key + self.n]
 
 
-def _sees_all(mask: Causal | Window, place: _Place) -> bool:
+def _sees_all(mask: Causal | Window, position: _Position) -> bool:
     """Whether the one query of a step of decoding sees every key."""
     left, right = mask.left, mask.right
-    return (left is None or left >= place.shift) and (right is None or place.n - 1 <= place.shift + right)
+    return (left is None or left >= position.shift) and (right is None or position.n - 1 <= position.shift + right)
 
 
-def _translated(rule: Rule, place: _Place) -> Mask | None:
-    """Return the mask of attlas for a rule of transformers; None where it allows everything.
+def _translated(rule: Rule, position: _Position) -> Mask | None:
+    """Return the mask of attlas for a mask function of transformers; None where it allows everything.
 
-    What transformers builds from its own parts is taken apart, so that whole tiles are skipped. A function that
-    is not known is asked for each pair of the tiles that the others leave.
+    Functions that transformers builds are translated to masks of attlas, so that whole tiles are skipped. Other
+    functions are evaluated for each pair.
     """
     if rule is causal_mask_function:
-        return Causal(offset=place.shift)
+        return Causal(offset=position.shift)
     if rule is bidirectional_mask_function:
         return None
-    name, held = _made_by(rule)
+    name, closure = _rule_source(rule)
     if name == "and_masks":
-        return _all_of(held["mask_functions"], place)
+        return _all_of(closure["mask_functions"], position)
     if name == "or_masks":
-        parts = [_translated(part, place) for part in held["mask_functions"]]
+        parts = [_translated(part, position) for part in closure["mask_functions"]]
         known = [part for part in parts if part is not None]
         return reduce(operator.or_, known) if len(known) == len(parts) else None
     make = _OVERLAYS.get(name)
-    found = None if make is None else make(held, place)
-    if found is not None:
-        return found
-    return from_function(_moved(rule, place.first_query, place.first_key), broadcasts=place.broadcasts)
+    mask = None if make is None else make(closure, position)
+    if mask is not None:
+        return mask
+    return from_function(_shifted_rule(rule, position.first_query, position.first_key), broadcasts=position.broadcasts)
 
 
-def _all_of(rules: tuple[Rule, ...], place: _Place) -> Mask | None:
+def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
     """Return the mask of rules that must all hold."""
     if len(rules) == 2 and rules[1] is causal_mask_function:
-        name, held = _made_by(rules[0])
-        if name == "sliding_window_overlay" and held["sliding_window"] > 0:
-            return Window(held["sliding_window"] - 1, 0, offset=place.shift)
-    inner = _packed(rules, place)
-    parts = [_translated(part, place) for part in (rules if inner is None else (rules[0], inner))]
+        name, closure = _rule_source(rules[0])
+        if name == "sliding_window_overlay" and closure["sliding_window"] > 0:
+            return Window(closure["sliding_window"] - 1, 0, offset=position.shift)
+    inner = _packed(rules, position)
+    parts = [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))]
     known = [part for part in parts if part is not None]
     return reduce(operator.and_, known) if known else None
 
 
-def _packed(rules: tuple[Rule, ...], place: _Place) -> Rule | None:
+def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
     """Return the rule inside packed texts where it may be asked for places instead of positions in each text.
 
     Positions grow by one inside a text, so a rule of the distance between query and key says the same of both.
     """
     if len(rules) != 2:
         return None
-    (texts, held), (remap, inner) = map(_made_by, rules)
+    (texts, closure), (remap, inner) = map(_rule_source, rules)
     if (texts, remap) != ("packed_sequence_mask_function", "remap_positions_for_packed_sequence"):
         return None
-    positions, ids = inner["position_ids"], held["packed_sequence_mask"]
+    positions, ids = inner["position_ids"], closure["packed_sequence_mask"]
     rule: Rule = inner["mask_function"]
     grows = ((positions.diff(dim=-1) == 1) | (ids.diff(dim=-1) != 0)).all()
-    return rule if _is_of_distance(rule) and place.shift == 0 and bool(grows) else None
+    return rule if _is_of_distance(rule) and position.shift == 0 and bool(grows) else None
 
 
 def _is_of_distance(rule: Rule) -> bool:
     if rule in (causal_mask_function, bidirectional_mask_function):
         return True
-    name, held = _made_by(rule)
+    name, closure = _rule_source(rule)
     if name in ("and_masks", "or_masks"):
-        return all(map(_is_of_distance, held["mask_functions"]))
+        return all(map(_is_of_distance, closure["mask_functions"]))
     return name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
 
 
-def _made_by(rule: Rule) -> tuple[str, Mapping[str, Any]]:
-    """Return which function of transformers made a rule and what it closed over; "" for another function."""
+def _rule_source(rule: Rule) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the transformers function that made a rule, and its closure; "" for another function."""
     if getattr(rule, "__module__", "") != _THEIRS or not inspect.isfunction(rule):
         return "", {}
-    name, held = rule.__qualname__.partition(".<locals>")[0], inspect.getclosurevars(rule).nonlocals
+    name, closure = rule.__qualname__.partition(".<locals>")[0], inspect.getclosurevars(rule).nonlocals
     # Another version may have changed what is inside: then it is a function like any other.
-    return (name, held) if held.keys() >= MASK_PARTS.get(name, {name}) else ("", {})
+    return (name, closure) if closure.keys() >= MASK_PARTS.get(name, {name}) else ("", {})
 
 
-def _chunks(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    if held["chunk_size"] < 1:
+def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    if closure["chunk_size"] < 1:
         return None
-    start = held["left_padding"].reshape(-1, 1).cpu()
-    last = max(place.first_query + place.m, place.first_key + place.n)
-    chunk = torch.div(torch.arange(last) - start, held["chunk_size"], rounding_mode="floor")
-    return Documents(place.keys(chunk), place.queries(chunk))
+    start = closure["left_padding"].reshape(-1, 1).cpu()
+    last = max(position.first_query + position.m, position.first_key + position.n)
+    chunk = torch.div(torch.arange(last) - start, closure["chunk_size"], rounding_mode="floor")
+    return Documents(position.keys(chunk), position.queries(chunk))
 
 
-def _texts(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    ids = held["packed_sequence_mask"]
-    fits = place.m == place.n == ids.shape[-1] and place.first_query == place.first_key == 0
+def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    ids = closure["packed_sequence_mask"]
+    fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
 
 
-def _blocks(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    ids = held["block_sequence_ids"]
-    if ids.shape[-1] < max(place.first_query + place.m, place.first_key + place.n):
+def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    ids = closure["block_sequence_ids"]
+    if ids.shape[-1] < max(position.first_query + position.m, position.first_key + position.n):
         return None
     # Text has a number below 0 and belongs to no block: two numbers that never meet.
-    return Documents(place.keys(ids.where(ids >= 0, -2)), place.queries(ids.where(ids >= 0, -1)))
+    return Documents(position.keys(ids.where(ids >= 0, -2)), position.queries(ids.where(ids >= 0, -1)))
 
 
-def _real(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    keep = held["padding_mask"]
-    whole = keep.shape[-1] >= place.first_key + place.n
-    return from_tensor(place.keys(keep.bool())[:, None, None, :]) if whole else None
+def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    keep = closure["padding_mask"]
+    whole = keep.shape[-1] >= position.first_key + position.n
+    return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
-def _window(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    width = held["sliding_window"]  # some models make the mask of a window of 0, and never use it
-    return Window(width - 1, None, offset=place.shift) if width > 0 else None
+def _window(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    width = closure["sliding_window"]  # some models make the mask of a window of 0, and never use it
+    return Window(width - 1, None, offset=position.shift) if width > 0 else None
 
 
-def _window_to_both_sides(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    width = held["sliding_window"]
-    return Window(width, width, offset=place.shift) if width >= 0 else None
+def _window_to_both_sides(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    width = closure["sliding_window"]
+    return Window(width, width, offset=position.shift) if width >= 0 else None
 
 
-def _displaced(held: Mapping[str, Any], place: _Place) -> Mask | None:
-    first_query, first_key = place.first_query + held["q_offset"], place.first_key + held["kv_offset"]
-    return _translated(held["mask_function"], place._replace(first_query=first_query, first_key=first_key))
+def _offset_rule(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    first_query, first_key = position.first_query + closure["q_offset"], position.first_key + closure["kv_offset"]
+    return _translated(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
 
 
-_OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Place], Mask | None]] = {
+_OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Position], Mask | None]] = {
     "sliding_window_overlay": _window,
     "sliding_window_bidirectional_overlay": _window_to_both_sides,
     "chunked_overlay": _chunks,
     "packed_sequence_mask_function": _texts,
     "blockwise_overlay": _blocks,
-    "padding_mask_function": _real,
-    "add_offsets_to_mask_function": _displaced,
+    "padding_mask_function": _not_padding,
+    "add_offsets_to_mask_function": _offset_rule,
 }
 
 
-def _moved(rule: Rule, first_query: int, first_key: int) -> Rule:
-    """Let a rule of absolute positions be asked for rows and columns of the matrix."""
+def _shifted_rule(rule: Rule, first_query: int, first_key: int) -> Rule:
+    """Return a rule of absolute positions as a rule of rows and columns of the matrix."""
     return lambda b, h, i, j: rule(b, h, i + first_query, j + first_key)
 
 
-def _padding(given: Tensor, n: int, first_key: int) -> Mask | None:
+def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
     """Return the mask of a (batch, tokens) tensor of text and padding; None where all is text."""
-    missing = n + first_key - given.shape[-1]
-    keep = functional.pad(given.to(torch.bool), (0, max(missing, 0)))[:, first_key : first_key + n]
+    missing = n + first_key - attention_mask.shape[-1]
+    keep = functional.pad(attention_mask.to(torch.bool), (0, max(missing, 0)))[:, first_key : first_key + n]
     if bool(keep.all()):
         return None
     count = keep.sum(-1)

@@ -223,14 +223,14 @@ class AttentionMonitor(TrainerCallback):
         layers: Layers = {}
         for entry in atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
-            found = _sums(entry)
-            layers[name] = (entry.heads, layers[name][1].join(found) if name in layers else found)
+            layer_sums = _sums(entry)
+            layers[name] = (entry.heads, layers[name][1].join(layer_sums) if name in layers else layer_sums)
         layers = _of_all_ranks(layers)
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
-                for place, head in enumerate(heads):
-                    out |= self._named(f"{name}/head_{head}/", sums.of_head(place))
+                for index, head in enumerate(heads):
+                    out |= self._named(f"{name}/head_{head}/", sums.of_head(index))
             elif self.per == "layer":
                 out |= self._named(f"{name}/", sums)
         if layers:
@@ -248,27 +248,27 @@ def _of_all_ranks(layers: Layers) -> Layers:
         return layers
     everywhere: list[Layers] = [{} for _ in range(distributed.get_world_size())]
     distributed.all_gather_object(everywhere, layers)
-    found: dict[str, dict[int, _Sums]] = {}
+    merged: dict[str, dict[int, _Sums]] = {}
     for one in everywhere:
         for name, (heads, sums) in one.items():
-            mine = found.setdefault(name, {})
-            for place, head in enumerate(heads):
-                own = sums.of_head(place)
+            mine = merged.setdefault(name, {})
+            for index, head in enumerate(heads):
+                own = sums.of_head(index)
                 mine[head] = mine[head].join(own) if head in mine else own
     return {
         name: (
             tuple(sorted(by_head)),
             _Sums(*map(torch.cat, zip(*(by_head[head] for head in sorted(by_head)), strict=True))),
         )
-        for name, by_head in found.items()
+        for name, by_head in merged.items()
     }
 
 
 def _sums(entry: Entry) -> _Sums:
     """Return what is kept of one pass of one layer; one transfer from the device."""
-    found = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
+    results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.
-    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in found)
+    logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in results)
     seen = logit > -math.inf
     if entry.query_mask is not None:
         seen = seen & entry.query_mask.unsqueeze(1).to(seen.device)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -112,8 +114,8 @@ class Mask(Stored, ABC):
         """
         return BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        """Return the first key of each row and the one after its last, where every row sees one run of keys.
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        """Return the run of keys that each row may see, as its first key and the key after its last.
 
         Parameters
         ----------
@@ -123,29 +125,35 @@ class Mask(Stored, ABC):
         Returns
         -------
         first, stop : Tensor of int64, broadcastable to (batches, heads, rows)
-            A row with ``first >= stop`` sees no key; both may lie outside of the matrix. None where this
-            is not known, or not so.
+            A row with ``first >= stop`` sees no key; both may lie outside of the matrix. None if some row sees
+            more than one run, or if this is not known.
         """
         return None
 
     def first_query(self, m: int, n: int) -> int | None:
-        """Return how far query 0 stands to the right of key 0; None where this mask does not tell."""
+        """Return the position of query 0 among the keys; None if this mask does not determine it."""
         return None
 
     @property
     def is_causal(self) -> bool:
-        """Whether no query sees a key behind its own place, as far as this mask tells."""
+        """Whether no query may see a key after its own position; False if this is not known."""
         return False
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        """Return this mask for another matrix of the same tokens, or None where it must be asked in its own places.
+        """Return this mask for a window of its matrix, or for a larger matrix that contains it.
 
         Parameters
         ----------
         rows, columns : range
-            Queries and keys of the other matrix, by their places in this one; they may lie outside of it.
+            Positions of the other matrix's queries and keys in the matrix of this mask. They may lie outside of it.
         m, n : int
-            Sizes of the matrix that this mask belongs to.
+            Sizes of the matrix of this mask.
+
+        Returns
+        -------
+        Mask or None
+            The result must hold in all cells of the other matrix. None is always right, and the default:
+            attlas then evaluates this mask at its original positions.
         """
         return None
 
@@ -220,13 +228,40 @@ def _boolean(mask: Mask, operator: str) -> Mask:
 
 
 class _Pair(Mask):
-    """What two masks that are combined share."""
+    """Two masks that are combined, pair by pair."""
 
     stored = ("left", "right")
+    combine: Callable[[Tensor, Tensor], Tensor]  # of what the two masks allow
+    absorbing: BlockState  # a tile in this state for one mask is in it for both combined
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left = left
         self.right = right
+
+    def allows(self, at: Tile) -> Tensor:
+        neutral = _OPPOSITE[self.absorbing]
+        if self.left.coverage(at) is neutral:
+            return self.right.allows(at)
+        if self.right.coverage(at) is neutral:
+            return self.left.allows(at)
+        return self.combine(self.left.allows(at), self.right.allows(at))
+
+    def coverage(self, at: Tile) -> BlockState:
+        left = self.left.coverage(at)
+        if left is self.absorbing:
+            return left
+        right = self.right.coverage(at)
+        return right if right is self.absorbing or left is not BlockState.PARTIAL else left
+
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.allowed_runs(at), self.right.allowed_runs(at)
+        return None if left is None or right is None else self.combined_runs(*left, *right)
+
+    @abstractmethod
+    def combined_runs(
+        self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the run of each row that the runs of both masks make, or None where they make two."""
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         self.left.check(batch, heads, m, n)
@@ -268,22 +303,13 @@ class And(_Pair):
     'Causal() & Window(2, 2)'
     """
 
-    def allows(self, at: Tile) -> Tensor:
-        if self.left.coverage(at) is BlockState.FULL:
-            return self.right.allows(at)
-        if self.right.coverage(at) is BlockState.FULL:
-            return self.left.allows(at)
-        return self.left.allows(at) & self.right.allows(at)
+    combine = staticmethod(operator.and_)
+    absorbing = BlockState.EMPTY
 
-    def coverage(self, at: Tile) -> BlockState:
-        left = self.left.coverage(at)
-        return left if left is BlockState.EMPTY else min(left, self.right.coverage(at), key=_amount)
-
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        left, right = self.left.interval(at), self.right.interval(at)
-        if left is None or right is None:
-            return None
-        return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
+    def combined_runs(
+        self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return torch.maximum(first, other_first), torch.minimum(stop, other_stop)
 
     @property
     def is_causal(self) -> bool:
@@ -327,27 +353,19 @@ class Or(_Pair):
     '(Causal() | Prefix(2))'
     """
 
-    def allows(self, at: Tile) -> Tensor:
-        if self.left.coverage(at) is BlockState.EMPTY:
-            return self.right.allows(at)
-        if self.right.coverage(at) is BlockState.EMPTY:
-            return self.left.allows(at)
-        return self.left.allows(at) | self.right.allows(at)
+    combine = staticmethod(operator.or_)
+    absorbing = BlockState.FULL
 
-    def coverage(self, at: Tile) -> BlockState:
-        left = self.left.coverage(at)
-        return left if left is BlockState.FULL else max(left, self.right.coverage(at), key=_amount)
-
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        left, right = self.left.interval(at), self.right.interval(at)
-        if left is None or right is None:
-            return None
+    def combined_runs(
+        self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
         # One run where the two touch, or one of them is empty: then the other alone counts.
-        none, other = left[0] >= left[1], right[0] >= right[1]
-        if not bool((none | other | ((left[0] <= right[1]) & (right[0] <= left[1]))).all()):
+        none, other_none = first >= stop, other_first >= other_stop
+        if not bool((none | other_none | ((first <= other_stop) & (other_first <= stop))).all()):
             return None
-        first = torch.where(none, right[0], torch.where(other, left[0], torch.minimum(left[0], right[0])))
-        return first, torch.where(none, right[1], torch.where(other, left[1], torch.maximum(left[1], right[1])))
+        low, high = torch.minimum(first, other_first), torch.maximum(stop, other_stop)
+        low, high = torch.where(other_none, first, low), torch.where(other_none, stop, high)
+        return torch.where(none, other_first, low), torch.where(none, other_stop, high)
 
     def name(self) -> str:
         return f"({self.left.name()} | {self.right.name()})"
@@ -418,7 +436,3 @@ def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
 
 
 _OPPOSITE = dict(zip(BlockState, reversed(BlockState), strict=True))
-
-
-def _amount(coverage: BlockState) -> int:
-    return coverage.value

@@ -54,7 +54,7 @@ class _Counted(Mask):
             return BlockState.EMPTY
         return BlockState.FULL if last < int(lengths.min()) else BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         lengths = self.of(at).to(at.device).view(-1, 1, 1)
         end = torch.full_like(lengths, at.n)
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
@@ -289,7 +289,7 @@ class Documents(Mask):
         one = (low == high) & (key_low == key_high) & (low == key_low)
         return BlockState.FULL if bool(one.all()) else BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         if not len(at.batch_ids):
             return None
         keys = self.keys.tile(at, range(at.n), None, 0, at.device)

@@ -74,7 +74,7 @@ class _Local(Mask):
             return BlockState.FULL
         return BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         place = (at.i + self.shift(at)).view(1, 1, -1)
         first = torch.zeros_like(place) if self.left is None else place - self.left
         return first, torch.full_like(place, at.n) if self.right is None else place + self.right + 1
@@ -293,8 +293,8 @@ class Dilated(_Local):
         # The first multiple of step from low on is beyond high: no cell of the tile is on the grid.
         return BlockState.EMPTY if low + -low % self.step > high else BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        return super().interval(at) if self.step == 1 else None
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        return super().allowed_runs(at) if self.step == 1 else None
 
     def reach(self) -> int:
         return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +19,6 @@ __all__ = ["Bits", "Runs", "runs_of"]
 _CELLS = 1 << 22  # pairs that are asked for at once
 _SMALL = 1 << 20  # bytes of runs below which they are never packed
 _BITS_LIMIT = 1 << 30  # bytes of packed bits that a mask may take, 92,000 tokens squared
-_FEW_RUNS = 4  # so many runs a row are compared one by one
 
 
 class Runs(Mask):
@@ -46,8 +46,7 @@ class Runs(Mask):
     Notes
     -----
     Memory: 8 bytes a row and 8 to 16 a run, linear where a mask is causal, a window, chunks, packed documents
-    or blocks of an image. A tile costs a comparison for each run of its longest row, or one cumulative sum
-    where these are more than four.
+    or blocks of an image. A tile costs two searches a row and one cumulative sum.
 
     Examples
     --------
@@ -98,21 +97,12 @@ class Runs(Mask):
 
     def allows(self, at: Tile) -> Tensor:
         rows = self._rows(at, at.row_index)
-        first = self.first[..., :-1].flatten()[rows]
-        counts = self._counts.flatten()[rows]
-        most = int(counts.max()) if counts.numel() else 0
-        if most > _FEW_RUNS and not at.scattered:
+        if not at.scattered:
             return self._summed(rows, at).to(at.device)
-        j = at.j
-        allowed = torch.zeros(*rows.shape, j.shape[-1], dtype=torch.bool, device=at.device)
-        for step in range(most):
-            # A row with fewer runs is asked about its last one again, or about none.
-            there = counts > step
-            place = torch.where(there, first + step, 0)
-            start = torch.where(there, self.starts[place], 0).unsqueeze(-1).to(at.device)
-            stop = torch.where(there, self.stops[place], 0).unsqueeze(-1).to(at.device)
-            allowed |= (j >= start) & (j < stop)
-        return allowed
+        # The last run that begins at a key or before it has the key, if it ends after it.
+        line = (rows * (self.n + 1)).unsqueeze(-1) + at.j.cpu()
+        run = torch.searchsorted(self._line_starts, line, right=True) - 1
+        return ((run >= 0) & (functional.pad(self._line_stops, (0, 1))[run] > line)).to(at.device)
 
     def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
         """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU."""
@@ -123,7 +113,7 @@ class Runs(Mask):
         return ((b.view(-1, 1, 1) * heads) + h.view(-1, 1)) * (ends - 1) + i
 
     def _summed(self, rows: Tensor, at: Tile) -> Tensor:
-        """Fill a tile of many runs a row by one cumulative sum over +1 at starts and -1 at stops."""
+        """Fill a tile by a cumulative sum along each row, over +1 at starts of runs and -1 at their stops."""
         line, (low, high) = rows.flatten() * (self.n + 1), (at.columns.start, at.columns.stop)
         # Runs that end before the tile or begin after it are left out by two searches a row.
         begin = torch.searchsorted(self._line_stops, line + low, right=True)
@@ -342,12 +332,11 @@ def _joined(strips: list[_Strip], batch: int, heads: int, m: int, n: int) -> Run
 
 def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
     """Pack what a mask allows, eight keys a byte."""
-    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
     strips: list[Tensor] = []
     size = 0
     for rows in _bands(batch, heads, m, n):
-        allowed = functional.pad(_asked(mask, (batch, heads, m, n), rows, device), (0, -n % 8))
-        packed = (allowed.unflatten(-1, (-1, 8)).to(torch.uint8) * powers).sum(-1, dtype=torch.uint8)
+        allowed = _asked(mask, (batch, heads, m, n), rows, device).numpy()
+        packed = torch.from_numpy(np.packbits(allowed, axis=-1, bitorder="little"))
         strips.append(packed)
         size = max(size, packed.shape[0] * packed.shape[1] * m * packed.shape[-1])
         if size > _BITS_LIMIT:

@@ -1,4 +1,4 @@
-"""Recordings on disk: entries written as they are complete, and what is still growing put aside."""
+"""Recordings on disk: complete entries are written to the folder, growing ones to a temporary file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.storage import Writer
 
-__all__ = ["Disk"]
+__all__ = ["RecordingFolder"]
 
 _SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a generation is most often one
-_TAIL = 2**22  # bytes of one strand that come together before they are put aside
+_TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written
 
 
-class Disk:
-    """The folder of a recording, and one nameless file for tokens of texts that may still go on.
+class RecordingFolder:
+    """The folder of a recording, and one temporary file for the tokens of texts that may still grow.
 
     Parameters
     ----------
     folder : Path
-        Where the atlas goes; it is there when the recording has ended well, and not before.
+        Folder of the atlas; it exists only after the recording has ended without an error.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Disk:
         # The system removes it, however this process ends.
         self._file = tempfile.TemporaryFile(dir=self._writer.folder.parent)  # noqa: SIM115 - closed in __exit__
 
-    def __enter__(self) -> Disk:
+    def __enter__(self) -> RecordingFolder:
         return self
 
     def __exit__(
@@ -43,7 +43,7 @@ class Disk:
         self._writer.close()
 
     def write(self, entry: Entry) -> Entry:
-        """Write an entry, and return it as it lies on disk."""
+        """Write an entry, and return it with tensors that are mapped from disk."""
         return self._writer.add(entry)
 
     def finish(self, atlas: Atlas) -> None:
@@ -51,22 +51,22 @@ class Disk:
         self._writer.finish(atlas)
 
     @staticmethod
-    def waits(*pieces: Tensor) -> bool:
-        """Return whether tensors are so small that they are written when their entry is complete."""
+    def are_small(*pieces: Tensor) -> bool:
+        """Return whether tensors stay in memory until their entry is complete."""
         return sum(t.nbytes for t in pieces) < _SMALL
 
-    def put_aside(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Put tensors that were added to others since the last time on disk, if they are many.
+    def spill(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Write the pieces in memory to the temporary file, once they are large enough.
 
         Parameters
         ----------
         pieces : list of Tensor
             Parts of one tensor along its third axis.
         """
-        fresh = [t for t in pieces if not _aside(t)]
+        fresh = [t for t in pieces if not _is_spilled(t)]
         if sum(t.nbytes for t in fresh) < _TAIL:
             return pieces
-        return [t for t in pieces if _aside(t)] + [self._spilled(torch.cat(fresh, dim=2))]
+        return [t for t in pieces if _is_spilled(t)] + [self._spilled(torch.cat(fresh, dim=2))]
 
     def _spilled(self, t: Tensor) -> Tensor:
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
@@ -81,5 +81,5 @@ class Disk:
         return out
 
 
-def _aside(t: Tensor) -> bool:
+def _is_spilled(t: Tensor) -> bool:
     return getattr(t, "on_disk", False)

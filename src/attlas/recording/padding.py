@@ -14,7 +14,7 @@ __all__ = ["real_queries"]
 
 @torch.no_grad()
 def real_queries(
-    A: AttentionMatrix, given: Tensor | None, first_query: int, first_key: int, *, cross: bool
+    A: AttentionMatrix, attention_mask: Tensor | None, first_query: int, first_key: int, *, cross: bool
 ) -> Tensor | None:
     """Return which queries of a matrix are tokens; None where all are.
 
@@ -40,9 +40,9 @@ def real_queries(
     of the matrix itself says about its keys is used elsewhere.
     """
     batch, _, m, _ = A.problem.shape
-    fits = given is not None and len(given) == batch and given.shape[1] >= first_query + m
-    if given is not None and fits and (cross or _hides(A, given, first_key)):
-        queries: Tensor | None = given[:, first_query : first_query + m]
+    fits = attention_mask is not None and len(attention_mask) == batch and attention_mask.shape[1] >= first_query + m
+    if attention_mask is not None and fits and (cross or _hides(A, attention_mask, first_key)):
+        queries: Tensor | None = attention_mask[:, first_query : first_query + m]
     else:
         queries = None if cross else token_queries(A.problem)
     if queries is None or bool(queries.all()):
@@ -50,10 +50,10 @@ def real_queries(
     return queries.expand(batch, m).cpu().clone()
 
 
-def _hides(A: AttentionMatrix, given: Tensor, first_key: int) -> bool:
+def _hides(A: AttentionMatrix, attention_mask: Tensor, first_key: int) -> bool:
     """Return whether the last query may attend to none of the keys that are padding."""
     batch, heads, m, n = A.problem.shape
-    keys = given[:, first_key : first_key + n]
+    keys = attention_mask[:, first_key : first_key + n]
     keys = functional.pad(keys, (0, n - keys.shape[1]), value=True)
     if A.problem.mask is None or not m or not heads:
         return bool(keys.all())

@@ -71,14 +71,14 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
 
 def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int]]:
     """Return rows here, rows of all, and the first row here, of each matrix whose rows are sharded."""
-    found = []
+    sharded = []
     for parameter in module.parameters():
         if not isinstance(parameter, tensor.DTensor) or parameter.ndim != 2:
             continue
         if any(placement.is_shard(0) for placement in parameter.placements):
             rows, first = _local_part(parameter)
-            found.append((rows, parameter.shape[0], first))
-    return found
+            sharded.append((rows, parameter.shape[0], first))
+    return sharded
 
 
 def _local_part(parameter: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What of a model is running: passes of the whole, calls of each module, the innermost of them."""
+"""Follows a running model: passes of the whole model, calls of each module, the innermost running module."""
 
 from __future__ import annotations
 

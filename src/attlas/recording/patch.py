@@ -1,4 +1,4 @@
-"""torch's own scaled_dot_product_attention, caught for the time of a recording."""
+"""Replaces torch's scaled_dot_product_attention during a recording by one that also records its matrix."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch.nn import functional
 from attlas.attend import attend
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.tap import listening, offer, uncompiled
+from attlas.recording.hooks import is_recording, offer, uncompiled
 
-__all__ = ["matrix_of", "patched"]
+__all__ = ["matrix_of", "patched_sdpa"]
 
 _NAME = "scaled_dot_product_attention"
 _original = functional.scaled_dot_product_attention
 _lock = threading.Lock()
 _finders: list[Callable[[], nn.Module | None]] = []
-_places: list[tuple[ModuleType, str]] = []
+_patched_names: list[tuple[ModuleType, str]] = []
 
 
 @contextmanager
-def patched(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
+def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     """Offer the matrix of each call of torch's function, for the time of a ``with`` block.
 
     Parameters
@@ -62,9 +62,9 @@ def _install(finder: Callable[[], nn.Module | None]) -> None:
         _fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         for module in list(sys.modules.values()):
-            held = vars(module) if isinstance(module, ModuleType) and module.__name__ != __name__ else {}
-            _places.extend((module, name) for name, value in list(held.items()) if value is _original)
-        for module, name in _places:
+            names = vars(module) if isinstance(module, ModuleType) and module.__name__ != __name__ else {}
+            _patched_names.extend((module, name) for name, value in list(names.items()) if value is _original)
+        for module, name in _patched_names:
             setattr(module, name, scaled_dot_product_attention)
 
 
@@ -74,10 +74,10 @@ def _remove(finder: Callable[[], nn.Module | None]) -> None:
         if _finders:
             return
         torch.backends.mha.set_fastpath_enabled(_fast_path)
-        for module, name in _places:
+        for module, name in _patched_names:
             if getattr(module, name, None) is scaled_dot_product_attention:
                 setattr(module, name, _original)
-        _places.clear()
+        _patched_names.clear()
 
 
 def scaled_dot_product_attention(
@@ -93,7 +93,7 @@ def scaled_dot_product_attention(
     """Return what torch returns, and offer the weights on the way."""
     out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
-    if listening() and not sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
+    if is_recording() and not sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
         _offer(query, key, attn_mask, is_causal, scale, enable_gqa)
     return out
 

@@ -1,4 +1,4 @@
-"""The door: record() follows a model and makes an Atlas of what it attends to."""
+"""`record()` follows a model while it runs and collects its attention in an Atlas."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
-from attlas.recording import complaints, facts
-from attlas.recording.census import Census, Site
-from attlas.recording.disk import Disk
+from attlas.recording import errors, metadata
+from attlas.recording.attn_implementation import attending_with_attlas
+from attlas.recording.discovery import AttentionSite, ModelAttentions
+from attlas.recording.disk import RecordingFolder
+from attlas.recording.hooks import is_recording, subscribed
 from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here, refuse_context_parallel
 from attlas.recording.passes import Passes
-from attlas.recording.patch import patched
+from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
-from attlas.recording.strand import Policy, Step, Strand
-from attlas.recording.switch import switched
-from attlas.recording.tap import listening, subscribed
+from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
 from attlas.stats import Statistic
 
 __all__ = ["Recording", "record"]
@@ -209,31 +209,31 @@ class Recording(AbstractContextManager[Atlas]):
         self._keep = keep
         self._folder = folder
         self._statistics = statistics
-        self._census = Census(model, patched=patch_sdpa)
-        sites = list(self._census.sites.values())
+        self._attentions = ModelAttentions(model, patched=patch_sdpa)
+        sites = list(self._attentions.sites.values())
         # A model that says it has more layers than attentions may use one for several: that shows when it runs.
-        if sites and facts.details_of(model, keep).get("num_hidden_layers", 0) <= self._census.count("self"):
+        if sites and metadata.model_details(model, keep).get("num_hidden_layers", 0) <= self._attentions.count("self"):
             selection.check(sites)
         self._stack = ExitStack()
         self._entered = False
-        self._disk: Disk | None = None
-        self._policy = Policy(statistics)
-        self._strands: dict[tuple[str, int], Strand] = {}
+        self._disk: RecordingFolder | None = None
+        self._policy = RetentionPolicy(statistics)
+        self._sequences: dict[tuple[str, int], RecordedSequence] = {}
         self._calls: dict[tuple[str, int], int] = {}
         self._ran: set[str] = set()
-        self._heard: set[str] = set()
+        self._recorded: set[str] = set()
         # Of the pass that runs: the layers that came, those of each kind counted, and where its text goes on.
-        self._visits: dict[tuple[str, int], Site] = {}
+        self._visits: dict[tuple[str, int], AttentionSite] = {}
         self._first_query: int | None = None
         self._reused: set[str] = set()
-        self._met: set[Site] = set()
-        self._elsewhere = False  # whether another process has all chosen heads of a layer
-        self._given: Tensor | None = None
-        self._padded: dict[str, Tensor] = {}
+        self._reused_sites: set[AttentionSite] = set()
+        self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
+        self._input_ids: Tensor | None = None
+        self._padding_masks: dict[str, Tensor] = {}
         self._ids: Tensor | None = None
-        watched = list(model.named_modules()) if patch_sdpa else self._census.watched()
-        self._passes = Passes(model, watched, lambda: listening(self), self._begin, self._end)
-        self.atlas = Atlas(model=facts.name_of(model), details=facts.details_of(model, keep))
+        watched = list(model.named_modules()) if patch_sdpa else self._attentions.candidates()
+        self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
+        self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
 
     def __enter__(self) -> Atlas:
         if self._entered:
@@ -246,23 +246,23 @@ class Recording(AbstractContextManager[Atlas]):
         refuse_context_parallel("record()")
         self._entered = True
         with ExitStack() as stack:
-            self._policy = self._make_policy(stack)
-            stack.enter_context(switched(self._model))
+            self._policy = self._retention_policy(stack)
+            stack.enter_context(attending_with_attlas(self._model))
             stack.enter_context(self._passes.followed())
             if self._patch:
-                stack.enter_context(patched(lambda: self._passes.innermost if listening(self) else None))
+                stack.enter_context(patched_sdpa(lambda: self._passes.innermost if is_recording(self) else None))
             stack.enter_context(subscribed(self))
             self._stack = stack.pop_all()
         return self.atlas
 
-    def _make_policy(self, stack: ExitStack) -> Policy:
+    def _retention_policy(self, stack: ExitStack) -> RetentionPolicy:
         cpu = torch.device("cpu")
         if self._keep == "statistics":
-            return Policy(self._statistics, tokens=False)
+            return RetentionPolicy(self._statistics, tokens=False)
         if self._keep == "device":
-            return Policy(self._statistics)
+            return RetentionPolicy(self._statistics)
         if self._keep == "cpu":
-            return Policy(self._statistics, device=cpu)
+            return RetentionPolicy(self._statistics, device=cpu)
         folder = self._folder
         if folder is None:
             holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
@@ -273,8 +273,8 @@ class Recording(AbstractContextManager[Atlas]):
                 "folder= keeps it.",
                 stacklevel=3,
             )
-        self._disk = stack.enter_context(Disk(folder))
-        return Policy(self._statistics, device=cpu, disk=self._disk)
+        self._disk = stack.enter_context(RecordingFolder(folder))
+        return RetentionPolicy(self._statistics, device=cpu, disk=self._disk)
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with self._stack:  # everything is put back, and an unfinished folder removed, whatever happens
@@ -285,30 +285,32 @@ class Recording(AbstractContextManager[Atlas]):
 
     def _complete(self) -> None:
         """Close what is open, put the entries in the order of the model, and say what is missing."""
-        for key in list(self._strands):
+        for key in list(self._sequences):
             self._close(key)
-        sites = self._census.sites.values()
-        if not self._heard:
-            raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
-        self._selection.check([*sites, *self._met])
+        sites = self._attentions.sites.values()
+        if not self._recorded:
+            raise errors.no_attention(
+                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch
+            )
+        self._selection.check([*sites, *self._reused_sites])
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
-        if not self.atlas.entries and not self._elsewhere:
-            raise complaints.no_query(self._selection.queries)
+        if not self.atlas.entries and not self._heads_elsewhere:
+            raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
-        words = facts.tokens_of(self._tokens, self._ids)
+        words = metadata.token_texts(self._tokens, self._ids)
         self.atlas.texts = None if words is None else Atlas(tokens=words).texts
-        pieces = facts.token_bytes(
+        pieces = metadata.token_bytes(
             self._tokens, [] if self._ids is None or not len(self._ids) else self._ids[0].tolist()
         )
         self.atlas.details |= {"token_bytes": pieces} if pieces else {}
-        silent = self._census.silent(self._ran, self._heard)
-        if silent:
-            warnings.warn(complaints.partly(silent, patched=self._patch), stacklevel=3)
+        unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
+        if unrecorded:
+            warnings.warn(errors.some_unrecorded(unrecorded, patched=self._patch), stacklevel=3)
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the number that its layer has among all attentions that were met."""
-        site = self._census.sites[entry.name]
+        site = self._attentions.sites[entry.name]
         return entry if site.kind in self._reused or entry.layer == site.layer else replace(entry, layer=site.layer)
 
     # ------------------------------------------------------------------------------------------------- passes
@@ -316,22 +318,24 @@ class Recording(AbstractContextManager[Atlas]):
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._visits.clear()
         self._first_query = None
-        self._given = facts.ids_of(args, kwargs)
-        self._padded = facts.padding_masks(self._model, args, kwargs)
+        self._input_ids = metadata.input_ids_of(args, kwargs)
+        self._padding_masks = metadata.padding_masks(self._model, args, kwargs)
 
     def _end(self) -> None:
         self._ran |= {path for path, count in self._passes.calls.items() if count}
-        if not self._heard:
-            raise complaints.nothing(self._model, self._census, self._ran, self._passes.number, patched=self._patch)
-        self._ids = facts.continued(self._ids, self._given, self._first_query)
-        self._padded = {}  # an encoder that runs by itself has another text
+        if not self._recorded:
+            raise errors.no_attention(
+                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch
+            )
+        self._ids = metadata.extended_ids(self._ids, self._input_ids, self._first_query)
+        self._padding_masks = {}  # an encoder that runs by itself has another text
 
     # ------------------------------------------------------------------------------------------------ matrices
 
-    def receive(
+    def on_attention(
         self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
     ) -> None:
-        """Take the matrix of one attention; called by `offer` inside the forward pass.
+        """Record the matrix of one attention; called by `offer` inside the forward pass.
 
         Parameters
         ----------
@@ -340,81 +344,83 @@ class Recording(AbstractContextManager[Atlas]):
         matrix : AttentionMatrix, shape (batch, heads, m, n)
             Its weights.
         first_query, first_key : int, optional
-            Place in the text of query 0 and of key 0.
+            Positions in the text of query 0 and of key 0.
         """
         if in_backward():
             return
         refuse_context_parallel("record()")
-        found = self._census.site(module)
-        if found is None:
+        known_site = self._attentions.site(module)
+        if known_site is None:
             return
-        self._heard.add(found.path)
-        occurrence = self._passes.occurrence(found.path)
-        site = self._visit(found, occurrence)
+        self._recorded.add(known_site.path)
+        occurrence = self._passes.occurrence(known_site.path)
+        site = self._visit(known_site, occurrence)
         step = self._step(site, matrix, first_query, first_key)
-        sites = list(self._census.sites.values())
-        if step is None or not self._selection.wants(site, sites):
+        sites = list(self._attentions.sites.values())
+        if step is None or not self._selection.includes(site, sites):
             return
         with torch.no_grad():
             first, count = heads_here(module, matrix)
             here = range(first, first + matrix.shape[1])
             heads = tuple(head for head in self._selection.heads_of(site, sites, count) if head in here)
             if not heads:
-                self._elsewhere = True
+                self._heads_elsewhere = True
                 return
             if len(heads) != matrix.shape[1]:
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             self._take(site, occurrence, heads, step)
 
-    def _visit(self, site: Site, occurrence: int) -> Site:
-        """Return the layer that a call is: a module that is used again in a pass is one more layer."""
+    def _visit(self, site: AttentionSite, occurrence: int) -> AttentionSite:
+        """Return the layer of a call: a module that is used again in one pass counts as another layer."""
         if not self._passes.inside:
             return site
         key = (site.path, occurrence)
         if key not in self._visits:
             of_kind = [visit for visit in self._visits if self._visits[visit].kind == site.kind]
             if occurrence or any(again for _, again in of_kind):
-                if self._selection.from_the_end:
-                    raise complaints.counted_from_the_end(site)
+                if self._selection.counts_from_the_end:
+                    raise errors.negative_layer_of_reused_module(site)
                 self._reused.add(site.kind)
                 site = replace(site, layer=len(of_kind))
-                self._met.add(site)
+                self._reused_sites.add(site)
             self._visits[key] = site
         return self._visits[key]
 
-    def _step(self, site: Site, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> Step | None:
-        """Return a call with its place in the text; None where none of its queries is recorded."""
+    def _step(
+        self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> Step | None:
+        """Return a call with its position in the text; None where none of its queries is recorded."""
         m, n = matrix.problem.shape[2:]
         first_key = 0 if first_key is None else int(first_key)
-        cross, told = site.kind == "cross", first_query is not None
+        cross, has_position = site.kind == "cross", first_query is not None
         if cross:
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
         elif first_query is None:
             mask = matrix.problem.mask
-            place = None if mask is None else mask.first_query(m, n)
-            first_query = max(n - m if place is None else place, 0) + first_key
+            position = None if mask is None else mask.first_query(m, n)
+            first_query = max(n - m if position is None else position, 0) + first_key
         first_query = int(first_query)
         if site.kind == "self" and self._first_query is None:
             self._first_query = first_query
         rows = self._selection.rows(first_query, m)
         if not len(rows):
             return None
-        counted = real_queries(matrix, self._padded.get(site.kind), first_query, first_key, cross=cross)
-        return Step(matrix, rows, first_query, first_key, cross, counted, keeps_all_keys=not told)
+        query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)
+        return Step(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=not has_position)
 
-    def _take(self, site: Site, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
+    def _take(self, site: AttentionSite, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
         key = (site.path, occurrence)
-        strand = self._strands.get(key)
-        if strand is not None and strand.continues(step):
-            strand.extend(step)
+        sequence = self._sequences.get(key)
+        if sequence is not None and sequence.continues(step):
+            sequence.extend(step)
             return
-        if strand is not None:
+        if sequence is not None:
             self._close(key)
         call = self._calls.get(key, 0)
         self._calls[key] = call + 1
-        self._strands[key] = Strand(site.path, site.kind, site.layer, call, heads, self._policy, step)
+        self._sequences[key] = RecordedSequence(site.path, site.kind, site.layer, call, heads, self._policy, step)
 
     def _close(self, key: tuple[str, int]) -> None:
-        entry: Entry = self._strands.pop(key).finish()
+        entry: Entry = self._sequences.pop(key).finish()
         self.atlas.entries.append(entry)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attlas.atlas.entry import KINDS
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
-from attlas.recording.census import Site
+from attlas.recording.discovery import AttentionSite
 
 __all__ = ["Selection"]
 
@@ -47,11 +47,11 @@ class Selection:
         return tuple(dict.fromkeys((*(self.layers or ()), *self.by_layer)))
 
     @property
-    def from_the_end(self) -> bool:
+    def counts_from_the_end(self) -> bool:
         """Whether a layer is counted from the end."""
         return any(isinstance(name, int) and name < 0 for name in self.named)
 
-    def check(self, sites: Sequence[Site]) -> None:
+    def check(self, sites: Sequence[AttentionSite]) -> None:
         """Raise an OutOfRangeError if a name fits none of a model's attentions."""
         counts = _counts(sites)
         for name in self.named:
@@ -67,14 +67,14 @@ class Selection:
                     fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
                 )
 
-    def wants(self, site: Site, sites: Sequence[Site]) -> bool:
+    def includes(self, site: AttentionSite, sites: Sequence[AttentionSite]) -> bool:
         """Return whether an attention is recorded."""
         if self.layers is None:
             return True
         counts = _counts(sites)
         return any(_fits(name, site, counts) for name in self.layers)
 
-    def heads_of(self, site: Site, sites: Sequence[Site], count: int) -> tuple[int, ...]:
+    def heads_of(self, site: AttentionSite, sites: Sequence[AttentionSite], count: int) -> tuple[int, ...]:
         """Return the heads of an attention that are recorded.
 
         Raises
@@ -112,14 +112,14 @@ class Selection:
         return range(start, max(start, stop))
 
 
-def _counts(sites: Iterable[Site]) -> dict[str, int]:
+def _counts(sites: Iterable[AttentionSite]) -> dict[str, int]:
     counts = dict.fromkeys(KINDS, 0)
     for site in sites:
         counts[site.kind] = max(counts[site.kind], site.layer + 1)
     return counts
 
 
-def _fits(name: int | str, site: Site, counts: dict[str, int]) -> bool:
+def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
     return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")

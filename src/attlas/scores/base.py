@@ -134,14 +134,20 @@ class Score(Stored, nn.Module):
         return None
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
-        """Return this score for another matrix of the same tokens, or None where it must be asked in its own places.
+        """Return this score for a window of its matrix, or for a larger matrix that contains it.
 
         Parameters
         ----------
         rows, columns : range
-            Queries and keys of the other matrix, by their places in this one; they may lie outside of it.
+            Positions of the other matrix's queries and keys in the matrix of this score. They may lie outside of it.
         m, n : int
-            Sizes of the matrix that this score belongs to.
+            Sizes of the matrix of this score.
+
+        Returns
+        -------
+        Score or None
+            The result must hold in all cells of the other matrix. None is always right: attlas then
+            evaluates this score at its original positions. The default is None unless `position_free`.
         """
         return self if self.position_free else None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import DtypeError, kind
-from attlas.scores.base import Dot, Score, Tokens, check_same_size, finite_number
+from attlas.scores.base import Derived, Dot, Score, Tokens, check_same_size, finite_number
 from attlas.tiles import Tile
 
 __all__ = ["Cosine", "ScaledDot", "SoftCap"]
@@ -80,7 +80,7 @@ class ScaledDot(Score):
         return "" if self.scale is None else f"scale={self.scale}"
 
 
-class SoftCap(Score):
+class SoftCap(Derived):
     """A score kept within ``±cap`` by a tanh, ``s = cap * tanh(score / cap)``.
 
     Parameters
@@ -114,36 +114,30 @@ class SoftCap(Score):
     stored = ("cap", "score")
 
     def __init__(self, score: Score, cap: float) -> None:
-        super().__init__()
         if not isinstance(score, Score):
             rule = "score must be an attlas.Score."
             fix = "attlas.SoftCap(attlas.ScaledDot(), 50.0)"
             raise DtypeError("SoftCap()", rule, {"score": repr(score)}, found=kind(score), fix=fix)
-        self.score = score
+        super().__init__(score)
         self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
-        self.scratch = score.scratch + 1
-        self.finite = score.finite
-        self.positional = score.positional
-        self.position_free = score.position_free
 
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        return self.score.project(q, k)
+    @property
+    def score(self) -> Score:
+        """The score that is capped."""
+        return self.inner
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        logits = self.score(q, k, at)
+        logits = self.inner(q, k, at)
         capped = torch.tanh(logits / self.cap) * self.cap
         if self.finite:
             return capped
         return torch.where(logits == -math.inf, logits, capped)  # a pair that the score forbids stays forbidden
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
-        dot = self.score.as_dot(q, k)
+        dot = self.inner.as_dot(q, k)
         if dot is None or dot.row is not None or dot.bias is not None or dot.cap:
             return None
         return replace(dot, cap=self.cap)
-
-    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        self.score.check(q, k, heads)
 
     def extra_repr(self) -> str:
         return f"cap={self.cap}"

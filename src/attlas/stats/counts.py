@@ -25,7 +25,7 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     if problem.mask is None:
         first = torch.zeros(1, 1, m, dtype=torch.int64, device=problem.device)
         return first, torch.full_like(first, n)
-    return problem.interval
+    return problem.allowed_runs
 
 
 def _unknown(problem: Problem, *size: int) -> Tensor:

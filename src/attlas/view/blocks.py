@@ -109,7 +109,7 @@ class Blocks(Statistic):
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        if problem.mask is not None and problem.interval is None:
+        if problem.mask is not None and problem.allowed_runs is None:
             return None
         edges = torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)
         return {"picture_sum": edges, "picture_max": edges}
@@ -123,8 +123,8 @@ class Blocks(Statistic):
 
 def _runs(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the first key that each query may see and the one after its last."""
-    if problem.interval is not None:
-        return problem.interval
+    if problem.allowed_runs is not None:
+        return problem.allowed_runs
     m, n = problem.shape[2:]
     return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n, dtype=torch.int64)
 

@@ -168,7 +168,7 @@ class CorpusService:
                 ("Sums", "Numbers of a head are sums over all texts, divided by counts over all texts."),
                 ("Made with", _made_with(config)),
             ],
-            "kinds": [(kind.name, kind.does) for kind in (*heads.KINDS, heads.MIXED)],
+            "kinds": [(kind.name, kind.does) for kind in (*heads.PATTERNS, heads.MIXED)],
             "measures": measures(numbers, config["numbers"], words),
             "rows": rows,
         }

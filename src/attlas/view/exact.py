@@ -60,7 +60,7 @@ class ButFirst(Mask):
         first, last = found[2:]
         return BlockState.FULL if first >= 1 else BlockState.EMPTY if last < 1 else BlockState.PARTIAL
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         first = torch.ones_like(at.i).view(1, 1, -1)
         return first, torch.full_like(first, at.n)
 
@@ -75,7 +75,7 @@ class Listed(Mask):
         first, stop = (t.to(at.device)[..., at.i.flatten()].unsqueeze(-1) for t in (self.first, self.stop))
         return (at.j >= first) & (at.j < stop)
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         rows = at.i.flatten()
         return self.first.to(at.device)[..., rows], self.stop.to(at.device)[..., rows]
 
@@ -83,7 +83,7 @@ class Listed(Mask):
 def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     """Return some rows of a matrix by their numbers; its score must look at tokens alone, its mask be runs of keys."""
     problem = A.problem
-    runs = problem.interval
+    runs = problem.allowed_runs
     mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
     return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)))
@@ -277,7 +277,7 @@ class Head:
         """
         problem, edges = self.A.problem, (range(len(rows) + 1), columns)
         fused = problem.score.position_free and (self.heads == 1 or (pool == "mean" and self.is_uniform))
-        if fused and (problem.mask is None or problem.interval is not None):
+        if fused and (problem.mask is None or problem.allowed_runs is not None):
             found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
             total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
             return Table(total, largest, _array(found.cells[0, 0]))
@@ -348,7 +348,7 @@ class Head:
 
     def _columns_of(self, rows: range, size: int) -> range:
         """Return the stretch of keys that some rows can see at all, from the edge of a block on."""
-        runs = self.A.problem.interval
+        runs = self.A.problem.allowed_runs
         if runs is None:
             return range(self.n)
         first, stop = (t[..., rows.start : rows.stop] for t in runs)
@@ -380,7 +380,7 @@ def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Arra
 def _is_uniform(A: AttentionMatrix) -> bool:
     """Return whether all heads may see the same keys, as far as that is known without asking for every cell."""
     problem = A.problem
-    return problem.mask is None or (problem.interval is not None and problem.interval[0].shape[1] == 1)
+    return problem.mask is None or (problem.allowed_runs is not None and problem.allowed_runs[0].shape[1] == 1)
 
 
 def _array(t: Tensor) -> Array:

@@ -14,10 +14,10 @@ from attlas import stats
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
-from attlas.heads import KINDS, MIXED
-from attlas.heads.kinds import text_statistics
+from attlas.heads import MIXED, PATTERNS
+from attlas.heads.classification import text_statistics
+from attlas.heads.from_recording import classify_entry
 from attlas.heads.patterns import NEAR
-from attlas.heads.recorded import heads_of
 from attlas.stats import Statistic
 from attlas.view.source import Source
 from attlas.view.worker import Worker
@@ -48,7 +48,7 @@ _DESCRIBED = (
     _Column("logit_variance", "logit variance", "", "Variance of the log-weights of a query, mean over the queries."),
     *(
         _Column(kind.measure, f"{kind.name} score", "", f"{kind.definition[0].upper()}{kind.definition[1:]}.")
-        for kind in KINDS
+        for kind in PATTERNS
     ),
     _Column("distance", "mean distance", "tokens", "How many places back the weight lies, on average."),
     _Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
@@ -61,7 +61,7 @@ _DESCRIBED = (
     _Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
 )
 _COLUMNS = {column.name: column for column in _DESCRIBED}
-_MEASURES = (*(kind.measure for kind in KINDS), "distance", "induction_text", "duplicate_text")
+_MEASURES = (*(kind.measure for kind in PATTERNS), "distance", "induction_text", "duplicate_text")
 _ON_BLOCK = ("induction", "duplicate")
 # What the two columns "on the text" are made of: over all queries, where those are over the ones that have a copy.
 _RAW = ("agreement", "agreement_2")
@@ -100,7 +100,7 @@ _WORDS = {
         if kind.measure
         else "It picks by content: no other kind's threshold is reached.",
     }
-    for kind in (*KINDS, MIXED)
+    for kind in (*PATTERNS, MIXED)
 }
 
 
@@ -199,14 +199,14 @@ class HeadTable:
         """Return each column of an entry's heads, and the kinds of each head."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
-        measured = heads_of(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
+        measured = classify_entry(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
             return _Known(columns, [[] for _ in entry.heads], [])
         columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}
-        on_block = isinstance(self._source.atlas.details.get("block"), dict)
-        names = [name for name in _MEASURES if on_block or name not in _ON_BLOCK]
+        measure_block = isinstance(self._source.atlas.details.get("block"), dict)
+        names = [name for name in _MEASURES if measure_block or name not in _ON_BLOCK]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
-        kinds = [[kind.name for kind in head.kinds] for head in measured]
+        kinds = [[kind.name for kind in head.patterns] for head in measured]
         return _Known(columns, kinds, [head.prominence for head in measured])
 
     def step(self) -> bool:

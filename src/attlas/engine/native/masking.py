@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["of_cells", "of_interval"]
+__all__ = ["of_cells", "of_runs"]
 
 
-def of_interval(first: Tensor, stop: Tensor) -> tuple[dict[str, int], tuple[Tensor, ...]]:
+def of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, int], tuple[Tensor, ...]]:
     """Return the fields for one run of keys a row, and the tensors that they point to.
 
     Parameters

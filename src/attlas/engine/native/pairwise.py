@@ -74,8 +74,8 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
     if problem.mask is None:
         yield View(range(m), {})
         return
-    if problem.interval is not None:
-        yield View(range(m), *masking.of_interval(*problem.interval))
+    if problem.allowed_runs is not None:
+        yield View(range(m), *masking.of_runs(*problem.allowed_runs))
         return
     rows = max(plan.budget("cpu") // (batch * heads * n), 16)
     for some in cut(m, rows):

@@ -85,7 +85,7 @@ class _Panel(NamedTuple):
     """Some rows, and what the mask says of them: one run of keys for each row, or cells."""
 
     rows: range
-    interval: tuple[Tensor, Tensor] | None
+    allowed_runs: tuple[Tensor, Tensor] | None
     cells: Tensor | None
 
 
@@ -96,8 +96,8 @@ def panels(problem: Problem) -> Iterator[_Panel]:
     if problem.mask is None:
         yield _Panel(range(m), None, None)
         return
-    if problem.interval is not None:
-        yield _Panel(range(m), problem.interval, None)
+    if problem.allowed_runs is not None:
+        yield _Panel(range(m), problem.allowed_runs, None)
         return
     # Cells are asked for as many rows as stay small even if each batch and head has its own, and only where the
     # mask does not say of a whole stretch of keys that all or none of them may be seen.
@@ -193,8 +193,8 @@ def mask_of(panel: _Panel, m: int, n: int) -> tuple[dict[str, Any], list[Tensor]
     """Return the mask of some rows in the fields of the kernels, and the tensors that they point to."""
     fields: dict[str, Any] = {}
     held: list[Tensor] = []
-    if panel.interval is not None:
-        mask, tensors = masking.of_interval(*panel.interval)
+    if panel.allowed_runs is not None:
+        mask, tensors = masking.of_runs(*panel.allowed_runs)
         fields, held = fields | mask, [*held, *tensors]
     if panel.cells is not None:
         mask, tensors = masking.of_cells(panel.cells, m, n)

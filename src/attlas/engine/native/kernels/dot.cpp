@@ -55,13 +55,6 @@ class Packed {
   Aligned<Number> memory_;
 };
 
-template <class T, class Source>
-bool all_in_range(const Dot& p) {
-  const bool tokens = in_range<T, Source>(p.q, p.batch, p.heads, p.m, p.d, p.threads) &&
-                      in_range<T, Source>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads);
-  return tokens && (!p.out || in_range<T, Source>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads));
-}
-
 // A problem in two passes: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever pass
 // there is anyway.
 struct Passes {
@@ -86,6 +79,15 @@ struct Wave {
   int64_t batch(int64_t which) const { return (first + slot(which)) / key_heads; }
   int64_t head(int64_t which) const { return (first + slot(which)) % key_heads * group + which % group; }
 };
+
+template <class T, class Source>
+bool all_in_range(const Dot& p, const Wave& wave) {
+  const auto good = [&](const attlas::Tensor4& t, int64_t heads, int64_t group, int64_t rows, int64_t size) {
+    return in_range<T, Source>(t, heads, wave.first * group, wave.pairs * group, rows, size, p.threads);
+  };
+  return good(p.q, p.heads, wave.group, p.m, p.d) && good(p.k, p.key_heads, 1, p.n, p.d) &&
+         (!p.out || good(p.v, p.key_heads, 1, p.n, p.e));
+}
 
 template <class M, class Source>
 void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
@@ -171,14 +173,17 @@ template <class M, class Source>
 int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
-  if (!all_in_range<T, Source>(p)) return attlas::NOT_FINITE;
   const Passes passes(p);
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
-  const int64_t together = std::clamp<int64_t>((64 << 20) / int64_t(Packed<M>::bytes(p, parts) + 1), 1, pairs);
+  // Small heads are packed a few megabytes at a time: caches keep that much, and the C library gives it out again without
+  // new pages. Of large ones there are as many as keep all threads busy.
+  const int64_t bytes = int64_t(Packed<M>::bytes(p, parts) + 1), some_heads = (std::min(p.threads, 16) << 21) / bytes;
+  const int64_t together = std::min(std::max(some_heads, std::clamp<int64_t>((64 << 20) / bytes, 1, 8)), pairs);
   Packed<M> packed(p, parts, together);
   const int64_t some = 512, pieces = (padded + some - 1) / some;
   for (int64_t first = 0; first < pairs; first += together) {
     const Wave wave{first, std::min(together, pairs - first), p.heads / p.key_heads, p.key_heads};
+    if (!all_in_range<T, Source>(p, wave)) return attlas::NOT_FINITE;
     attlas::share(size_t(wave.pairs * pieces), p.threads, [&](size_t task, int) {
       const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
       packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));

@@ -135,10 +135,10 @@ template <class M>
 int32_t run(const DotBackward& work, BackwardParts parts) {
   using T = typename M::T;
   const attlas::Dot& p = work.of;
-  if (!in_range<T, T>(p.q, p.batch, p.heads, p.m, p.d, p.threads) ||
-      !in_range<T, T>(p.k, p.batch, p.key_heads, p.n, p.d, p.threads) ||
-      !in_range<T, T>(p.v, p.batch, p.key_heads, p.n, p.e, p.threads) ||
-      !in_range<T, T>(work.grad, p.batch, p.heads, p.m, p.e, p.threads))
+  if (!in_range<T, T>(p.q, p.heads, 0, p.batch * p.heads, p.m, p.d, p.threads) ||
+      !in_range<T, T>(p.k, p.key_heads, 0, p.batch * p.key_heads, p.n, p.d, p.threads) ||
+      !in_range<T, T>(p.v, p.key_heads, 0, p.batch * p.key_heads, p.n, p.e, p.threads) ||
+      !in_range<T, T>(work.grad, p.heads, 0, p.batch * p.heads, p.m, p.e, p.threads))
     return attlas::NOT_FINITE;
   Division<M>(work, parts).run();
   return attlas::DONE;

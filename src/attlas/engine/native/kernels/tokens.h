@@ -36,15 +36,17 @@ struct Limited {
 #endif
 };
 
-// Whether all numbers of a tensor are finite and so small that no product of two overflows.
+// Whether all numbers of `count` heads from `first` on, batch after batch, are finite and so small that no product of two
+// overflows.
 template <class T, class Source>
-__attribute__((noinline)) bool in_range(const attlas::Tensor4& t, int64_t batch, int64_t heads, int64_t rows, int64_t size, int threads) {
+__attribute__((noinline)) bool in_range(const attlas::Tensor4& t, int64_t heads, int64_t first, int64_t count, int64_t rows, int64_t size,
+                                        int threads) {
   std::atomic<bool> good{true};
   const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
   const int64_t some = 1024, blocks = (rows + some - 1) / some;
-  share_out(size_t(batch * heads * blocks), threads, [&](size_t task, int) {
-    const int64_t block = task % blocks, h = task / blocks % heads, b = task / blocks / heads;
-    const auto read = rows_of<T, Source>(t, b, h, block * some);
+  share_out(size_t(count * blocks), threads, [&](size_t task, int) {
+    const int64_t block = task % blocks, which = first + task / blocks;
+    const auto read = rows_of<T, Source>(t, which / heads, which % heads, block * some);
     if (!read.in_range(std::min(some, rows - block * some), size, limit)) good = false;
   });
   return good;

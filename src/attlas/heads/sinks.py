@@ -1,0 +1,300 @@
+"""Heads without a content pattern: weight on the first token (a sink), on one token, or spread over all keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas import stats
+from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, zeros_per_row
+from attlas.stats import Part, Statistic
+from attlas.tiles import Tile
+
+if TYPE_CHECKING:
+    from attlas.matrix import AttentionMatrix
+
+__all__ = [
+    "Broad",
+    "FavouriteToken",
+    "FirstToken",
+    "FirstVisibleKey",
+    "broad",
+    "first_token",
+    "no_visible_key",
+    "update_first_key",
+]
+
+
+class FirstVisibleKey(NamedTuple):
+    """Number of keys that each query may see, the first of them (n for none) and its weight: (batch, heads, m)."""
+
+    keys: Tensor
+    first: Tensor
+    weight: Tensor
+
+
+def no_visible_key(problem: Any) -> FirstVisibleKey:
+    """Return the state before the first tile."""
+    first = torch.full(problem.shape[:3], problem.shape[3], dtype=torch.int64, device=problem.device)
+    return FirstVisibleKey(zeros_per_row(problem), first, zeros_per_row(problem))
+
+
+def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile, n: int) -> None:
+    """Update the state with one tile; the tiles of a row come from left to right."""
+    carry.keys[at.place] += part.keys
+    first, weight = carry.first[at.place], carry.weight[at.place]
+    for columns, cells in part.seen:
+        new = first == n
+        if not bool(new.any()):
+            return
+        if cells is None:
+            index = torch.zeros_like(first)
+        else:
+            new = new & cells.any(dim=-1)
+            index = cells.to(torch.uint8).argmax(dim=-1).expand(first.shape)
+        index = index + columns.start
+        weight_there = part.weights.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        first.copy_(torch.where(new, index + at.columns.start, first))
+        weight.copy_(torch.where(new, weight_there, weight))
+
+
+class FirstToken(Statistic):
+    """Score of a first-token sink: mean weight on the first token of the text.
+
+    Parameters
+    ----------
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
+
+    Raises
+    ------
+    DtypeError
+        If `query_mask` is no tensor of bool.
+
+    See Also
+    --------
+    attlas.heads.Local : the other half of a streaming head.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} A[i, f]`` over the queries Q that may see key f and another, where f is the first key
+    that any query of this text may see: with filling on the left it is the first real token. Queries whose
+    window has left it behind do not count. Attention sinks are described in [1]_; [2]_ counts a head as one
+    from 0.3 on. A learned sink (``A.sum(-1)`` below 1) is another thing and no key.
+    Cost: a look at the first tile of each row; memory of three numbers a row and head.
+
+    References
+    ----------
+    .. [1] Xiao et al., "Efficient streaming language models with attention sinks", 2023.
+    .. [2] Gu et al., "When attention sink emerges in language models: an empirical view", 2024.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import FirstToken
+    >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
+    >>> A.collect(FirstToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    """
+
+    def __init__(self, query_mask: Tensor | None = None) -> None:
+        self.query_mask = query_mask
+
+    def start(self, problem: Any) -> tuple[FirstVisibleKey, Tensor | None, int]:
+        return no_visible_key(problem), check_query_mask("FirstToken()", self.query_mask, problem), problem.shape[3]
+
+    def step(
+        self, carry: tuple[FirstVisibleKey, Tensor | None, int], part: Part, at: Tile
+    ) -> tuple[FirstVisibleKey, Tensor | None, int]:
+        update_first_key(carry[0], part, at, carry[2])
+        return carry
+
+    def finish(self, carry: tuple[FirstVisibleKey, Tensor | None, int]) -> Tensor:
+        seen, query_mask, n = carry
+        if not seen.first.shape[-1]:
+            return seen.weight.sum(dim=-1)
+        earliest = seen.first.amin(dim=-1, keepdim=True).clamp(max=max(n - 1, 0))
+        return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), query_mask)
+
+
+class Broad(Statistic):
+    """Score of a broad head: effective keys of a row as a share of the keys that the query may see.
+
+    Parameters
+    ----------
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
+
+    Raises
+    ------
+    DtypeError
+        If `query_mask` is no tensor of bool.
+
+    See Also
+    --------
+    attlas.stats.EffectiveKeys : the number.
+
+    Notes
+    -----
+    ``1/|Q| Σ_{i ∈ Q} N_i / n_i`` over the queries Q that may see two keys or more, with N the effective
+    number of keys and n the number that the mask allows: 1 for uniform weights, 1/n for a single key. Broad
+    heads are described in [1]_ (section 3.3) by the entropy of their rows.
+    Cost: one norm; memory of three numbers a row and head.
+
+    References
+    ----------
+    .. [1] Clark et al., "What does BERT look at? An analysis of BERT's attention", 2019.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import Broad
+    >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 6, 8), mask=attlas.Causal())
+    >>> A.collect(Broad())[0].round(decimals=4)
+    tensor([1.])
+    """
+
+    def __init__(self, query_mask: Tensor | None = None) -> None:
+        self.query_mask = query_mask
+        self._effective = stats.EffectiveKeys()
+
+    def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
+        query_mask = check_query_mask("Broad()", self.query_mask, problem)
+        return self._effective.start(problem), zeros_per_row(problem), query_mask
+
+    def step(self, carry: tuple[Any, Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Any, Tensor, Tensor | None]:
+        carry[1][at.place] += part.keys
+        return self._effective.step(carry[0], part, at), *carry[1:]
+
+    def finish(self, carry: tuple[Any, Tensor, Tensor | None]) -> Tensor:
+        effective, keys = self._effective.finish(carry[0]), carry[1]
+        return mean_of_rows((effective / keys.clamp(min=1.0)).clamp(max=1.0), keys > 1, carry[2])
+
+
+class FavouriteToken(Statistic):
+    """Score of a head that keeps returning to one token: mean weight on all its copies, the first key aside.
+
+    Parameters
+    ----------
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Token of each key.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one token for each key.
+    DtypeError
+        If `query_mask` is no tensor of bool.
+
+    See Also
+    --------
+    by_token : the mass of every token.
+
+    Notes
+    -----
+    ``max_t 1/|Q| Σ_{i ∈ Q} Σ_{t_j = t} A_ij`` over all queries Q, where j runs over the keys after the first token
+    of the text. Cost: a column sum; memory of one number a key and head.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.heads import FavouriteToken
+    >>> A = attlas.attend(torch.zeros(1, 2, 8), torch.zeros(1, 4, 8))
+    >>> A.collect(FavouriteToken(torch.tensor([5, 6, 7, 6])))[0]  # two of four keys
+    tensor([0.5000])
+    """
+
+    def __init__(self, ids: Tensor, query_mask: Tensor | None = None) -> None:
+        self.ids = ids
+        self.query_mask = query_mask
+
+    def start(self, problem: Any) -> tuple[Tensor, FirstVisibleKey, Tensor | None, Tensor]:
+        batch, heads, _, n = problem.shape
+        query_mask = check_query_mask("FavouriteToken()", self.query_mask, problem)
+        ids = per_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
+        mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
+        return mass, no_visible_key(problem), query_mask, ids
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        mass, seen, query_mask, _ = carry
+        update_first_key(seen, part, at, mass.shape[-1])
+        weights = part.weights
+        if query_mask is not None:
+            rows = query_mask.expand(len(mass), -1, -1)[
+                at.batches.start : at.batches.stop, :, at.rows.start : at.rows.stop
+            ]
+            weights = weights * rows.unsqueeze(-1)
+        some = (slice(at.batches.start, at.batches.stop), slice(at.heads.start, at.heads.stop))
+        mass[some][..., at.columns.start : at.columns.stop] += weights.sum(dim=-2)
+        return carry
+
+    def finish(self, carry: Any) -> Tensor:
+        mass, seen, query_mask, ids = carry
+        out: Tensor = mass.new_zeros(mass.shape[:2])
+        rows = seen.keys > 0 if query_mask is None else (seen.keys > 0) & query_mask
+        n = mass.shape[-1]
+        if not n or not rows.shape[-1]:
+            return out
+        first = seen.first.amin(dim=(1, 2)).clamp(max=n - 1)
+        for b, text in enumerate(ids):
+            later = torch.arange(n, device=mass.device) != first[b]
+            tokens, index = text[later].unique(return_inverse=True)
+            totals = mass.new_zeros(mass.shape[1], len(tokens)).index_add_(1, index, mass[b][:, later].contiguous())
+            if len(tokens):
+                out[b] = totals.amax(-1) / rows[b].sum(-1).clamp(min=1)
+        return out
+
+
+def first_token(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a first-token sink; see `FirstToken`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> A = attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), mask=attlas.Causal())
+    >>> heads.first_token(A)
+    tensor([0.4167, 0.4167])
+    """
+    score: Tensor = A.collect(FirstToken(query_mask))[0]
+    return score
+
+
+def broad(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
+    """Return the score of each head as a broad head; see `Broad`.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., heads, m, n)
+        The matrix.
+    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
+        Queries to include.
+
+    Returns
+    -------
+    Tensor, shape (..., heads)
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> heads.broad(attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)))
+    tensor([1., 1.])
+    """
+    score: Tensor = A.collect(Broad(query_mask))[0]
+    return score

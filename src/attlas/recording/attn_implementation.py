@@ -1,0 +1,69 @@
+"""Sets `attn_implementation` of transformers models to attlas during a recording, and restores it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from attlas._compat import ATTENTION_STORED, CAN_SWITCH
+from attlas.recording.discovery import INTERFACE, mentions
+
+__all__ = ["attending_with_attlas"]
+
+_NAME = "attlas"
+
+
+@contextmanager
+def attending_with_attlas(model: nn.Module) -> Iterator[None]:
+    """Set the attention of every transformers model in `model` to attlas, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any module; where no part of it is a model of transformers that can be switched, nothing happens.
+    """
+    before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in _configs(model)}
+    try:
+        if any(value != _NAME for _, value in before.values()):
+            for part in _switchable(model):
+                from attlas import huggingface  # transformers is imported for its own models only
+
+                part.set_attn_implementation(huggingface.NAME)
+                # Layers may hold a configuration that the model does not know as a part of its own (X-CLIP).
+                for module in part.modules():
+                    if hasattr(getattr(module, "config", None), ATTENTION_STORED) and mentions(module, INTERFACE):
+                        setattr(module.config, ATTENTION_STORED, huggingface.NAME)
+        yield
+    finally:
+        for config, value in before.values():
+            setattr(config, ATTENTION_STORED, value)
+
+
+def _switchable(model: nn.Module) -> list[Any]:
+    """Return the outermost models that can choose how they attend."""
+    outermost: list[Any] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if id(module) in inside or not hasattr(module, "set_attn_implementation"):
+            continue
+        inside.update(map(id, module.modules()))
+        # A model that cannot says so in a log only; who records it is told by an error that names the module.
+        able = [m for m in module.modules() if getattr(m, CAN_SWITCH, bool)()]
+        if able:
+            outermost.append(module)
+    return outermost
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    seen: set[int] = set()
+    waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in seen or not hasattr(config, ATTENTION_STORED):
+            continue
+        seen.add(id(config))
+        waiting += [part for name in getattr(config, "sub_configs", ()) if (part := getattr(config, name, None))]
+        yield config

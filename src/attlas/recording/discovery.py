@@ -1,0 +1,151 @@
+"""Finds the attention modules of a model: their kind, their number, and which of them could not be recorded."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+from torch import nn
+
+from attlas.atlas.entry import KINDS
+
+__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "mentions"]
+
+_CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
+_ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
+# The name by which code of transformers finds its attention function, and torch's own function.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+SDPA = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention of a model: path of its module, kind, number among those of its kind."""
+
+    path: str
+    kind: str
+    layer: int
+
+    @property
+    def key(self) -> str:
+        """Kind and number, as an atlas takes them."""
+        return f"{self.kind}.{self.layer}"
+
+
+def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
+    """Return whether a method of a class (or of a module's class) uses a name in its code."""
+    own = module if isinstance(module, type) else type(module)
+    # A whole model of transformers inherits methods that look its attention function up and never call it.
+    whole = hasattr(module, "set_attn_implementation")
+    for base in own.__mro__:
+        if base is nn.Module:
+            break
+        methods = vars(base)
+        for method in [methods.get("forward")] if whole else methods.values():
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+            if isinstance(code, CodeType) and name in _names(code):
+                return True
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def is_named_attention(module: nn.Module) -> bool:
+    """Return whether the class of a module is called an attention."""
+    return re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) is not None
+
+
+class ModelAttentions:
+    """The attentions of a model, in the order of the model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model that is recorded.
+    patched : bool
+        Whether calls of torch's own function count.
+    """
+
+    def __init__(self, model: nn.Module, *, patched: bool) -> None:
+        self.paths = {id(module): path for path, module in model.named_modules()}
+        self._modules = list(model.named_modules())
+        self._classes: set[type[nn.Module]] = {
+            type(module) for _, module in self._modules if _is_attention(module, patched=patched)
+        }
+        self.sites: dict[str, AttentionSite] = {}
+        self._number()
+
+    def _number(self) -> None:
+        paths = [path for path, module in self._modules if type(module) in self._classes]
+        inner = [path for path in paths if _kind(path) == "self"]
+        count = dict.fromkeys(KINDS, 0)
+        self.sites = {}
+        for path in paths:
+            kind = _kind(path)
+            # Where nothing stands outside an encoder, the encoder is the model.
+            kind = "self" if kind == "encoder" and not inner else kind
+            self.sites[path] = AttentionSite(path, kind, count[kind])
+            count[kind] += 1
+
+    def site(self, module: nn.Module) -> AttentionSite | None:
+        """Return the attention that a module is; None where it is not part of the model.
+
+        If the class of the module was not known to be an attention, all modules of this class become attentions.
+        """
+        path = self.paths.get(id(module))
+        if path is None:
+            return None
+        if path not in self.sites:
+            self._classes.add(type(module))
+            self._number()
+        return self.sites[path]
+
+    def count(self, kind: str) -> int:
+        """Return how many attentions of a kind there are."""
+        return sum(site.kind == kind for site in self.sites.values())
+
+    def candidates(self) -> list[tuple[str, nn.Module]]:
+        """Return the modules that are attentions, or whose class is named like one."""
+        return [(p, m) for p, m in self._modules if type(m) in self._classes or is_named_attention(m)]
+
+    def unrecorded(self, ran: Iterable[str], recorded: Iterable[str]) -> list[tuple[str, nn.Module]]:
+        """Return the attentions that ran and were not recorded, the innermost only.
+
+        Parameters
+        ----------
+        ran, heard : iterable of str
+            Paths of the modules that ran, and of those whose matrix was recorded.
+        """
+        recorded, ran = set(recorded), set(ran)
+        candidates = [
+            (path, module)
+            for path, module in self.candidates()
+            if path in ran and not any(_within(h, path) or _within(path, h) for h in recorded)
+        ]
+        paths = [path for path, _ in candidates]
+        return [(path, m) for path, m in candidates if not any(_within(p, path) for p in paths if p != path)]
+
+
+def _is_attention(module: nn.Module, *, patched: bool) -> bool:
+    if mentions(module, INTERFACE):
+        return True
+    return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))
+
+
+def _within(inner: str, outer: str) -> bool:
+    return inner == outer or not outer or inner.startswith(outer + ".")
+
+
+def _kind(path: str) -> str:
+    parts = path.lower().split(".")
+    if any(map(_CROSS.search, parts)):
+        return "cross"
+    return "encoder" if any(_ENCODER.search(part) and "decoder" not in part for part in parts) else "self"

@@ -1,0 +1,102 @@
+"""Errors and warnings of a recording: attentions that ran and could not be recorded, and how to record them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from attlas._compat import ATTENTION
+from attlas.errors import RecordingError, RecordingWarning
+from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
+
+__all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
+
+_SHOWN = 4
+_PATCH = "attlas.record(model, patch_sdpa=True)"
+_EAGER = (
+    'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
+    "or let the module call attlas.recording.offer()."
+)
+
+
+def no_attention(
+    model: nn.Module, attentions: ModelAttentions, ran: set[str], passes: int, *, patched: bool
+) -> RecordingError:
+    """Return the error of a recording without any attention."""
+    arguments = {"model": type(model).__name__}
+    if not passes and not ran:
+        return RecordingError(
+            "record()",
+            "the model must run inside the block.",
+            arguments,
+            found="no call of the model, and no attention",
+            fix="with attlas.record(model) as atlas: model(ids), the same model, in the same thread.",
+        )
+    unrecorded = attentions.unrecorded(ran, ())
+    found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
+    rule = "an attention that computes its weights by itself cannot be recorded, and this model has no other."
+    return RecordingError("record()", rule, arguments, found=found, fix=_fix(unrecorded, patched=patched))
+
+
+def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> RecordingWarning:
+    """Return the warning about attentions that ran and were not recorded."""
+    rule = "some attentions of the model computed their weights by themselves, and are not in the atlas."
+    error = RecordingError("record()", rule, found=_listed(unrecorded), fix=_fix(unrecorded, patched=patched))
+    return RecordingWarning(error)
+
+
+def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
+    shown = ", ".join(
+        f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded[:_SHOWN]
+    )
+    return f"{shown} and {len(unrecorded) - _SHOWN} more" if len(unrecorded) > _SHOWN else shown
+
+
+def _fix(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+    modules = [module for _, module in unrecorded]
+    torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
+    callers = [m for m in modules if mentions(m, SDPA) or any(mentions(c, SDPA) for c in type(m).__subclasses__())]
+    if any(type(m).__module__.startswith("transformers.") for m in callers):
+        # Falcon and SAM have their own code for "eager", which cannot be recorded.
+        return f'load the model with attn_implementation="sdpa", then {_PATCH}'
+    if not patched and (torch_layers or any(mentions(m, SDPA) for m in callers)):
+        return _PATCH
+    if any(mentions(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
+        return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
+    if torch_layers:
+        return (
+            "call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function. "
+            "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
+        )
+    if not modules:
+        first = "" if patched else f"{_PATCH}, if it calls scaled_dot_product_attention. "
+        return f"{first}State-space, linear and convolutional layers have no attention weights to record."
+    return _EAGER
+
+
+def _implementation(module: nn.Module) -> str | None:
+    """Return the attention function that the configuration of a module of transformers names."""
+    name: str | None = getattr(getattr(module, "config", None), ATTENTION, None)
+    return name
+
+
+def no_query_recorded(queries: slice | range | None) -> RecordingError:
+    """Return the error of a recording whose queries were never reached."""
+    return RecordingError(
+        "record()",
+        "the queries must lie within the text.",
+        found=f"queries = {queries!r}, and no call had such a query",
+        fix="queries=slice(-32, None) for the last 32.",
+    )
+
+
+def negative_layer_of_reused_module(site: AttentionSite) -> RecordingError:
+    """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
+    return RecordingError(
+        "record()",
+        "layers that share a module are known one by one as they run, so there is no last one to count from.",
+        {"module": site.path},
+        found="a negative layer, and a module that is used again in one pass",
+        fix="layers=[0, 1], counted from the first.",
+    )

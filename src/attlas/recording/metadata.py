@@ -1,0 +1,160 @@
+"""Metadata of a recorded model and of its text: name, configuration, token ids, padding, token texts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["extended_ids", "input_ids_of", "model_details", "model_name", "padding_masks", "token_bytes", "token_texts"]
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_CONFIG_FIELDS = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "sliding_window",
+)
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the name that a model was loaded by, or that of its class."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "name_or_path", "") or type(model).__name__)
+
+
+def model_details(model: nn.Module, keep: str) -> dict[str, Any]:
+    """Return the metadata of a model, as JSON can hold it."""
+    config = getattr(model, "config", None)
+    text = getattr(config, "text_config", config)
+    fields = {name: _config_field(text, name) for name in _CONFIG_FIELDS}
+    plain = {name: value for name, value in fields.items() if isinstance(value, int | str)}
+    return {"class": type(model).__name__, "keep": keep, "torch": str(torch.__version__), **plain}
+
+
+def _config_field(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers: the layers differ in it (head_dim of Gemma 4)
+        return None
+
+
+def input_ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the token ids that a model was called with: those of its decoder, where it has one."""
+    candidates = (kwargs.get("decoder_input_ids"), kwargs.get("input_ids"), *args[:1])
+    for ids in candidates:
+        if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.dtype is not torch.bool:
+            return ids.detach().to("cpu", copy=True)
+    return None
+
+
+def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the 2-D attention masks that a model was called with, by the kind of attention that they belong to.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, for the names of the arguments that have none in the call.
+    args, kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    dict of str to Tensor of bool, shape (batch, tokens)
+        Nothing where no sequence is padded.
+    """
+    try:
+        arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        arguments = {}
+    arguments = {**arguments, **kwargs}
+    own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
+    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments and not _has_decoder(model):
+        own, decoder = {}, "attention_mask"
+    masks = {kind: arguments.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    return {
+        kind: t.detach().to("cpu").bool()
+        for kind, t in masks.items()
+        if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
+    }
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -> Tensor | None:
+    """Return the ids of the text after one more pass, whose first query stands at `first`."""
+    if new is None:
+        return before
+    goes_on = before is not None and first is not None and first > 0 and before.shape == (len(new), first)
+    return torch.cat([before, new], dim=1) if goes_on and before is not None else new
+
+
+def token_texts(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
+    """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
+    if tokens is None or isinstance(tokens, list | tuple):
+        if tokens and all(isinstance(text, list | tuple) for text in tokens):
+            return [[str(token) for token in text] for text in tokens]
+        return None if tokens is None else [str(token) for token in tokens]
+    if ids is None or not len(ids):
+        return None
+    known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
+    texts = [[known[number] for number in text] for text in ids.tolist()]
+    return texts if len(texts) > 1 else texts[0]
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:
+    """Return the bytes of the tokens that are a part of a character, in hexadecimal digits by their place.
+
+    Parameters
+    ----------
+    tokenizer : tokenizer of transformers
+        One that works on bytes (GPT-2, Llama 3, Qwen) or falls back on them (Llama 2, Gemma); of others nothing
+        is known.
+    ids : sequence of int
+        Tokens of the text.
+
+    Returns
+    -------
+    dict of str to str
+        Plain data, as JSON can hold: ``{"17": "e697"}``. Tokens that are text on their own are not in it.
+    """
+    if not (hasattr(tokenizer, "decode") and hasattr(tokenizer, "convert_ids_to_tokens")):
+        return {}
+    known = {number: _bytes_of(tokenizer, number) for number in set(ids)}
+    return {str(place): known[number].hex() for place, number in enumerate(ids) if known[number]}
+
+
+def _bytes_of(tokenizer: Any, number: int) -> bytes:
+    """Return the bytes of a token that is no text on its own; nothing for any other."""
+    if "\N{REPLACEMENT CHARACTER}" not in str(tokenizer.decode([number])):
+        return b""
+    name = str(tokenizer.convert_ids_to_tokens(number))
+    match = _BYTE.fullmatch(name)
+    if match is not None:
+        return bytes.fromhex(match[1])
+    alphabet = _byte_alphabet()
+    if not all(letter in alphabet for letter in name):
+        return b""
+    piece = bytes(alphabet[letter] for letter in name)
+    return piece if "\N{REPLACEMENT CHARACTER}" in piece.decode(errors="replace") else b""
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each letter stands for in the vocabularies that work on bytes, as GPT-2 chose them."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}

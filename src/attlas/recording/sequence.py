@@ -1,0 +1,288 @@
+"""One attention over one text: the queries of all its calls, the final keys once, the merged statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.atlas import Entry
+from attlas.atlas.entry import statistic_names
+from attlas.indexing import Axes
+from attlas.matrix import AttentionMatrix
+from attlas.recording.disk import RecordingFolder
+from attlas.recording.merging import MergedStatistics, can_merge, with_keys
+from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
+from attlas.recording.stacking import Block, same_settings, stack_masks
+from attlas.stats import Statistic
+
+__all__ = ["RecordedSequence", "RetentionPolicy", "Step"]
+
+
+@dataclass(frozen=True, eq=False)
+class RetentionPolicy:
+    """What a recording keeps of each attention, and where.
+
+    Parameters
+    ----------
+    statistics : tuple of Statistic
+        Numbers that are computed in the forward pass.
+    tokens : bool
+        Whether q and k are kept.
+    device : torch.device, optional
+        Where they are kept; where they are, by default.
+    disk : RecordingFolder, optional
+        Where they are written.
+    """
+
+    statistics: tuple[Statistic, ...]
+    tokens: bool = True
+    device: torch.device | None = None
+    disk: RecordingFolder | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of an attention: a whole text, a chunk of it, or one step of a generation.
+
+    Parameters
+    ----------
+    matrix : AttentionMatrix, shape (batch, recorded heads, m, n)
+        The weights of all queries of the call.
+    rows : range
+        Which of its queries are recorded.
+    first_query, first_key : int
+        Positions in the text of query 0 and of key 0.
+    cross : bool
+        Whether the keys are those of another text, the same at each step.
+    keeps_all_keys : bool
+        Whether keys behind the last query count; if not, they are the unused part of a static cache.
+    query_mask : Tensor of bool, optional, shape (batch, m)
+        Which of its queries are tokens and no padding; None where all are.
+    """
+
+    matrix: AttentionMatrix
+    rows: range
+    first_query: int
+    first_key: int
+    cross: bool
+    query_mask: Tensor | None = None
+    keeps_all_keys: bool = field(default=False, kw_only=True)
+
+    @property
+    def last_query(self) -> int:
+        """Position after the last query of the call."""
+        return self.first_query + self.matrix.problem.shape[2]
+
+    @property
+    def last_key(self) -> int:
+        """Position after the last key that was written: a static cache has room for more."""
+        stop = self.first_key + self.matrix.problem.shape[3]
+        mask = self.matrix.problem.mask
+        if self.cross or self.keeps_all_keys or mask is None or not mask.is_causal:
+            return stop
+        return min(stop, max(self.last_query, self.first_key + 1))
+
+
+class RecordedSequence:
+    """The calls of one attention that belong to one text; they become one entry of the atlas.
+
+    Parameters
+    ----------
+    name, kind, layer, call, heads
+        Fields of the entry.
+    policy : RetentionPolicy
+        What is kept.
+    step : Step
+        The first call.
+    """
+
+    def __init__(
+        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
+    ) -> None:
+        self.name, self.kind, self.layer, self.call, self.heads = name, kind, layer, call, heads
+        self.policy = policy
+        self.first_query = step.first_query + step.rows.start
+        self.first_key = step.first_key
+        self.next_row = self.first_query
+        self.next_query, self.last_key = step.last_query, step.first_key
+        self.mergeable = all(map(can_merge, policy.statistics))
+        self.blocks: list[Block] = []
+        self._statistics = MergedStatistics(policy.statistics)
+        self._base = step.matrix.problem
+        self._q: list[Tensor] = []
+        self._k: list[Tensor] = []
+        self._lse: list[Tensor] = []
+        self._fingerprints: list[Tensor] = []
+        self._query_masks: list[Tensor] = []
+        self._plan = step.matrix.plan
+        self.entry: Entry | None = None
+        self._append(step)
+        if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k):
+            self._write(policy.disk, self._make_entry())
+
+    def continues(self, step: Step) -> bool:
+        """Return whether a call continues this text: its queries follow, and its keys begin with the stored ones."""
+        problem, base = step.matrix.problem, self._base
+        follows = step.first_query == self.next_query and step.first_query + step.rows.start == self.next_row
+        if not (follows and (self.policy.tokens or self.mergeable)):
+            return False
+        if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
+            return False
+        if not (
+            problem.score.position_free and same_settings(problem.score, base.score) and self._same_sink(problem.sink)
+        ):
+            return False
+        if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
+            return False
+        if not self.first_key <= step.first_key <= self.last_key <= step.last_key:
+            return False
+        return self._same_keys(problem.k[:, :, : self.last_key - step.first_key], step.first_key - self.first_key)
+
+    def _same_sink(self, sink: Tensor | None) -> bool:
+        before = self._base.sink
+        return sink is before or (sink is not None and before is not None and torch.equal(sink.to(before), before))
+
+    def _same_keys(self, k: Tensor, start: int) -> bool:
+        """Return whether keys equal the stored keys from `start` on, bit for bit."""
+        if not self.policy.tokens:
+            known = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
+            return torch.equal(fingerprint(k), known)
+        stop, at = start + k.shape[2], 0
+        for piece in self._k:
+            low, high = max(at, start), min(at + piece.shape[2], stop)
+            if low < high:
+                old, new = piece[:, :, low - at : high - at], k[:, :, low - start : high - start]
+                if not torch.equal(old, new.to(old.device)):
+                    return False
+            at += piece.shape[2]
+        return True
+
+    def extend(self, step: Step) -> None:
+        """Add one more call of the text."""
+        self._append(step)
+        if self.policy.disk is not None:
+            # The first piece may be on disk already; later pieces are written to disk when they are large.
+            written = 0 if self.entry is None else 1
+            for pieces in (self._q, self._k):
+                pieces[written:] = self.policy.disk.spill(pieces[written:])
+
+    def _append(self, step: Step) -> None:
+        A, policy = step.matrix, self.policy
+        n = A.problem.shape[3]
+        part = A.window(step.rows)
+        stop = step.last_key
+        fresh = A.problem.k[:, :, self.last_key - step.first_key : stop - step.first_key]
+        column = step.first_key - self.first_key
+        rows = part.problem.shape[2]
+        if policy.statistics and (self.mergeable or not self.blocks):
+            numbers = [with_keys(s, n) if self.mergeable else s for s in policy.statistics]
+            self._statistics.add(part.collect(*numbers), rows, n, column)
+        if policy.tokens:
+            stored = snapshot(part, policy.device, 0)
+            self._q.append(stored.problem.q)
+            self._lse.append(stored._known_lse())
+            if fresh.shape[2] or not self._k:
+                self._k.append(detached_tensor(fresh, policy.device))
+            # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
+            problem = replace(stored.problem, q=stored.problem.q[:, :, :0].clone(), versions=())
+        else:
+            if fresh.shape[2] or not self._fingerprints:
+                self._fingerprints.append(fingerprint(fresh))
+            problem = _without_tokens(part)
+        if not self.blocks:
+            self._base = problem
+        mask = problem.mask if policy.tokens else None
+        self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self._query_masks.append(_query_masks(part, step))
+        self.next_row += rows
+        self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
+
+    @property
+    def keys(self) -> int:
+        """Number of keys of the whole text."""
+        return self.last_key - self.first_key
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the matrix of all queries that have come, over the final keys."""
+        q, k, lse = (
+            parts[0] if len(parts) == 1 else torch.cat(parts, dim=2) for parts in (self._q, self._k, self._lse)
+        )
+        self._q, self._k, self._lse = [q], [k], [lse]
+        batch, heads = q.shape[:2]
+        problem = replace(self._base, q=q, k=k, mask=None, versions=())
+        tile = partial(problem.tile, range(batch), range(heads))
+        problem = replace(problem, mask=stack_masks(self.blocks, self.keys, tile), versions=())
+        return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
+
+    def _make_entry(self) -> Entry:
+        matrix = self.matrix() if self.policy.tokens else None
+        rows = self.next_row - self.first_query
+        return Entry(
+            name=self.name,
+            layer=self.layer,
+            kind=self.kind,
+            call=self.call,
+            heads=self.heads,
+            queries=(self.first_query, self.next_row),
+            first_key=self.first_key,
+            shape=(*self._base.shape[:2], rows, self.keys),
+            matrix=matrix,
+            statistics=self._results(matrix),
+            query_mask=None if all(map(torch.all, self._query_masks)) else torch.cat(self._query_masks, dim=1),
+        )
+
+    def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
+        statistics: Sequence[Statistic] = self.policy.statistics
+        if not statistics:
+            return {}
+        if self.mergeable or len(self.blocks) == 1 or matrix is None:
+            results = self._statistics.finish(self.keys)
+        else:
+            results = list(matrix.collect(*statistics))
+        return dict(zip(statistic_names(statistics), results, strict=True))
+
+    def _write(self, disk: RecordingFolder, entry: Entry) -> None:
+        """Write the entry to disk, and continue with the tensors that are mapped from there."""
+        self.entry = disk.write(entry)
+        if self.entry.matrix is not None:
+            problem = self.entry.matrix.problem
+            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
+
+    def finish(self) -> Entry:
+        """Return the entry of the whole text."""
+        if self.entry is not None and self.entry.shape[2] == self.next_row - self.first_query:
+            return self.entry
+        entry = self._make_entry()
+        if self.policy.disk is not None:
+            self._write(self.policy.disk, entry)
+        return entry if self.entry is None else self.entry
+
+
+def _query_masks(part: AttentionMatrix, step: Step) -> Tensor:
+    """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
+    batch, _, rows, _ = part.problem.shape
+    counted = torch.ones(batch, rows, dtype=torch.bool)
+    if step.query_mask is not None:
+        counted = step.query_mask[:, step.rows.start : step.rows.stop]
+    if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
+        return counted
+    return counted & (part._lse > -torch.inf).any(dim=1).cpu()
+
+
+def _without_tokens(A: AttentionMatrix) -> Any:
+    """Return the problem of a matrix with no query and no key: sizes and settings, which are looked at later."""
+    problem = A.problem
+    return replace(
+        problem,
+        q=problem.q.detach()[:, :, :0].clone(),
+        k=problem.k.detach()[:, :, :0].clone(),
+        sink=None if problem.sink is None else problem.sink.detach().clone(),
+        score=detached(problem.score),
+        mask=None,
+        versions=(),
+    )

@@ -1,0 +1,91 @@
+"""Where matrices are handed over: to whom, in which thread, at what cost."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import attlas
+from attlas.recording import hooks
+from attlas.recording.hooks import is_recording, offer, subscribed
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def on_attention(self, *call: Any) -> None:
+        self.calls.append(call)
+
+
+def matrix() -> attlas.AttentionMatrix:
+    return attlas.attend(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))
+
+
+def test_nested_listeners_both_get_it() -> None:
+    outer, inner, module, A = Heard(), Heard(), nn.Identity(), matrix()
+    offer(module, A)
+    with subscribed(outer):
+        offer(module, A, first_query=3)
+        with subscribed(inner):
+            offer(module, A, first_query=4, first_key=1)
+        offer(module, A)
+    offer(module, A)
+    assert outer.calls == [(module, A, 3, None), (module, A, 4, 1), (module, A, None, None)]
+    assert inner.calls == [(module, A, 4, 1)]
+    assert not is_recording()
+    assert hooks._active_recordings == 0
+
+
+def test_an_error_leaves_nobody_listening() -> None:
+    with pytest.raises(ZeroDivisionError), subscribed(Heard()):
+        _ = 1 / 0
+    assert not is_recording()
+    assert hooks._active_recordings == 0
+
+
+def test_other_threads_are_not_recorded() -> None:
+    heard = Heard()
+    with subscribed(heard):
+        thread = threading.Thread(target=offer, args=(nn.Identity(), matrix()))
+        thread.start()
+        thread.join()
+        assert not heard.calls
+        assert is_recording(heard)
+        assert not is_recording(Heard())
+
+
+def test_nothing_is_left_in_a_compiled_graph() -> None:
+    module = nn.Identity()
+
+    def step(q: torch.Tensor) -> torch.Tensor:
+        offer(module, q, first_query=getattr(None, "first_query", None))  # type: ignore[arg-type]
+        return q + 1
+
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+    assert len(graphs) == 1
+    assert [node.op for node in graphs[0].graph.nodes] == ["placeholder", "call_function", "output"]
+    # Somebody listens now: the same function runs again, with a break where it hands over.
+    heard = Heard()
+    with subscribed(heard):
+        torch.compile(step, backend=backend)(torch.zeros(2))
+    assert len(heard.calls) == 1
+
+
+def test_recording_needs_no_transformers() -> None:
+    code = (
+        "import sys, attlas.recording; print(sorted({'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
