@@ -1,6 +1,6 @@
-"""The house tests itself: sizes, names, what an import loads, what the documents say, what the wheel holds.
+"""The rules of the code base, tested: sizes, names, what an import loads, what the documents say, what the wheel holds.
 
-Each rule is a small function from source text to a list of complaints. The tests ask that the list is empty for the
+Each rule is a small function from source text to a list of violations. The tests ask that the list is empty for the
 package, and `test_rules_can_fail` asks that it is not for a wrong text.
 """
 
@@ -43,15 +43,15 @@ VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 # What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
 HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
          "pandas", "anywidget"]  # fmt: skip
-# Rooms whose public names must be documented; those of an extra that is not installed are left out.
-PUBLIC_ROOMS = ["attlas", "attlas.atlas", "attlas.distributed", "attlas.estimators", "attlas.heads",
+# Packages whose public names must be documented; those of an extra that is not installed are left out.
+PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.distributed", "attlas.estimators", "attlas.heads",
                 "attlas.huggingface", "attlas.models", "attlas.nn", "attlas.pictures", "attlas.recording",
                 "attlas.scaling", "attlas.stats", "attlas.testing", "attlas.view"]  # fmt: skip
 
 SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES}
 
 
-def complaints(rule: Callable[[Path, str], list[str]]) -> list[str]:
+def violations(rule: Callable[[Path, str], list[str]]) -> list[str]:
     """Return what a rule finds in the files of the package, each with the name of its file."""
     return [
         f"{path.relative_to(PACKAGE).as_posix()}: {found}"
@@ -110,14 +110,14 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    assert not complaints(lambda path, source: long_functions(source))
+    assert not violations(lambda path, source: long_functions(source))
 
 
 def test_core_keeps_its_budget() -> None:
     sizes = {}
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
-        # The native backend is a room of its own inside the engine: the core computes the same without it.
+        # The native backend is a package of its own inside the engine: the core computes the same without it.
         if name.startswith(CORE) and not name.startswith("engine/native/"):
             sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
@@ -157,7 +157,7 @@ PICKLES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve"}
 
 def test_no_forbidden_words() -> None:
     cli = PACKAGE / "cli"
-    assert not complaints(lambda path, source: forbidden_words(source, may_print=cli in path.parents))
+    assert not violations(lambda path, source: forbidden_words(source, may_print=cli in path.parents))
 
 
 def vague_names(names: list[str]) -> list[str]:
@@ -171,23 +171,23 @@ def test_no_vague_module_names() -> None:
 
 
 def private_reaches(source: str, file: Path, *, root: Path = PACKAGE) -> list[str]:
-    """List imports of another room's private names; a room's own are its own business, and _compat is for all."""
-    room = file.relative_to(root).parts[0].removesuffix(".py")
+    """List imports of another package's private names; _compat may be used by all."""
+    package = file.relative_to(root).parts[0].removesuffix(".py")
     found = []
     for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attlas":
             parts = (node.module or "").split(".")[1:]
             for name in node.names:
                 full = [*parts, name.name]
-                if full[0] not in (room, "_compat") and any(
+                if full[0] not in (package, "_compat") and any(
                     part.startswith("_") and not part.endswith("__") for part in full
                 ):
                     found.append(f"line {node.lineno}: attlas.{'.'.join(full)}")
     return found
 
 
-def test_rooms_use_only_public_names_of_other_rooms() -> None:
-    assert not complaints(lambda path, source: private_reaches(source, path))
+def test_packages_use_only_public_names_of_others() -> None:
+    assert not violations(lambda path, source: private_reaches(source, path))
 
 
 def test_rules_can_fail() -> None:
@@ -201,7 +201,7 @@ def test_rules_can_fail() -> None:
         "TODO": "x = 1  # TODO: later",
     }
     for word, source in wrong.items():
-        assert any(word in complaint for complaint in forbidden_words(source)), word
+        assert any(word in violation for violation in forbidden_words(source)), word
     assert not forbidden_words("print(1)", may_print=True)
     assert long_functions("def f():\n" + "    x = 1\n" * FUNCTION_STATEMENTS)
     assert not long_functions('def f():\n    """Text."""\n' + "    x = 1\n" * (FUNCTION_STATEMENTS - 1))
@@ -210,7 +210,7 @@ def test_rules_can_fail() -> None:
     assert private_reaches("from attlas.engine.tiled import _row", PACKAGE / "matrix.py")
     assert not private_reaches("from attlas.engine.tiled import _row", PACKAGE / "engine" / "sdpa.py")
     assert loose_code("import os\n__all__ = ['os']\nx = 3\n") == ["line 3: x = 3"]
-    assert docstring_complaints(wrong_function) == [
+    assert docstring_violations(wrong_function) == [
         "wrong_function: Parameters documents ['b'], the signature has ['a']",
         "wrong_function: no Returns section",
         "wrong_function: no Raises section",
@@ -302,20 +302,20 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def public_objects() -> Iterator[tuple[str, object]]:
-    """Walk over each public class and function once, under the shortest name that it is known by."""
+    """Yield each public class and function once, under the shortest name that it is known by."""
     seen = set()
-    for name in PUBLIC_ROOMS:
-        room = room_if_there(name)
-        for public in getattr(room, "__all__", []):
-            item = getattr(room, public)
+    for name in PUBLIC_PACKAGES:
+        package = package_if_installed(name)
+        for public in getattr(package, "__all__", []):
+            item = getattr(package, public)
             is_ours = getattr(item, "__module__", "").startswith("attlas")
             if (inspect.isclass(item) or inspect.isfunction(item)) and is_ours and id(item) not in seen:
                 seen.add(id(item))
                 yield f"{name}.{public}", item
 
 
-def room_if_there(name: str) -> ModuleType | None:
-    """Import a room, or return None when it is not built or its extra is not installed."""
+def package_if_installed(name: str) -> ModuleType | None:
+    """Import a package, or return None when it is not built or its extra is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -334,7 +334,7 @@ def sections(text: str) -> dict[str, str]:
     return found
 
 
-def docstring_complaints(item: object) -> list[str]:
+def docstring_violations(item: object) -> list[str]:
     """List what is missing in the documentation of a public class or function."""
     name = item.__qualname__
     text = inspect.getdoc(item) if "__doc__" in vars(item) or inspect.isfunction(item) else None
@@ -373,7 +373,7 @@ def parameter_names(item: object) -> list[str]:
         inspect.isclass(item) and "__init__" not in all_names(item)
     ):
         return []
-    if getattr(item, "_is_protocol", False):  # nobody makes one; Python gives it an __init__ of its own
+    if getattr(item, "_is_protocol", False):  # it has no instances; Python gives it an __init__ of its own
         return []
     if inspect.isclass(item) and re.search(r"\b[Mm]ade by\b", inspect.getdoc(item).partition("\n\n")[0]):
         return []
@@ -386,12 +386,12 @@ def all_names(item: type) -> set[str]:
 
 
 def test_public_names_are_documented() -> None:
-    complaints = [complaint for _, item in public_objects() for complaint in docstring_complaints(item)]
-    assert not complaints, "\n" + "\n".join(complaints)
+    violations = [violation for _, item in public_objects() for violation in docstring_violations(item)]
+    assert not violations, "\n" + "\n".join(violations)
 
 
 def test_public_methods_are_documented() -> None:
-    complaints = []
+    violations = []
     for name, item in public_objects():
         for method, value in vars(item).items() if inspect.isclass(item) else ():
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
@@ -400,8 +400,8 @@ def test_public_methods_are_documented() -> None:
                 and inspect.isfunction(function)
                 and not inspect.getdoc(getattr(item, method))
             ):
-                complaints.append(f"{name}.{method}")
-    assert not complaints, "public methods without a docstring:\n" + "\n".join(complaints)
+                violations.append(f"{name}.{method}")
+    assert not violations, "public methods without a docstring:\n" + "\n".join(violations)
 
 
 # ----------------------------------------------------------------------------------------------------------- documents
@@ -423,7 +423,7 @@ def code_blocks(text: str) -> list[tuple[int, str]]:
 # The Chinese pages have the code of the English ones, comments aside; tests/docs holds them to it.
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if "docs/zh" not in page.as_posix()],
+    [page for page in PAGES if "zh" not in page.relative_to(ROOT).as_posix()],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_markdown_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,14 +479,14 @@ def test_markdown_names_only_targets_that_exist() -> None:
     assert not {page: names - targets for page, names in named.items() if names - targets}
 
 
-def test_markdown_guide_lists_every_room() -> None:
-    rooms = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
-    rooms |= {
+def test_markdown_guide_lists_every_package() -> None:
+    packages = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    packages |= {
         path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0].isalpha() and any(path.iterdir())
     }
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `([a-z_]+)(?:\.py|/)` ", guide, flags=re.M))
-    assert listed == rooms, "the table of rooms in CONTRIBUTING.md and src/attlas differ"
+    assert listed == packages, "the table of modules in CONTRIBUTING.md and src/attlas differ"
 
 
 # ------------------------------------------------------------------------------------------------------------- builds

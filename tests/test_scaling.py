@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.messages import said
 
 import attlas
 from attlas import scaling, stats
@@ -277,7 +278,7 @@ def test_temperature_meets_the_variance() -> None:
 def message(error: type[Exception], call: object) -> str:
     with pytest.raises(error) as caught:
         call()  # type: ignore[operator]
-    return str(caught.value)
+    return said(caught.value)
 
 
 def ones(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -287,107 +288,38 @@ def ones(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 A = attlas.attend(torch.zeros(4, 8), torch.ones(4, 8))
 SINK = attlas.attend(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), sink=torch.zeros(1))
 ERRORS = [
-    (
-        attlas.ShapeError,
-        lambda: scaling.expected(0, 1.0),
-        "expected(): keys must be a whole number above 0.\n  found: keys = 0\n  fix: keys=512",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.expected(2, -1.0),
-        "expected(): variance must be a finite number, 0 or more.\n  found: variance = -1.0\n  fix: variance=1.0",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.study([]),
-        "study(): sizes must name at least one size.\n  found: no size\n  fix: sizes=[8, 64, 512]",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.study([0]),
-        "study(): sizes must be whole numbers of at least 1.\n  found: sizes has 0\n  fix: sizes=[8, 64, 512]",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.study([8], keys=1),
-        "study(): keys must be a whole number of at least 2.\n  found: keys = 1\n  fix: keys=512",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.study([8], distribution="cauchy"),
-        "study(): distribution must be one of normal, uniform, rademacher, laplace, or a function of your own.\n"
-        "  found: distribution = 'cauchy'\n"
-        '  fix: distribution="normal"',
-    ),
+    (attlas.ShapeError, lambda: scaling.expected(0, 1.0), "expected(): keys = 0"),
+    (attlas.ShapeError, lambda: scaling.expected(2, -1.0), "expected(): variance = -1.0"),
+    (attlas.ShapeError, lambda: scaling.study([]), "study(): no size"),
+    (attlas.ShapeError, lambda: scaling.study([0]), "study(): sizes has 0"),
+    (attlas.ShapeError, lambda: scaling.study([8], keys=1), "study(): keys = 1"),
+    (attlas.ShapeError, lambda: scaling.study([8], distribution="cauchy"), "study(): distribution = 'cauchy'"),
     (
         attlas.ShapeError,
         lambda: scaling.study([8], distribution=ones),
-        "study(): a sampler must have mean 0 and variance 1.\n"
-        "  distribution: ones\n"
-        "  found: mean 0.5, variance 0.0829 of 65,536 numbers\n"
-        "  fix: return (x - 0.5) / 0.288 from it.",
+        "study(): mean 0.5, variance 0.0829 of 65,536 numbers",
     ),
-    (
-        attlas.DtypeError,
-        lambda: scaling.study([8], distribution=3),
-        "study(): distribution must be a name, or a function that returns a floating-point tensor.\n"
-        "  distribution: int\n"
-        "  found: an int\n"
-        "  fix: distribution=lambda shape, generator: torch.randn(shape, generator=generator)",
-    ),
-    (
-        attlas.DtypeError,
-        lambda: scaling.heads([torch.ones(3, 3)]),
-        "heads(): every layer must be an AttentionMatrix.\n"
-        "  attentions[0]: Tensor\n"
-        "  found: a Tensor\n"
-        '  fix: load the model with attn_implementation="attlas" and pass output_attentions=True.',
-    ),
-    (
-        attlas.DtypeError,
-        lambda: scaling.temperature(torch.ones(3, 3)),
-        "temperature(): A must be an AttentionMatrix.\n  found: a Tensor\n  fix: A = attlas.attend(q, k)",
-    ),
+    (attlas.DtypeError, lambda: scaling.study([8], distribution=3), "study(): an int"),
+    (attlas.DtypeError, lambda: scaling.heads([torch.ones(3, 3)]), "heads(): a Tensor"),
+    (attlas.DtypeError, lambda: scaling.temperature(torch.ones(3, 3)), "temperature(): a Tensor"),
     (
         attlas.ShapeError,
         lambda: scaling.temperature(A, variance=1.0, entropy=1.0),
-        "temperature(): one target can be met, not two.\n"
-        "  found: variance = 1.0 and entropy = 1.0\n"
-        "  fix: temperature(A, entropy=1.0)",
+        "temperature(): variance = 1.0 and entropy = 1.0",
     ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.temperature(A),
-        "temperature(): the logits of every matrix must vary.\n"
-        "  found: variance 0 of the logits of one\n"
-        "  fix: leave that head out: A[:, heads]",
-    ),
+    (attlas.ShapeError, lambda: scaling.temperature(A), "temperature(): variance 0 of the logits of one"),
     (
         attlas.ShapeError,
         lambda: scaling.temperature(A, entropy=1.0),
-        "temperature(): no factor reaches this entropy.\n"
-        "  found: 1.386 at the best; logits that are equal keep their weights equal\n"
-        "  fix: a target above 1.386, or leave that head out: A[:, heads]",
+        "temperature(): 1.386 at the best; logits that are equal keep their weights equal",
     ),
     (
         attlas.ShapeError,
         lambda: scaling.temperature(A, entropy=2.0),
-        "temperature(): the entropy must lie between 0 and the mean of ln(allowed keys).\n"
-        "  found: entropy = 2.0, and the mean of ln(allowed keys) is 1.386\n"
-        "  fix: entropy=0.69",
+        "temperature(): entropy = 2.0, and the mean of ln(allowed keys) is 1.386",
     ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.temperature(A, variance=0.0),
-        "temperature(): the variance must be a finite number above 0.\n  found: variance = 0.0\n  fix: variance=1.0",
-    ),
-    (
-        attlas.ShapeError,
-        lambda: scaling.temperature(SINK, entropy=1.0),
-        "temperature(): the entropy of weights beside a sink need not fall with the factor.\n"
-        "  found: a matrix with a sink\n"
-        "  fix: temperature(A, variance=1.0)",
-    ),
+    (attlas.ShapeError, lambda: scaling.temperature(A, variance=0.0), "temperature(): variance = 0.0"),
+    (attlas.ShapeError, lambda: scaling.temperature(SINK, entropy=1.0), "temperature(): a matrix with a sink"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The doors: attend() makes the lazy matrix, attention() pools values at once, explain() says how."""
+"""The public functions: attend() makes the lazy matrix, attention() pools values without it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ _PLAIN, _UNSCALED = ScaledDot(), ScaledDot(1.0)
 
 
 def _no_score(score: object) -> DtypeError:
-    """Word the error for what stands in the place of a score."""
+    """Return the error for an argument `score` that is not a score."""
     fix = "a class with one method: class MyScore(attlas.Score) with forward(self, q, k, at)."
     if isinstance(score, Tensor):
         fix = "attend() takes no values: attlas.attention(q, k, v), or attend(q, k) @ v."

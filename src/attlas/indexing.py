@@ -1,4 +1,4 @@
-"""What ``A[...]`` means: a part as a Tensor, or a smaller lazy matrix."""
+"""Parses the index of ``A[...]``, which gives cells as a Tensor or a smaller lazy matrix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Axes:
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
     def spread(self, t: Tensor) -> Tensor:
-        """Give a tensor that the user multiplies with an axis of size 1 for each that he no longer sees."""
+        """Return a factor of a product with an axis of size 1 for each leading axis that an index has dropped."""
         if all(self.kept):
             return t
         lead = (1,) * (sum(self.kept) - (t.ndim - 2)) + tuple(t.shape[:-2])
@@ -144,7 +144,7 @@ def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[
 
 
 def _checked(entry: Any) -> Any:
-    """Return an index of a kind that is known, or say which kinds are."""
+    """Return one index as an int, a slice, a range or an index tensor; raise a DtypeError for other types."""
     if isinstance(entry, slice | range):
         return entry
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
@@ -166,30 +166,28 @@ def _checked(entry: Any) -> Any:
 
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
-    if isinstance(entry, range):
-        entry = torch.tensor(entry, dtype=torch.int64, device="cpu")
     if isinstance(entry, slice):
-        span = range(*entry.indices(size))
-        if span.step != 1:
-            return torch.tensor(span, dtype=torch.int64, device="cpu")
-        return range(span.start, max(span.stop, span.start))
-    places = entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
-    if places.dtype in (torch.bool, torch.uint8):
-        if len(places) != size:
-            found = f"{len(places)} of them on axis {axis} of size {size}"
+        span = range(size)[entry]
+        return (
+            range(span.start, max(span.stop, span.start)) if span.step == 1 else torch.tensor(span, device="cpu").long()
+        )
+    index = entry if isinstance(entry, Tensor) else torch.tensor(entry, dtype=torch.int64, device="cpu")
+    if index.dtype in (torch.bool, torch.uint8):
+        if len(index) != size:
+            found = f"{len(index)} of them on axis {axis} of size {size}"
             raise _wrong("an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]")
-        return places.nonzero().flatten()
-    outside = places[(places < -size) | (places >= size)]
-    if len(outside):
+        return index.nonzero().flatten()
+    outside = index[(index < -size) | (index >= size)]
+    if outside.numel():
         fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
         found = f"index {int(outside[0])} on axis {axis} of size {size}"
         raise _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
-    places = places % size if size else places
-    return places if isinstance(entry, Tensor) else int(places[0])
+    index = index % size if size else index
+    return index if index.ndim else int(index)
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
-    """Return the batches and heads that are meant, as slices where they can be, and the axes left."""
+    """Return the selected batches and heads, as slices if possible, and the remaining leading axes."""
     if all(entry is None for entry in entries):
         return None
     rest = iter(entries)
@@ -206,15 +204,15 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
 
 
 def _pick(entry: Any, size: int) -> Tensor:
-    if entry is None:
-        return torch.arange(size, device="cpu")
-    if isinstance(entry, range):
-        return torch.arange(entry.start, entry.stop, device="cpu")
-    return entry if isinstance(entry, Tensor) else torch.tensor([entry], device="cpu")
+    """Return a resolved index of an axis as a tensor of positions; None stands for all."""
+    if isinstance(entry, Tensor):
+        return entry
+    span = range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
+    return torch.arange(span.start, span.stop, device="cpu")
 
 
 def _as_slice(index: Tensor) -> Tensor | slice:
-    """Return a run of consecutive places as a slice, so that what it selects is a view."""
+    """Return consecutive positions as a slice, so that indexing with it gives a view."""
     if len(index) == 0:
         return slice(0, 0)
     first, last = int(index[0]), int(index[-1])

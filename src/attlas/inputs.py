@@ -1,4 +1,4 @@
-"""The door: q, k, v and the sink are checked once, and brought to one layout."""
+"""Checks of q, k, v and the sink, done once in the public functions; brings them to one layout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def tracing() -> bool:
-    """Return whether torch runs the program on stand-ins, so that no number may be looked at.
+    """Return whether torch traces the program, so that no number of a tensor can be read.
 
     True inside torch.compile, torch.export and the transforms of torch.func.
     """
@@ -55,18 +55,17 @@ def tracing() -> bool:
 def all_finite(*tensors: Tensor) -> bool:
     """Return whether no number is NaN or infinite.
 
-    A sum is finite only where all its terms are, and takes a tenth of the time of a look at each. Where large terms
-    make it overflow, each is looked at.
+    A finite sum has finite terms only, and takes a tenth of the time of a check of each number. If the sum overflows,
+    each number is checked.
     """
     sums = (t.sum(dtype=accumulation_dtype(t.dtype)) for t in tensors)
     return all(bool(s.isfinite()) or bool(t.isfinite().all()) for s, t in zip(sums, tensors, strict=True))
 
 
 def holds_numbers(t: Tensor) -> bool:
-    """Return whether a tensor has numbers in memory of its own.
+    """Return whether a tensor has numbers in its own memory.
 
-    Those of the meta device have not, nor have subclasses that stand for other tensors; the operations of torch are
-    all that they know.
+    Tensors of the meta device have none, and neither have subclasses that stand for other tensors.
     """
     return not t.is_meta and _keeps_numbers(t)
 
@@ -76,7 +75,7 @@ def _keeps_numbers(t: Tensor) -> bool:
 
 
 def as_plain(where: str, name: str, t: Tensor) -> Tensor:
-    """Return a tensor that attlas can compute with: results of collectives are waited for, other layouts refused.
+    """Return a strided tensor that attlas can compute with; a result of a collective is waited for.
 
     Raises
     ------
@@ -102,7 +101,7 @@ def as_plain(where: str, name: str, t: Tensor) -> Tensor:
 
 
 def as_floats(value: Any) -> Tensor:
-    """Return a tensor as it is, and numbers as one of float64; one of no floating point where that cannot be."""
+    """Return a tensor as it is, and numbers as a float64 tensor; an empty bool tensor if the value is not numeric."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -165,12 +164,12 @@ def check_values(
     heads: int,
     names: tuple[str, str, str] = ("v", "n", "key"),
 ) -> Tensor:
-    """Check what a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
+    """Check the tensor that a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
 
     Parameters
     ----------
     where : str
-        The public door, for the error text.
+        The public function, for the error text.
     v : Tensor, shape (..., tokens, e)
         Values; their heads divide the query heads.
     tokens : Tensor, shape (batch, heads of its own, tokens, d)
@@ -274,7 +273,7 @@ def _with_heads(t: Tensor, rank: int) -> Tensor:
 
 
 def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
-    """Word the shapes that values may have."""
+    """Return the shapes that values may have, as text."""
     plain = f"({tokens}, e)"
     return f"({', '.join(map(str, leading))}, {tokens}, e), or {plain} for all" if leading else plain
 

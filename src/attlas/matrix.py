@@ -104,11 +104,11 @@ class AttentionMatrix(TensorLike):
 
     @property
     def needs_graph(self) -> bool:
-        """Whether a gradient is recorded now that reads of this matrix have to carry."""
+        """Whether reads of this matrix must record a graph for a gradient."""
         return self.problem.needs_graph
 
     def current(self, where: str) -> Problem:
-        """Return what is computed, or raise a ModifiedError if its tensors were changed in place."""
+        """Return the problem of this matrix; raise a ModifiedError if its tensors were changed in place."""
         self.problem.check_unchanged(where)
         return self.problem
 
@@ -128,7 +128,7 @@ class AttentionMatrix(TensorLike):
         return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
 
     def detach(self) -> AttentionMatrix:
-        """Return the same matrix without the graph of its tensors, so that keeping it keeps no graph alive."""
+        """Return the same matrix without a graph."""
         if not self.requires_grad:
             return self
         problem, score = self.problem, self.problem.score
@@ -182,7 +182,7 @@ class AttentionMatrix(TensorLike):
 
     @property
     def mT(self) -> TransposedMatrix:
-        """The transposed matrix, lazy too: ``A.mT @ x`` gathers what each key gives to the queries."""
+        """The transposed matrix, lazy too: ``A.mT @ x`` sums over queries, one row per key."""
         return TransposedMatrix(self)
 
     @property
@@ -206,7 +206,7 @@ class AttentionMatrix(TensorLike):
 
     @property
     def _lse(self) -> Tensor | None:
-        """The log-sum-exp in float64, shape (batch, heads, m), where it is known well enough to make weights of."""
+        """The log-sum-exp in float64, shape (batch, heads, m); None if it is not known precisely enough for weights."""
         given = self._given_lse
         if given is not None and given.dtype is not torch.float64:
             # A window counts keys that it does not have: nothing here could compute its log-sum-exp.
@@ -264,7 +264,7 @@ class AttentionMatrix(TensorLike):
         return part if where.rows is None else part._read(where)
 
     def _select(self, where: Where) -> AttentionMatrix:
-        """Return the lazy matrix of the batches and heads that an index names."""
+        """Return the lazy matrix of the batches and heads of an index."""
         if where.leading is None:
             return self
         batches, heads, axes = where.leading
@@ -272,14 +272,14 @@ class AttentionMatrix(TensorLike):
         return self._derived(self.problem.select(batches, heads), axes, lse)
 
     def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> AttentionMatrix:
-        """Return a matrix made of this one, which counts as a part of it for `grad`."""
+        """Return a matrix of a part of this problem; `grad` of this matrix includes the gradient of the part."""
         derived = AttentionMatrix(problem, self.plan, axes, lse)
         if self.requires_grad:
             derived._whole = self._gradient
         return derived
 
     def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
-        """Return some queries and keys as a lazy matrix of their own, in which every weight is what it is here.
+        """Return some queries and keys as a smaller lazy matrix with the same weights.
 
         Parameters
         ----------
@@ -318,7 +318,7 @@ class AttentionMatrix(TensorLike):
         return window
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
-        """Return cells as a Tensor; an int for rows or columns drops that axis."""
+        """Return cells of the matrix as a Tensor; an int for rows or columns drops that axis."""
         row, column = where.rows, where.columns
         row_index = range(row, row + 1) if isinstance(row, int) else row
         column_index = range(column, column + 1) if isinstance(column, int) else column
@@ -443,7 +443,7 @@ class AttentionMatrix(TensorLike):
 
     @like_tensors
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Place of the largest weight of each row (dim -1) or of each column (dim -2).
+        """Index of the largest weight of each row (dim -1) or of each column (dim -2).
 
         Parameters and errors are those of `sum`; other axes are those of the dense tensor, and refused above 1 GiB.
         """

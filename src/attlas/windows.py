@@ -29,7 +29,7 @@ def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, ra
 
 
 def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) -> Any:
-    """Return some queries and keys of a matrix as a matrix of their own, every weight as it was.
+    """Return some queries and keys of a matrix as a smaller matrix with unchanged weights.
 
     Parameters
     ----------

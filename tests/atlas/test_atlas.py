@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.atlas.conftest import make_entry
+from tests.messages import said
 
 import attlas
 from attlas import DtypeError, OutOfRangeError, RecordingError, ShapeError, stats
@@ -71,53 +72,32 @@ def test_repr(atlas) -> None:
 def text_of(error: type[Exception], atlas: Atlas, key: object) -> str:
     with pytest.raises(error) as caught:
         atlas[key]
-    return str(caught.value)
+    return said(caught.value)
 
 
 def test_missing_layer_lists_what_there_is(atlas) -> None:
-    assert text_of(OutOfRangeError, atlas, 9) == (
-        """atlas[...]: there must be such an attention in the recording.
-  key: 9
-  found: self: layers 0 to 3; cross: layer 1; modules layers.0.attn, layers.1.attn, layers.1.cross, layers.2.attn, \
-layers.3.attn
-  fix: atlas[0]"""
-    )
+    known = "self: layers 0 to 3; cross: layer 1"
+    modules = "modules layers.0.attn, layers.1.attn, layers.1.cross, layers.2.attn, layers.3.attn"
+    assert text_of(OutOfRangeError, atlas, 9) == f"atlas[...]: {known}; {modules}"
     for key in (-5, "cross.0", "encoder.0", "layers.9.attn", "self.x", "", "cross.²"):
-        assert "there must be such an attention" in text_of(OutOfRangeError, atlas, key)
-    assert text_of(OutOfRangeError, Atlas(), 0) == (
-        """atlas[...]: there must be such an attention in the recording.
-  key: 0
-  found: an empty atlas
-  fix: run the model inside `with attlas.record(model)`."""
-    )
+        assert text_of(OutOfRangeError, atlas, key) == f"atlas[...]: {known}; {modules}"
+    assert text_of(OutOfRangeError, Atlas(), 0) == "atlas[...]: an empty atlas"
 
 
 def test_missing_pass(atlas) -> None:
-    assert text_of(OutOfRangeError, atlas, (1, 5)) == (
-        """atlas[...]: the second number names a pass of the layer.
-  key: (1, 5)
-  found: passes 0, 1 of self.1
-  fix: atlas[1] for the last pass; atlas[1][0, 5] for head 5 of batch 0."""
-    )
+    assert text_of(OutOfRangeError, atlas, (1, 5)) == "atlas[...]: passes 0, 1 of self.1"
 
 
 def test_wrong_kinds_of_keys(atlas) -> None:
-    assert text_of(DtypeError, atlas, 1.5) == (
-        """atlas[...]: an attention is named by its layer or its path, and a pass by its number.
-  key: 1.5
-  found: a float
-  fix: atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head."""
-    )
+    assert text_of(DtypeError, atlas, 1.5) == "atlas[...]: a float"
     for key in (True, None, slice(0, 2), (0, "x"), (0, 1, 2), (0, True)):
-        assert "is named by its layer" in text_of(DtypeError, atlas, key)
+        assert text_of(DtypeError, atlas, key).startswith("atlas[...]: a")
 
 
 def test_statistics_only(atlas) -> None:
-    assert text_of(RecordingError, atlas, 3) == (
-        """atlas[...]: the weights of a layer are made from its q and k, and these were not kept.
-  entry: self.3 (layers.3.attn), call 0
-  found: statistics only: entropy; read them as atlas.entry("self.3").statistics
-  fix: record with keep="disk" (or "cpu") to keep q and k."""
+    assert (
+        text_of(RecordingError, atlas, 3)
+        == 'atlas[...]: statistics only: entropy; read them as atlas.entry("self.3").statistics'
     )
 
 
@@ -132,14 +112,10 @@ def test_entries_that_do_not_fit() -> None:
     for change, found in wrong:
         with pytest.raises(ShapeError) as error:
             Entry("attn", 0, "self", 0, first_key=0, **(facts | change))
-        assert f"  found: {found}\n" in str(error.value)
+        assert said(error.value) == f"Entry(): {found}"
     with pytest.raises(DtypeError) as error:
         Entry("attn", 0, "decoder", 0, first_key=0, **facts)
-    assert str(error.value) == (
-        """Entry(): kind must be one of 'self', 'encoder', 'cross'.
-  found: kind = 'decoder'
-  fix: kind="self\""""
-    )
+    assert said(error.value) == "Entry(): kind = 'decoder'"
 
 
 def test_names_of_statistics() -> None:

@@ -12,7 +12,7 @@ import attlas
 from attlas import heads, stats
 from attlas.atlas import Atlas, Entry
 from attlas.heads.classification import text_statistics
-from attlas.heads.from_recording import NEEDED
+from attlas.heads.from_recording import STATISTIC_NAMES
 from attlas.view import export
 
 pytestmark = pytest.mark.browser
@@ -39,7 +39,7 @@ def atlas() -> Atlas:
     for layer in range(LAYERS):
         A = matrix(layer)
         wanted = [*text_statistics(ids), stats.ColumnMass(), stats.TopK(8)]
-        found = dict(zip([*NEEDED, "column_mass", "top_k"], A.collect(*wanted), strict=True))
+        found = dict(zip([*STATISTIC_NAMES, "column_mass", "top_k"], A.collect(*wanted), strict=True))
         entries.append(
             Entry(f"layers.{layer}", layer, "self", 0, tuple(range(HEADS)), (0, N), 0, (1, HEADS, N, N), A, found)
         )

@@ -474,3 +474,218 @@ def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small:
     until(page, "location.hash.includes('pin=')")
     page.keyboard.press("Escape")
     until(page, "!location.hash.includes('pin=')")
+
+
+@pytest.mark.parametrize(("spread", "pool"), [(1.5, "mean"), (6.0, "max")])
+def test_the_overview_is_pooled_so_that_it_shows_something(show: Callable[..., Any], spread: float, pool: str) -> None:
+    """The largest weights of blocks of a broad head are dark everywhere; a sharp head has few cells to show."""
+    page = show(Atlas(entries_of([random_matrix(1500, heads=1, seed=2, spread=spread)])), "")
+    assert page.locator(".bar-title").text_content() == f"{'largest' if pool == 'max' else 'mean'} of 4 × 4"
+    assert state(page).get("p", "max") == pool
+    page.evaluate("location.hash = 'p=max&z=3&r=300&c=200'")
+    until(page, "document.querySelector('.bar-title').textContent === 'weight'")
+
+
+# ------------------------------------------------------------------------------------------------ all heads at once
+
+
+def shown_heads(page: Any) -> list[str]:
+    return page.evaluate("[...document.querySelectorAll('.thumb .thumb-mark')].map((mark) => mark.textContent)")
+
+
+def on_the_map_of_heads(page: Any) -> list[tuple[str, float]]:
+    """Name and percentage of every head of the map of layers and heads."""
+    labels = page.evaluate("[...document.querySelectorAll('.headmap-grid button')].map((one) => one.ariaLabel)")
+    return [(text.split(":")[0], float(text.split(": ")[1].strip("< %")) / 100) for text in labels]
+
+
+def test_a_pinned_pair_is_weighed_by_every_head(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50")
+    until(page, "document.querySelector('.headmap-says').textContent.includes('%')")
+    weights = [float(entry.matrix[0, head, 100, 50]) for entry in small.entries for head in range(2)]
+    found = on_the_map_of_heads(page)
+    assert [name for name, _ in found] == [f"Layer {layer}, head {head}" for layer in (0, 1) for head in (0, 1)]
+    assert [weight for _, weight in found] == pytest.approx(weights, rel=0.05, abs=1e-5)
+    best = max(range(4), key=lambda at: weights[at])
+    says = page.locator(".headmap-says").text_content()
+    assert says.startswith(f"Weight that query 100 gives to key 50: {best // 2}·{best % 2} ")
+    # Another head is a click away, by the keyboard too; the pair stays.
+    page.locator(".headmap-grid button[aria-pressed=true]").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('e=1&h=1')")
+    assert state(page)["pin"] == "100.50"
+
+
+def test_a_pinned_query_tells_which_heads_agree(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "e=1&h=0&pin=100.50&hm=agree")
+    until(page, "document.querySelector('.headmap-says').textContent.includes('%')")
+    rows = [entry.matrix[0, head, 100] for entry in small.entries for head in range(2)]
+    expected = [float(torch.minimum(row, rows[2]).sum()) for row in rows]
+    found = [share for _, share in on_the_map_of_heads(page)]
+    assert found == pytest.approx(expected, abs=0.003)
+    assert found[2] == pytest.approx(1)
+    assert "1·0" not in page.locator(".headmap-says").text_content().split(":")[1]  # it agrees with itself, of course
+
+
+def test_heads_are_found_by_a_condition(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "")
+    shares = {
+        f"{entry.layer}·{head}": float(entry.matrix[0, head, 100, 20:60].sum())
+        for entry in small.entries
+        for head in (0, 1)
+    }
+    ranked = sorted(shares, key=lambda mark: -shares[mark])
+    least = round((shares[ranked[1]] + shares[ranked[2]]) / 2, 4)
+    box = page.get_by_label("Find heads")
+    box.fill("nobody knows")
+    box.press("Enter")
+    assert box.get_attribute("aria-invalid") == "true"
+    box.fill(f"100 -> 20-59 > {100 * least:.2f} %")
+    box.press("Enter")
+    until(page, "document.querySelectorAll('.thumb').length === 2")
+    assert shown_heads(page) == ranked[:2]
+    assert box.input_value() == "100 → 20-59"
+    kept = state(page)
+    assert (kept["pin"], kept["k"]) == ("100.20", "20.60")
+    page.keyboard.press("Escape")
+    page.locator(".stage").click(position={"x": 300, "y": 400})  # another pair: the span is over
+    until(page, "!location.hash.includes('k=20.60')")
+
+
+def test_all_heads_over_the_whole_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "")
+    before = page.locator(".thumb").first.bounding_box()["width"]
+    page.get_by_role("button", name="enlarge").click()
+    until(page, "location.hash.includes('a=grid')")
+    assert page.locator(".slot-heads").bounding_box()["width"] == 1280
+    assert page.locator(".thumb").first.bounding_box()["width"] > 1.5 * before or before > 110
+    assert not page.locator(".stage").is_visible()
+    assert page.evaluate(CUT) == []
+    page.locator(".thumb").nth(3).click()  # the map of this head comes back
+    page.wait_for_selector(READY)
+    assert {"e": "1", "h": "1"}.items() <= state(page).items()
+    page.get_by_role("button", name="enlarge").click()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(READY)
+
+
+# ----------------------------------------------------------------------------------------- lines from token to token
+
+
+def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "e=1&h=1&z=3&r=90.5&c=80.5")
+    page.get_by_role("button", name="Lines").click()
+    page.wait_for_selector(".lines line", state="attached")
+    lines = page.evaluate(
+        """[...document.querySelectorAll(".lines line")].map(
+          (line) => [line.dataset.query, line.dataset.key, line.getAttribute("stroke-width")].map(Number))"""
+    )
+    weights = small.entries[1].matrix[0, 1].to_dense()[58:122, 58:122]  # 64 tokens around query 90
+    assert {(i, j) for i, j, _ in lines} == {tuple(cell) for cell in (weights >= 0.01).nonzero().tolist()}
+    for i, j, width in lines[::9]:
+        assert width == pytest.approx(0.5 + 3 * float(weights[int(i), int(j)]), rel=1e-4)
+    query = page.locator(".lines-column").first.locator("button").nth(40)
+    query.hover()
+    seen = "[...document.querySelectorAll('.lines line:not(.out)')].every((line) => line.dataset.query === '40')"
+    until(page, seen)
+    share = 100 * float(weights[40].sum())
+    assert page.locator(".lines-says").text_content().startswith(f"{share:.1f} % of the attention of query 98")
+    until(page, "document.querySelector('.subject')?.textContent.includes('98')")  # the list shows the same row
+    query.click()
+    until(page, "location.hash.includes('pin=98.98')")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('pin=99.99')")
+    page.get_by_role("button", name="later").click()
+    until(page, "document.querySelector('.lines-column button').title === '86'")  # as far as there are tokens
+    page.keyboard.press("Escape")
+    until(page, "document.querySelector('.lines').hidden")
+
+
+# ---------------------------------------------------------------------------------------------------- two recordings
+
+
+def test_two_recordings_are_compared_head_by_head(show: Callable[..., Any], browser: Any) -> None:
+    from attlas.view import Server, Service
+
+    tokens = [f" w{i}" for i in range(60)]
+    first, second = ([random_matrix(60, seed=seed + layer) for layer in (0, 1)] for seed in (10, 20))
+    atlases = [Atlas(entries_of(matrices), tokens=tokens) for matrices in (first, second)]
+    service = Service(atlases[0], title="before", compare=atlases[1], compare_title="after")
+    with Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(server.url)
+        page.wait_for_selector(READY)
+        assert {"s": "2.0", "m": "ratio"}.items() <= state(page).items()
+        assert page.locator(".says span").inner_text() == "divided by after: Layer 0, head 0"
+        page.keyboard.press("}")  # the same head of the other recording goes along
+        until(page, "location.hash.includes('s=3.0')")
+        page.evaluate("location.hash += '&z=5&r=30.5&c=20.5'")
+        page.get_by_role("button", name="Compare").click()
+        page.get_by_role("button", name="difference").click()
+        page.keyboard.press("Escape")
+        assert page.locator(".bar-title").text_content() == "first − second"
+        one, other = (float(matrices[1][0, 0, 30, 20]) for matrices in (first, second))
+        stage = page.locator(".stage").bounding_box()
+        where = page.evaluate(
+            """() => {
+              const stage = document.querySelector(".stage");
+              return [stage.clientWidth / 2 + 45, stage.clientHeight / 2 + 70];
+            }"""
+        )
+        page.mouse.move(stage["x"] + where[0], stage["y"] + where[1])
+        until(page, "document.querySelector('.tip-more')?.textContent.includes('−')")
+        places = [int(text) for text in page.locator(".tip .place").all_inner_texts()]
+        one, other = (float(matrices[1][0, 0, places[0], places[1]]) for matrices in (first, second))
+        told = page.locator(".tip-more").first.inner_text()
+        assert number(told.split("first − second = ")[1].replace("−", "")) == pytest.approx(abs(one - other), rel=6e-3)
+        assert ("= −" in told) == (one < other)
+        page.close()
+    service.close()
+
+
+# --------------------------------------------------------------------------------------------------------- Chinese
+
+# What the page says in Latin letters: words of three letters and more, outside of the text that is read.
+LATIN = """() => {
+  const found = new Set();
+  const look = (text) => (text ?? "").match(/[A-Za-z]{3,}/g)?.forEach((word) => found.add(word));
+  for (const part of document.querySelectorAll(".attlas *")) {
+    if (part.closest(".flow, .token, .tip dd, .title, .brand, .condition, kbd, .why-about dd, .lines-column")) continue;
+    for (const child of part.childNodes) if (child.nodeType === Node.TEXT_NODE) look(child.data);
+    for (const name of ["title", "aria-label", "placeholder"]) look(part.getAttribute(name));
+  }
+  return [...found].sort();
+}"""
+NAMES = {
+    "attlas",
+    "HTML",
+    "PNG",
+    "SVG",
+    "CSV",
+    "float",
+    "softmax",
+    "score",
+    "Shift",
+    "Enter",
+    "Esc",
+    "logit",
+    "log",
+    "English",
+}
+PALETTES = {"depth", "viridis", "magma", "cividis", "grey"}
+
+
+def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50&s=1.0&m=ratio", locale="zh-CN")
+    page.wait_for_selector(".headmap-says:has-text('%')")
+    until(page, "document.querySelectorAll('.thumb.drawn').length === 4")
+    assert set(page.evaluate(LATIN)) - NAMES - PALETTES == set()
+    assert page.locator(".says b").inner_text() == "第 0 层，头 0"
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    page.get_by_role("button", name="帮助").click()
+    page.get_by_role("button", name="English").click()
+    page.wait_for_selector(".says b:has-text('Layer 0, head 0')")
+    assert state(page)["lang"] == "en"
+    assert {"pin": "100.50", "m": "ratio"}.items() <= state(page).items()

@@ -298,14 +298,14 @@ def test_control_c_leaves_nothing(
     given = ["record", "--model", str(model_folder), "--text", str(text_file), "-o", str(out), "--keep", keep]
     if there:
         assert main([*given, "--tokens", "70"]) == 0
-    run = record.forward
+    run = record.run_model
 
     def interrupted(model: torch.nn.Module, ids: torch.Tensor) -> None:
         run(model, ids)
         if ids.ndim == 1:  # the text, and not the random block before it
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "forward", interrupted)
+    monkeypatch.setattr(record, "run_model", interrupted)
     assert main([*given, "--tokens", "80", "--overwrite"]) == 130
     assert capsys.readouterr().err.endswith("attlas: stopped.\n")
     assert list(out.parent.iterdir()) == ([out] if there else [])
@@ -316,7 +316,7 @@ def test_control_c_leaves_nothing(
 def test_control_c_between_two_chunks_leaves_nothing(
     model_folder: Path, text_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = generation.forward
+    run = generation.run_model
 
     def interrupted(model: torch.nn.Module, ids: torch.Tensor, *given: Any, **options: Any) -> Any:
         if len(ids) < 30:  # the last chunk
@@ -324,7 +324,7 @@ def test_control_c_between_two_chunks_leaves_nothing(
             raise KeyboardInterrupt
         return run(model, ids, *given, **options)
 
-    monkeypatch.setattr(generation, "forward", interrupted)
+    monkeypatch.setattr(generation, "run_model", interrupted)
     words = ["--model", model_folder, "--text", text_file, "--tokens", 80, "--chunk", 30, "-o", out]
     assert main(["record", *map(str, words)]) == 130
     assert list(out.parent.iterdir()) == []

@@ -28,7 +28,7 @@ from attlas.cli import demo, main, view
 from attlas.cli.terminal import Terminal
 from attlas.view.server import store_beside
 
-ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/(#\S+)?")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,19 @@ def test_it_serves_a_folder_until_it_is_told_to_stop(folder: Path) -> None:
     assert "uvicorn" not in out + err
 
 
+def test_it_opens_at_a_place_and_compares_with_another_recording(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.atlas"
+    shutil.copytree(folder, other)
+    link = "http://127.0.0.1:8750/old/#e=1&h=2&pin=5.3"
+    with command("view", folder, "--no-browser", "--port", 0, "--compare", other, "--at", link) as viewer:
+        address = viewer.address()
+        assert address.endswith("/#e=1&h=2&pin=5.3")
+        _, body = get(address, "api/info")
+        entries = json.loads(body)["entries"]
+        assert [bool(entry["recording"]) for entry in entries] == [False, False, True, True]
+        assert viewer.end(signal.SIGINT)[0] == 0
+
+
 def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "own.atlas"
     shutil.copytree(folder, mine)
@@ -195,7 +208,7 @@ def test_a_recording_can_be_kept(
         str(out),
     ]
     assert main(["view", *given, "--port", "1234"]) == 0
-    assert shown == [(out, {"port": 1234, "browser": True})]
+    assert shown == [(out, {"port": 1234, "browser": True, "other": None, "at": ""})]
     atlas = attlas.load(out)
     assert len(atlas.tokens) == 68
     assert atlas.spans["generated"] == (64, 68)

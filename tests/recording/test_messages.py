@@ -1,4 +1,4 @@
-"""Each text that a recording can raise or warn with, whole."""
+"""Errors and warnings of a recording; whole texts where the advice depends on the model."""
 
 import copy
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.messages import said
 from tests.recording.conftest import VOCABULARY, lively
 from tests.recording.test_traps import Windows, albert
 from torch import Tensor, nn
@@ -49,57 +50,39 @@ BAD: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
     "no module": (
         attlas.DtypeError,
         lambda: record("gpt2"),  # type: ignore[arg-type]
-        "record(): model must be an nn.Module.\n  model: str\n  found: a str\n"
-        "  fix: attlas.record(model), the model itself: pipe.model of a pipeline.",
+        "record(): a str",
     ),
     "keep": (
         attlas.ShapeError,
         lambda: record(model(), keep="gpu"),  # type: ignore[arg-type]
-        'record(): keep must be one of "device", "cpu", "disk", "statistics".\n'
-        "  found: keep = 'gpu'\n"
-        '  fix: keep="cpu"',
+        "record(): keep = 'gpu'",
     ),
     "a class of statistics": (
         attlas.DtypeError,
         lambda: record(model(), statistics=[stats.Entropy]),  # type: ignore[list-item]
-        "statistics: each must be a Statistic, an object and not its class.\n  statistic: Entropy\n"
-        "  found: the class Entropy\n  fix: Entropy()",
+        "statistics: the class Entropy",
     ),
     "only statistics, and none": (
         attlas.ShapeError,
         lambda: record(model(), keep="statistics"),
-        'record(): keep="statistics" keeps nothing but statistics.\n  found: no statistic\n'
-        "  fix: statistics=[stats.Entropy(), stats.ColumnMass()]",
+        "record(): no statistic",
     ),
     "a folder and no disk": (
         attlas.ShapeError,
         lambda: record(model(), folder="run.atlas"),
-        "record(): a folder is written by keep=\"disk\" only.\n  found: folder = 'run.atlas', keep = 'device'\n"
-        '  fix: keep="disk", or atlas.save(folder) after the block.',
+        "record(): folder = 'run.atlas', keep = 'device'",
     ),
     "a kind of layer": (
         attlas.DtypeError,
         lambda: record(model(), layers=[0, 1.5]),  # type: ignore[list-item]
-        "record(): layers must be numbers or names of attentions.\n  layers: [0, 1.5]\n  found: a float\n"
-        '  fix: layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
+        "record(): a float",
     ),
-    "a kind of head": (
-        attlas.DtypeError,
-        lambda: record(model(), heads=["a"]),
-        "record(): heads must be whole numbers, at least one.\n  heads: ['a']\n  found: a list\n"
-        "  fix: heads=[0, 3], or heads={layer: [0, 3]} for some layers.",
-    ),
-    "no head": (
-        attlas.DtypeError,
-        lambda: record(model(), heads=[]),
-        "record(): heads must be whole numbers, at least one.\n  heads: []\n  found: no head\n"
-        "  fix: heads=[0, 3], or heads={layer: [0, 3]} for some layers.",
-    ),
+    "a kind of head": (attlas.DtypeError, lambda: record(model(), heads=["a"]), "record(): a list"),
+    "no head": (attlas.DtypeError, lambda: record(model(), heads=[]), "record(): no head"),
     "queries with a step": (
         attlas.ShapeError,
         lambda: record(model(), queries=range(0, 9, 2)),
-        "record(): queries must be a slice or a range of whole numbers, without a step.\n"
-        "  found: queries = range(0, 9, 2)\n  fix: queries=slice(-32, None)",
+        "record(): queries = range(0, 9, 2)",
     ),
 }
 
@@ -109,7 +92,7 @@ def test_arguments(name: str) -> None:
     kind, call, text = BAD[name]
     with pytest.raises(kind) as error:
         call()
-    assert str(error.value) == text
+    assert said(error.value) == text
 
 
 def run(given: nn.Module, *args: Tensor, **options: Any) -> str:

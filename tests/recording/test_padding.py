@@ -124,7 +124,7 @@ def test_scores_of_a_bare_matrix_leave_padding_out() -> None:
         torch.testing.assert_close(found[name], score, msg=name)
     # Keys of another text tell nothing about the queries.
     cross = attlas.attend(q[:, :, :7], q, mask=attlas.Padding([12, 5]))
-    torch.testing.assert_close(heads.broad(cross), heads.broad(cross, counted=torch.ones(7, dtype=torch.bool)))
+    torch.testing.assert_close(heads.broad(cross), heads.broad(cross, query_mask=torch.ones(7, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

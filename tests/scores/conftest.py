@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.messages import said
 from torch import Tensor
 
 from attlas.scores import Score
@@ -62,6 +63,6 @@ def error_text() -> Callable[..., str]:
         with pytest.raises(kind) as caught:
             call()
         assert type(caught.value) is kind
-        return str(caught.value)
+        return said(caught.value)
 
     return text

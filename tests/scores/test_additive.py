@@ -116,37 +116,15 @@ def test_repr():
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, None])
 def test_message_size(size, error_text):
-    assert error_text(ShapeError, lambda: Additive(2, 3, size)) == (
-        "Additive(): hidden_size must be a whole number above 0.\n"
-        f"  found: hidden_size = {size!r}\n"
-        "  fix: give Additive(q.shape[-1], k.shape[-1], hidden_size=128)."
-    )
-    assert error_text(ShapeError, lambda: Bilinear(2, size)) == (
-        "Bilinear(): key_size must be a whole number above 0.\n"
-        f"  found: key_size = {size!r}\n"
-        "  fix: give Bilinear(q.shape[-1], k.shape[-1])."
-    )
+    assert error_text(ShapeError, lambda: Additive(2, 3, size)) == (f"Additive(): hidden_size = {size!r}")
+    assert error_text(ShapeError, lambda: Bilinear(2, size)) == (f"Bilinear(): key_size = {size!r}")
 
 
 def test_message_scale(error_text):
-    assert error_text(ShapeError, lambda: Bilinear(2, 3, scale=math.nan)) == (
-        "Bilinear(): scale must be a finite number.\n  found: scale = nan\n  fix: leave scale out for 1."
-    )
+    assert error_text(ShapeError, lambda: Bilinear(2, 3, scale=math.nan)) == "Bilinear(): scale = nan"
 
 
 def test_message_tokens(error_text):
     q, k = torch.ones(5, 4), torch.ones(7, 3)
-    assert error_text(ShapeError, lambda: Additive(5, 3, 8).check(q, k, 1)) == (
-        "attend(): the last axes of q and k must be 5 and 3 when score is Additive(5, 3, 8).\n"
-        "  q (..., m, d): (5, 4) float32 cpu\n"
-        "  k (..., n, dk): (7, 3) float32 cpu\n"
-        "  found: 4 in q, 3 in k\n"
-        "  fix: use score=Additive(4, 3, 8)."
-    )
-    assert error_text(ShapeError, lambda: Bilinear(5, 3).check(q, k, 1)) == (
-        "attend(): the last axes of q and k must be 5 and 3 when score is Bilinear(5, 3).\n"
-        "  q (..., m, d): (5, 4) float32 cpu\n"
-        "  k (..., n, dk): (7, 3) float32 cpu\n"
-        "  found: 4 in q, 3 in k\n"
-        "  fix: use score=Bilinear(4, 3)."
-    )
+    assert error_text(ShapeError, lambda: Additive(5, 3, 8).check(q, k, 1)) == "attend(): 4 in q, 3 in k"
+    assert error_text(ShapeError, lambda: Bilinear(5, 3).check(q, k, 1)) == "attend(): 4 in q, 3 in k"

@@ -226,59 +226,32 @@ def test_repr():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
 def test_message_bad_bandwidth(kind, value, error_text):
-    expected = (
-        f"{kind.__name__}(): every bandwidth must be a finite number above 0.\n"
-        f"  found: bandwidth = {value!r}\n"
-        "  fix: give the distance at which a weight should have fallen, such as bandwidth=1.0."
-    )
+    expected = f"{kind.__name__}(): bandwidth = {value!r}"
     for bandwidth in (value, [1.0, value], torch.tensor([value, 1.0])):
         assert error_text(ShapeError, lambda b=bandwidth: kind(b)) == expected
 
 
 def test_message_integer_bandwidth(error_text):
-    assert error_text(DtypeError, lambda: Gaussian(torch.tensor([1, 2]))) == (
-        "Gaussian(): bandwidth must be a number, a sequence of numbers or a floating-point tensor.\n"
-        "  bandwidth: (2,) int64 cpu\n"
-        "  found: a int64 tensor\n"
-        "  fix: give a float, such as bandwidth=1.0, or tensor.float()."
-    )
-    assert error_text(DtypeError, lambda: Laplace("wide")) == (
-        "Laplace(): bandwidth must be a number, a sequence of numbers or a floating-point tensor.\n"
-        "  bandwidth: wide\n"
-        "  found: a str\n"
-        "  fix: give a float, such as bandwidth=1.0, or tensor.float()."
-    )
+    assert error_text(DtypeError, lambda: Gaussian(torch.tensor([1, 2]))) == "Gaussian(): a int64 tensor"
+    assert error_text(DtypeError, lambda: Laplace("wide")) == "Laplace(): a str"
     for wrong in (True, None, ["a"], {}):
         error_text(DtypeError, lambda b=wrong: Laplace(b))
 
 
 def test_message_shape_of_bandwidth(error_text):
-    assert error_text(ShapeError, lambda: Boxcar(torch.ones(2, 3))) == (
-        "Boxcar(): bandwidth must be one number, or one for each coordinate of q and k.\n"
-        "  bandwidth: (2, 3) float32 cpu\n"
-        "  found: 2 axes, 6 numbers\n"
-        "  fix: give a scalar, or a tensor of shape (d,)."
+    assert error_text(ShapeError, lambda: Boxcar(torch.ones(2, 3))) == "Boxcar(): 2 axes, 6 numbers"
+    assert (
+        error_text(ShapeError, lambda: Gaussian([1.0, 2.0]).check(torch.ones(5, 3), torch.ones(7, 3), 1))
+        == "attend(): d = 3 in q and k, 2 bandwidths"
     )
-    assert error_text(ShapeError, lambda: Gaussian([1.0, 2.0]).check(torch.ones(5, 3), torch.ones(7, 3), 1)) == (
-        "attend(): bandwidth of Gaussian() must be one number, or one for each coordinate of q and k.\n"
-        "  q (..., m, d): (5, 3) float32 cpu\n"
-        "  k (..., n, d): (7, 3) float32 cpu\n"
-        "  found: d = 3 in q and k, 2 bandwidths\n"
-        "  fix: give 3 bandwidths, or one number for all coordinates."
-    )
-    assert error_text(ShapeError, lambda: Gaussian().check(torch.ones(5, 3), torch.ones(7, 4), 1)) == (
-        "attend(): q and k must have the same last axis when score is Gaussian().\n"
-        "  q (..., m, d): (5, 3) float32 cpu\n"
-        "  k (..., n, d): (7, 4) float32 cpu\n"
-        "  found: d = 3 in q, d = 4 in k\n"
-        "  fix: give both the same coordinates, or project them to one size."
+    assert (
+        error_text(ShapeError, lambda: Gaussian().check(torch.ones(5, 3), torch.ones(7, 4), 1))
+        == "attend(): d = 3 in q, d = 4 in k"
     )
 
 
 def test_message_learn_twice(error_text):
-    assert error_text(ShapeError, lambda: Gaussian(torch.ones((), requires_grad=True), learn=True)) == (
-        "Gaussian(): learn=True makes a parameter of its own, so bandwidth must not require a gradient.\n"
-        "  bandwidth: () float32 cpu\n"
-        "  found: requires_grad = True\n"
-        "  fix: leave learn out; the tensor is learned as it is."
+    assert (
+        error_text(ShapeError, lambda: Gaussian(torch.ones((), requires_grad=True), learn=True))
+        == "Gaussian(): requires_grad = True"
     )

@@ -174,88 +174,37 @@ def test_messages_of_heads(error_text):
     score = Alibi()
     score.check(q[:, :2], k, 2)
     for alibi in (score, Alibi(2), Alibi([0.5, 0.25])):
-        assert error_text(ShapeError, lambda a=alibi: a.check(q, k, 3)) == (
-            "attend(): Alibi() must have one slope for each head of q.\n"
-            "  found: 3 heads in q, 2 in Alibi()\n"
-            "  fix: use score=Alibi(3)."
-        )
-    assert error_text(ShapeError, lambda: RelativeBias(2).check(q, k, 3)) == (
-        "attend(): RelativeBias() must have one row of biases for each head of q.\n"
-        "  found: 3 heads in q, 2 in RelativeBias()\n"
-        "  fix: use score=RelativeBias(3, ...)."
+        assert error_text(ShapeError, lambda a=alibi: a.check(q, k, 3)) == "attend(): 3 heads in q, 2 in Alibi()"
+    assert (
+        error_text(ShapeError, lambda: RelativeBias(2).check(q, k, 3)) == "attend(): 3 heads in q, 2 in RelativeBias()"
     )
 
 
 def test_messages_of_slopes(error_text):
-    assert error_text(DtypeError, lambda: Alibi(torch.tensor([1, 2]))) == (
-        "Alibi(): slopes must be a number of heads, or a floating-point number for each head.\n"
-        "  slopes: (2,) int64 cpu\n"
-        "  found: int64\n"
-        "  fix: give Alibi(8) for the slopes of the paper, or one float for each head."
-    )
-    assert error_text(DtypeError, lambda: Alibi("steep")) == (
-        "Alibi(): slopes must be a number of heads, or a floating-point number for each head.\n"
-        "  slopes: steep\n"
-        "  found: a str\n"
-        "  fix: give Alibi(8) for the slopes of the paper, or one float for each head."
-    )
-    assert error_text(ShapeError, lambda: Alibi([0.5, math.nan])) == (
-        "Alibi(): slopes must be one finite number for each head.\n"
-        "  slopes: [0.5, nan]\n"
-        "  found: a slope that is not finite\n"
-        "  fix: give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,)."
-    )
-    assert "found: 0 axes" in error_text(ShapeError, lambda: Alibi(0.5))
-    assert error_text(ShapeError, lambda: Alibi(0)) == (
-        "Alibi(): slopes must be a whole number above 0.\n  found: slopes = 0\n  fix: give slopes as an int, such as 8."
-    )
+    assert error_text(DtypeError, lambda: Alibi(torch.tensor([1, 2]))) == "Alibi(): int64"
+    assert error_text(DtypeError, lambda: Alibi("steep")) == "Alibi(): a str"
+    assert error_text(ShapeError, lambda: Alibi([0.5, math.nan])) == "Alibi(): a slope that is not finite"
+    assert error_text(ShapeError, lambda: Alibi(0.5)) == "Alibi(): 0 axes"
+    assert error_text(ShapeError, lambda: Alibi(0)) == "Alibi(): slopes = 0"
 
 
 def test_messages_of_buckets(error_text):
     for buckets, bidirectional in ((2, True), (7, True), (1, False)):
         call = lambda b=buckets, d=bidirectional: RelativeBias(2, buckets=b, bidirectional=d)  # noqa: E731
-        assert error_text(ShapeError, call) == (
-            "RelativeBias(): buckets must be 4 or more and even when bidirectional, else 2 or more.\n"
-            f"  found: buckets = {buckets}\n"
-            "  fix: give buckets=32, as in T5."
-        )
-    assert error_text(ShapeError, lambda: RelativeBias(2, max_distance=8, buckets=32)) == (
-        "RelativeBias(): max_distance must be above the distances that have a bucket of their own.\n"
-        "  found: max_distance = 8, 8 such distances\n"
-        "  fix: give max_distance=128, or leave buckets out."
+        assert error_text(ShapeError, call) == (f"RelativeBias(): buckets = {buckets}")
+    assert (
+        error_text(ShapeError, lambda: RelativeBias(2, max_distance=8, buckets=32))
+        == "RelativeBias(): max_distance = 8, 8 such distances"
     )
-    assert error_text(ShapeError, lambda: RelativeBias(2.0)) == (
-        "RelativeBias(): heads must be a whole number above 0.\n"
-        "  found: heads = 2.0\n"
-        "  fix: give heads as an int, such as 8."
-    )
+    assert error_text(ShapeError, lambda: RelativeBias(2.0)) == "RelativeBias(): heads = 2.0"
 
 
 def test_messages_of_tensors(error_text):
-    assert error_text(DtypeError, lambda: TensorBias(torch.ones(2, 3, dtype=torch.bool))) == (
-        "TensorBias(): t must be a floating-point tensor of log-weights.\n"
-        "  t: (2, 3) bool cpu\n"
-        "  found: bool\n"
-        "  fix: use mask=attlas.from_tensor(t) for True and False, else t.float()."
-    )
-    assert error_text(DtypeError, lambda: TensorBias([1.0])) == (
-        "TensorBias(): t must be a floating-point tensor of log-weights.\n"
-        "  t: list\n"
-        "  found: a list\n"
-        "  fix: use mask=attlas.from_tensor(t) for True and False, else t.float()."
-    )
-    assert error_text(ShapeError, lambda: TensorBias(torch.ones(1, 1, 1, 2, 3))) == (
-        "TensorBias(): t has at most the four axes batch, heads, m and n.\n"
-        "  t: (1, 1, 1, 2, 3) float32 cpu\n"
-        "  found: 5 axes\n"
-        "  fix: t.flatten(0, -4) makes one batch axis."
-    )
+    assert error_text(DtypeError, lambda: TensorBias(torch.ones(2, 3, dtype=torch.bool))) == "TensorBias(): bool"
+    assert error_text(DtypeError, lambda: TensorBias([1.0])) == "TensorBias(): a list"
+    assert error_text(ShapeError, lambda: TensorBias(torch.ones(1, 1, 1, 2, 3))) == "TensorBias(): 5 axes"
     q, k = tokens()
-    assert error_text(ShapeError, lambda: TensorBias(torch.ones(2, 5, 7)).check(q, k, 3)) == (
-        "attend(): the tensor of TensorBias() must broadcast to (batch, heads, m, n).\n"
-        "  t: (2, 5, 7) float32 cpu\n"
-        "  q (..., m, d): (2, 3, 5, 4) float64 cpu\n"
-        "  k (..., n, d): (2, 1, 7, 4) float64 cpu\n"
-        "  found: (2, 5, 7) in t, (batch, heads, m, n) = (2, 3, 5, 7)\n"
-        "  fix: t.unsqueeze(1) if its first axis is the batch and it has no heads."
+    assert (
+        error_text(ShapeError, lambda: TensorBias(torch.ones(2, 5, 7)).check(q, k, 3))
+        == "attend(): (2, 5, 7) in t, (batch, heads, m, n) = (2, 3, 5, 7)"
     )

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.messages import said
 
 import attlas
 from attlas import stats
@@ -126,40 +127,21 @@ def test_offsets_find_the_previous_token():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (
-            lambda: stats.Picture(0, 4),
-            "Picture(): height must be a whole number above 0.\n  found: height = 0\n  fix: height=8",
-        ),
-        (
-            lambda: stats.Picture(4, 2.5),
-            "Picture(): width must be a whole number above 0.\n  found: width = 2.5\n  fix: width=8",
-        ),
-        (
-            lambda: stats.Picture(4, 4, "median"),
-            'Picture(): pool must be "mean" or "max".\n  found: pool = \'median\'\n  fix: pool="mean"',
-        ),
-        (
-            lambda: stats.Picture(4, 4, rows=slice(0, 8, 2)),
-            "Picture(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
-            "  found: rows = slice(0, 8, 2)\n"
-            "  fix: rows=slice(0, 64)",
-        ),
+        (lambda: stats.Picture(0, 4), "Picture(): height = 0"),
+        (lambda: stats.Picture(4, 2.5), "Picture(): width = 2.5"),
+        (lambda: stats.Picture(4, 4, "median"), "Picture(): pool = 'median'"),
+        (lambda: stats.Picture(4, 4, rows=slice(0, 8, 2)), "Picture(): rows = slice(0, 8, 2)"),
         (
             lambda: stats.picture(attlas.attend(torch.zeros(5, 4), torch.zeros(300, 4)), 256, 256),
-            "Picture(): a picture cannot have more blocks than the window has rows or columns.\n"
-            "  window: 5 queries × 300 keys\n"
-            "  found: height = 256, width = 256\n"
-            "  fix: Picture(5, 256)",
+            "Picture(): height = 256, width = 256",
         ),
         (
             lambda: stats.picture(attlas.attend(torch.zeros(5, 4), torch.zeros(300, 4)), 1, 1, columns=(0, 301)),
-            "Picture(): columns must lie within the 300 keys of the matrix, and start before it stops.\n"
-            "  found: columns = (0, 301)\n"
-            "  fix: columns=slice(0, 300)",
+            "Picture(): columns = (0, 301)",
         ),
     ],
 )
 def test_messages(make, text):
     with pytest.raises(ShapeError) as error:
         make()
-    assert str(error.value) == text
+    assert said(error.value) == text

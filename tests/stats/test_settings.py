@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.messages import said
 
 import attlas
 from attlas import Plan, stats
@@ -13,91 +14,32 @@ def small():
 
 
 MESSAGES = {
-    "k below 1": (
-        lambda: stats.TopK(0),
-        "TopK(): k must be a whole number above 0.\n  found: k = 0\n  fix: k=8",
-    ),
-    "k not whole": (
-        lambda: stats.topk(small(), 2.0),
-        "TopK(): k must be a whole number above 0.\n  found: k = 2.0\n  fix: k=8",
-    ),
-    "k a bool": (
-        lambda: stats.tail_mass(small(), True),
-        "TailMass(): k must be a whole number above 0.\n  found: k = True\n  fix: k=8",
-    ),
-    "k above n": (
-        lambda: stats.topk(small(), 9),
-        "TopK(): k cannot be larger than the number of keys.\n"
-        "  A: 4 queries × 8 keys\n"
-        "  found: k = 9, n = 8\n"
-        "  fix: TopK(8)",
-    ),
-    "tail above n": (
-        lambda: stats.tail_mass(small(), 9),
-        "TailMass(): k cannot be larger than the number of keys.\n"
-        "  A: 4 queries × 8 keys\n"
-        "  found: k = 9, n = 8\n"
-        "  fix: TailMass(8)",
-    ),
+    "k below 1": (lambda: stats.TopK(0), "TopK(): k = 0"),
+    "k not whole": (lambda: stats.topk(small(), 2.0), "TopK(): k = 2.0"),
+    "k a bool": (lambda: stats.tail_mass(small(), True), "TailMass(): k = True"),
+    "k above n": (lambda: stats.topk(small(), 9), "TopK(): k = 9, n = 8"),
+    "tail above n": (lambda: stats.tail_mass(small(), 9), "TailMass(): k = 9, n = 8"),
     "no keys": (
         lambda: attlas.attend(torch.zeros(4, 4), torch.zeros(0, 4)).collect(stats.ArgMax()),
-        "ArgMax(): k cannot be larger than the number of keys.\n"
-        "  A: 4 queries × 0 keys\n"
-        "  found: k = 1, n = 0\n"
-        "  fix: give attend() a key.",
+        "ArgMax(): k = 1, n = 0",
     ),
     "no queries": (
         lambda: attlas.attend(torch.zeros(0, 4), torch.zeros(4, 4)).collect(stats.ColumnArgMax()),
-        "ColumnArgMax(): the largest of no queries has no place.\n"
-        "  found: m = 0 queries\n"
-        "  fix: give attend() a query.",
+        "ColumnArgMax(): m = 0 queries",
     ),
-    "no level": (
-        lambda: stats.Coverage(()),
-        "Coverage(): levels must be numbers above 0 and at most 1.\n"
-        "  found: levels = ()\n"
-        "  fix: Coverage((0.9, 0.95, 0.99))",
-    ),
-    "level in per cent": (
-        lambda: stats.Coverage((0.9, 95)),
-        "Coverage(): levels must be numbers above 0 and at most 1.\n"
-        "  found: levels = (0.9, 95)\n"
-        "  fix: Coverage((0.9, 0.95, 0.99))",
-    ),
-    "level 0": (
-        lambda: stats.Coverage((0.0,)),
-        "Coverage(): levels must be numbers above 0 and at most 1.\n"
-        "  found: levels = (0.0,)\n"
-        "  fix: Coverage((0.9, 0.95, 0.99))",
-    ),
-    "rows with a step": (
-        lambda: stats.ColumnMass(rows=slice(0, 4, 2)),
-        "ColumnMass(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
-        "  found: rows = slice(0, 4, 2)\n"
-        "  fix: rows=slice(0, 64)",
-    ),
-    "rows no slice": (
-        lambda: stats.ColumnMax(rows=3),
-        "ColumnMax(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
-        "  found: rows = 3\n"
-        "  fix: rows=slice(0, 64)",
-    ),
+    "no level": (lambda: stats.Coverage(()), "Coverage(): levels = ()"),
+    "level in per cent": (lambda: stats.Coverage((0.9, 95)), "Coverage(): levels = (0.9, 95)"),
+    "level 0": (lambda: stats.Coverage((0.0,)), "Coverage(): levels = (0.0,)"),
+    "rows with a step": (lambda: stats.ColumnMass(rows=slice(0, 4, 2)), "ColumnMass(): rows = slice(0, 4, 2)"),
+    "rows no slice": (lambda: stats.ColumnMax(rows=3), "ColumnMax(): rows = 3"),
     "rows out of range": (
         lambda: stats.column_mass(small(), rows=slice(0, 5)),
-        "ColumnMass(): rows must lie within the 4 queries of the matrix, and start before it stops.\n"
-        "  found: rows = slice(0, 5, None)\n"
-        "  fix: rows=slice(0, 4)",
+        "ColumnMass(): rows = slice(0, 5, None)",
     ),
-    "heads unknown": (
-        lambda: stats.column_mass(small(), heads="max"),
-        'column_mass(): heads must be "sum", "mean" or None.\n  found: heads = \'max\'\n  fix: heads="mean"',
-    ),
+    "heads unknown": (lambda: stats.column_mass(small(), heads="max"), "column_mass(): heads = 'max'"),
     "no heads": (
         lambda: stats.column_max(small(), heads="mean"),
-        "column_max(): there must be heads to combine.\n"
-        "  A: shape (4, 8)\n"
-        "  found: heads = 'mean', and A has no leading axis\n"
-        "  fix: leave heads out.",
+        "column_max(): heads = 'mean', and A has no leading axis",
     ),
 }
 
@@ -107,7 +49,7 @@ def test_messages(name):
     make, text = MESSAGES[name]
     with pytest.raises(ShapeError) as error:
         make()
-    assert str(error.value) == text
+    assert said(error.value) == text
 
 
 def all_statistics(m, n):

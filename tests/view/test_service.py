@@ -158,6 +158,22 @@ def test_cells(case: Case, service: Service, head: Any, variant: str) -> None:
             assert found["logit"] is None
 
 
+@pytest.mark.parametrize("variant", ["plain", "nosink"])
+def test_pairs(case: Case, service: Service, variant: str) -> None:
+    batch, heads, m, n = case.weights.shape
+    if 0 in (m, n):
+        return
+    weights = np.stack([case.head(batch - 1, head, variant)[0] for head in range(heads)])
+    place = {"entry": 0, "head": "mean", "batch": batch - 1, "variant": variant}
+    for i, j0, j1 in ((0, 0, 1), (m - 1, 0, n), (m // 2, n // 3, n // 2)):
+        found = facts(service, "pair", **place, i=i, j0=j0, j1=j1, with_entry=0, with_head=0)
+        rows = weights[:, i]
+        np.testing.assert_allclose(found["weights"], rows[:, j0:j1].sum(1), rtol=n * tolerance(case), atol=1e-12)
+        expected = np.minimum(rows, rows[0]).sum(1)
+        np.testing.assert_allclose(found["agreement"], expected, rtol=n * tolerance(case), atol=1e-12)
+    assert facts(service, "pair", **place, i=0, j0=0, j1=0)["agreement"] is None
+
+
 @pytest.mark.parametrize(("head", "variant"), PICTURES)
 def test_largest(case: Case, service: Service, head: Any, variant: str) -> None:
     m, n = case.A.shape[2:]

@@ -402,7 +402,7 @@ class Atlas:
         -------
         attlas.view.widget.Viewer or None
         """
-        from attlas.view import show  # a door to an upper room, opened only when called
+        from attlas.view import show  # the viewer imports this module
 
         return show(self, **options)
 

@@ -38,7 +38,7 @@ _FORMAT, _VERSION = "attlas-atlas", 2
 _LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
 _EMPTY = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
-# What reading data that somebody changed may raise.
+# Errors that reading a changed file may raise.
 _WRONG = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError,
           AttributeError, RecursionError, MemoryError)  # fmt: skip
 

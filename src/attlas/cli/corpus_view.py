@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import attlas
+from attlas.cli.formatting import count, in_bytes
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.formatting import count, in_bytes
 from attlas.errors import RecordingError
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
@@ -34,9 +35,7 @@ def is_corpus(folder: Path) -> bool:
         return False
 
 
-def show(
-    folders: Sequence[Path], terminal: Terminal, *, model: str | None = None, port: int | None, browser: bool
-) -> None:
+def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namespace) -> None:
     """Serve the page of some corpora until Ctrl-C.
 
     Parameters
@@ -45,12 +44,8 @@ def show(
         What `attlas corpus` has written.
     terminal : Terminal
         Where the address is written.
-    model : str, optional
-        Folder or name of the model, for corpora that do not say where it is.
-    port : int, optional
-        Port of 127.0.0.1.
-    browser : bool
-        Whether a browser is opened.
+    arguments : Namespace
+        Those of ``attlas view``; ``model`` is for corpora that do not say where theirs is.
     """
     from attlas.view.corpus import CorpusService
     from attlas.view.server import stay
@@ -66,10 +61,16 @@ def show(
             terminal.say(terminal.style(f"  {count(len(corpus.heads))} heads of {name}, {size}", "dim"))
         terminal.say(terminal.style("  Ctrl-C closes it", "dim"))
 
-    loaders = [_loader(corpus, model) for corpus in corpora]
+    loaders = [_loader(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
-        stay(service, port=port, browser=browser, announce=announce)
+        stay(
+            service,
+            port=arguments.port,
+            browser=not arguments.no_browser,
+            announce=announce,
+            at=arguments.at or "",
+        )
     terminal.complain("the viewer is closed.")
 
 

@@ -45,7 +45,7 @@ _COLOURS = {
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Read the model on the text; print the table; write report, pictures and the run; open it where somebody sits."""
+    """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
     text_file, text = read_text(arguments.text, "demo")
     folder = models.path() if arguments.model is None else arguments.model
     _writable(arguments.out)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def _writable(out: Path) -> None:
-    """Make the folder now: nobody wants to hear after the work that it cannot be written."""
+    """Make the folder, so that an error comes before the work and not after it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

@@ -75,7 +75,7 @@ def open_folder(folder: Path, where: str) -> Atlas:
 
 
 def check_target(path: Path, option: str, suffixes: tuple[str, ...], where: str) -> None:
-    """Raise a UsageError unless a file can be written: nobody wants to hear that after the work.
+    """Raise a UsageError unless a file can be written; called before the work.
 
     Raises
     ------

@@ -191,6 +191,8 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option = command.add_argument_group("the viewer").add_argument
     option("--port", type=int, metavar="N", help="port of 127.0.0.1 (default: the next free from 8750 on)")
     option("--no-browser", action="store_true", help="print the address and open nothing")
+    option("--compare", type=Path, metavar="FOLDER", help="another recording of as many tokens, head by head")
+    option("--at", metavar="LINK", help="open at this place: a copied link, or what stands behind its #")
     option("--export", type=Path, metavar="FILE", help="write the page of a corpus as one HTML file instead")
 
 

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from attlas.cli import corpus_view, record
 from attlas.cli.files import check_target, open_folder, title_of
@@ -44,7 +45,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
-        idle = show(folder, terminal, port=arguments.port, browser=not arguments.no_browser)
+        idle = show(
+            folder,
+            terminal,
+            port=arguments.port,
+            browser=not arguments.no_browser,
+            other=arguments.compare,
+            at=arguments.at or "",
+        )
     _exit_if_busy(idle)
 
 
@@ -56,6 +64,9 @@ def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Ter
             fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
             raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
         return False
+    if arguments.compare is not None:
+        fix = f"attlas view {shlex.quote(str(folders[0]))} {shlex.quote(str(arguments.compare))}"
+        raise _error("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
     if set(options) - {"model"}:
         fix = f"attlas view {shlex.quote(str(folders[0]))}"
         raise _error("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
@@ -63,13 +74,20 @@ def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Ter
         check_target(arguments.export, "--export", (".html", ".htm"), "view")
         corpus_view.export(folders, arguments.export, terminal)
     else:
-        browser = not arguments.no_browser
         with _exit_on_sigterm():
-            corpus_view.show(folders, terminal, model=arguments.model, port=arguments.port, browser=browser)
+            corpus_view.show(folders, terminal, arguments)
     return True
 
 
-def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: bool = True) -> bool:
+def show(
+    folder: Path,
+    terminal: Terminal,
+    *,
+    port: int | None = None,
+    browser: bool = True,
+    other: Path | None = None,
+    at: str = "",
+) -> bool:
     """Serve a recording until Ctrl-C.
 
     Parameters
@@ -82,6 +100,10 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         Port of 127.0.0.1.
     browser : bool
         Whether a browser is opened.
+    other : Path, optional
+        A recording that it is compared with.
+    at : str
+        The place at which the page opens, as a link of the viewer has it behind its ``#``.
 
     Returns
     -------
@@ -108,10 +130,15 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
         of = f" of {atlas.model}" if atlas.model else ""
         terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
 
-    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder))
+    compared: dict[str, Any] = {}
+    if other is not None:
+        with terminal.step(f"opening {other.name}"):
+            second = open_folder(other, "view")
+        compared = {"compare": second, "compare_title": title_of(second, other)}
+    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), **compared)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
-        stay(service, port=port, browser=browser, announce=announce)
+        stay(service, port=port, browser=browser, announce=announce, at=at)
     finally:
         closing.start()
         closing.join(_SHUTDOWN_SECONDS)
@@ -120,7 +147,7 @@ def show(folder: Path, terminal: Terminal, *, port: int | None = None, browser: 
 
 
 def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:
-    """Open a recording where somebody sits before a browser with windows; elsewhere say how to open it.
+    """Open a recording if a user sits before a graphical browser; else print how to open it.
 
     Parameters
     ----------

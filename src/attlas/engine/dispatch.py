@@ -1,4 +1,4 @@
-"""Which backend computes: the cheapest of those that can, or the one that the plan names."""
+"""Chooses the backend: the cheapest that supports the request, or the one that the plan names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attlas.errors import BackendError
 
 __all__ = ["BACKENDS", "Choice", "candidates", "choose", "named"]
 
-#: Computes everything that the others do not.
+#: The fallback: it supports every request.
 TILED = Tiled()
 
 BACKENDS: Sequence[Backend] = (FusedKernels(), PairwiseKernels(), Sdpa(), Reference(), TILED)
@@ -54,7 +54,7 @@ class Choice:
 
 
 def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
-    """Yield the backends to try, each where the one before it gave None; the tiled backend is the last.
+    """Yield the backends to try in turn, cheapest first, until one does not return None; the last is tiled.
 
     Raises
     ------
@@ -65,9 +65,9 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
     backends = sorted(named(name), key=lambda backend: backend.cost(request, operation))
     first: Backend | None = None
     for backend in backends:
-        # All of them read the same tokens.
-        alike = first is None or backend.takes_fused == first.takes_fused
-        if alike and backend.unsupported(request, operation) is None:
+        # The request is prepared once, for the first backend; the others must take the same tokens.
+        same_tokens = first is None or backend.takes_fused == first.takes_fused
+        if same_tokens and backend.unsupported(request, operation) is None:
             first = first or backend
             yield backend
     if first is None and operation == "output":
@@ -105,7 +105,7 @@ def choose(request: Request) -> Choice:
 
 @cache
 def named(name: str) -> tuple[Backend, ...]:
-    """Return the backends that a plan allows."""
+    """Return the backends that a plan with this name allows; ``"auto"`` allows all."""
     return tuple(backend for backend in BACKENDS if name in ("auto", backend.name))
 
 

@@ -1,4 +1,4 @@
-"""What is computed: tokens, score, mask and sink. Pure data."""
+"""The problem: the tokens, score, mask and sink of one attention matrix, as data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def full_precision(f: F) -> F:
 
 
 class Version(NamedTuple):
-    """A tensor as it was: what torch counts at each change in place, and where its numbers lie."""
+    """A tensor with its version counter (torch increases it at each change in place) and its address."""
 
     name: str
     tensor: Tensor
@@ -58,7 +58,7 @@ def _state(t: Tensor) -> tuple[int | None, int]:
 
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
-    """Return the tensors that a score or a mask holds, each once, those of its parts too."""
+    """Return the tensors of a score or a mask and of its parts, each once."""
     return list({id(t): t for t in _held(owner)}.values())
 
 
@@ -146,7 +146,7 @@ class Problem:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors that the matrix can be differentiated in: tokens, sink, what the score holds."""
+        """The tensors that can get a gradient: tokens, sink, and the tensors of the score."""
         sink = [] if self.sink is None else [self.sink]
         return [self.q, self.k, *sink, *tensors_of(self.score)]
 
@@ -161,12 +161,12 @@ class Problem:
 
     @cached_property
     def has_numbers(self) -> bool:
-        """Whether the tokens have numbers in memory, which those of the meta device have not."""
+        """Whether the tokens have numbers in memory; tensors of the meta device do not."""
         return holds_numbers(self.q) and holds_numbers(self.k)
 
     @property
     def needs_graph(self) -> bool:
-        """Whether what is computed from the matrix must be recorded for a gradient."""
+        """Whether computations on the matrix must record a graph for a gradient."""
         # The log-sum-exp of a part counts keys that the part does not have: no gradient could reach those.
         recorded = torch.is_grad_enabled() and not self.partial
         return self.is_symbolic or (recorded and any(t.requires_grad for t in self.leaves))
@@ -193,28 +193,28 @@ class Problem:
 
     @full_precision
     def project(self) -> tuple[Tokens, Tokens]:
-        """Run the score's work of each token, with a graph where autograd records one."""
+        """Return queries and keys after `Score.project`, with a graph if autograd records one."""
         if type(self.score).project is Score.project:
             return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
         return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
 
     @cached_property
     def tokens(self) -> tuple[Tokens, Tokens]:
-        """Projected tokens without a graph, kept for all reads."""
+        """Queries and keys after `Score.project`, without a graph; computed once for all reads."""
         with torch.no_grad():
             q, k = self.project()
             return through(q, Tensor.detach), through(k, Tensor.detach)
 
     @cached_property
     def plain_dot(self) -> Dot | None:
-        """The score as a dot product and nothing else, without a graph; None where it is more than that."""
+        """The score as a plain dot product, without a graph; None if it has a bias, a cap or a constant per row."""
         with torch.no_grad():
             dot = self.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # in the score's own form
         return dot if dot is not None and dot.row is None and dot.bias is None and not dot.cap else None
 
     @cached_property
     def is_modest(self) -> bool:
-        """Whether no logit can be large, by the lengths of queries and keys: then exp needs no maximum taken off.
+        """Whether all logits are small, by the norms of queries and keys: then exp needs no maximum subtracted.
 
         That saves two passes over each tile. With few queries, looking at all keys would cost more.
         """
@@ -230,7 +230,7 @@ class Problem:
 
     @cached_property
     def stays_finite(self) -> bool:
-        """Whether no logit can be infinite: known from the score and one look at the tokens."""
+        """Whether no logit can be infinite, by the kind of score and a check of the tokens."""
         if not self.score.finite or self.is_modest:
             return self.score.finite
         return all_finite(*(t for part in self.tokens for t in flatten(part)))
@@ -252,13 +252,13 @@ class Problem:
 
     @cached_property
     def held(self) -> frozenset[int]:
-        """Where the tensors lie that must not be written to: those of the score, and the tokens."""
+        """Addresses of the storages that must not be written to: those of the tokens and of the score."""
         tensors = [t for part in self.tokens for t in flatten(part)]
         tensors += tensors_of(self.score)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
-        """Return the place of one rectangle of this matrix."""
+        """Return the tile of some batches, heads, rows and columns of this matrix."""
         m, n = self.shape[2:]
         b, h = self.batch_ids[batches.start : batches.stop], self.head_ids[heads.start : heads.stop]
         return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, **index)
@@ -315,10 +315,10 @@ def _detached(t: Tensor) -> Tensor:
 
 
 def spread_heads(t: Tensor, heads: int) -> Tensor:
-    """Repeat the key or value heads of a tensor, so that each of `heads` query heads has one of its own."""
+    """Repeat the key or value heads of a tensor, one for each of `heads` query heads."""
     return t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def sum_heads(t: Tensor, heads: int) -> Tensor:
-    """Sum, of shape (batch, query heads, ...), the query heads that share one of `heads` key or value heads."""
+    """Sum over the query heads of each group that shares one of `heads` key heads; (batch, query heads, ...)."""
     return t if t.shape[1] == heads else t.unflatten(1, (heads, -1)).sum(dim=2)

@@ -1,7 +1,7 @@
 """Attention in torch's own operations, for programs that torch records or transforms.
 
-torch.compile, torch.export and the transforms of torch.func run a program on stand-ins whose numbers nobody
-may look at, and take operations apart that must be torch's own. A dot product goes to torch's fused function;
+torch.compile, torch.export and the transforms of torch.func run a program on stand-ins without numbers, and can
+take apart only torch's own operations. A dot product goes to torch's fused function;
 every other score, and every transform, computes the definition: the whole matrix, m · n numbers a head.
 """
 

@@ -1,4 +1,4 @@
-"""What a mask is: which pairs of query and key may attend."""
+"""The base class of masks: a mask says which pairs of query and key may attend."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class BlockState(enum.Enum):
 
 
 class Mask(Stored, ABC):
-    """Which pairs may attend: asked one tile at a time, never stored whole.
+    """Which pairs may attend, evaluated one tile at a time and never stored whole.
 
-    A subclass writes `allows`, and `coverage` where it can tell cheaply that a tile is wholly allowed or
-    wholly forbidden, so that the engine skips it. Masks combine with ``&``, ``|`` and ``~``.
+    A subclass defines `allows`. It may define `coverage`, if it can tell cheaply that a whole tile is allowed or
+    forbidden: the engine skips forbidden tiles. Masks combine with ``&``, ``|`` and ``~``.
 
     See Also
     --------
@@ -62,8 +62,8 @@ class Mask(Stored, ABC):
 
     Notes
     -----
-    A mask is asked in tiles, so it costs the memory of one tile. `coverage` must not wait for a GPU: it
-    is called for every tile of the matrix, and answers from Python numbers or from the CPU.
+    A mask is evaluated in tiles, so it costs the memory of one tile. `coverage` must not wait for a GPU: it is
+    called for every tile of the matrix, and computes on the CPU.
 
     Examples
     --------
@@ -176,11 +176,11 @@ class Mask(Stored, ABC):
         """Raise a ShapeError if this mask cannot belong to a matrix of these sizes."""
 
     def log_weights(self) -> tuple[Score, ...]:
-        """Return the scores that an additive mask carries besides what it allows."""
+        """Return the scores that an additive mask adds to the logits; none for a boolean mask."""
         return ()
 
     def size(self) -> tuple[int | None, int | None]:
-        """Return the number of queries and of keys that this mask is made for, None where it fits any."""
+        """Return the number of queries and of keys of this mask, None where it fits any number."""
         return None, None
 
     def reach(self) -> int:

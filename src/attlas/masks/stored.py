@@ -144,7 +144,7 @@ class TensorMask(_Stored):
 
     See Also
     --------
-    from_tensor : the door, with the rules.
+    from_tensor : the public function, with the rules.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class AdditiveMask(_Stored):
 
     See Also
     --------
-    from_tensor : the door, with the rules.
+    from_tensor : the public function, with the rules.
 
     Notes
     -----

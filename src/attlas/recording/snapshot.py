@@ -127,7 +127,7 @@ def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None =
 
 
 def holds_function(mask: Mask) -> bool:
-    """Return whether a mask asks a function, which may hold tensors that nobody can move."""
+    """Return whether a mask calls a user's function, which may use tensors that attlas cannot move."""
     parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
     return hasattr(mask, "mask_mod") or any(map(holds_function, parts))
 

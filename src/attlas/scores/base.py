@@ -126,7 +126,7 @@ class Score(Stored, nn.Module):
         raise TypeError(f"{type(self).__name__} must define forward(self, q, k, at).")
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        """Do once for each token what need not be done for each pair; the default is nothing."""
+        """Transform queries and keys once per token, before `forward` sees them in pairs; by default, return them."""
         return q, k
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
@@ -152,7 +152,7 @@ class Score(Stored, nn.Module):
         return self if self.position_free else None
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        """Raise a ShapeError if tokens of these sizes cannot be scored; called once, at the door.
+        """Raise a ShapeError if tokens of these sizes cannot be scored; `attend` calls it once.
 
         Parameters
         ----------

@@ -29,7 +29,7 @@ def zeros_for_rows(problem: Problem) -> Tensor:
 
 
 class _PerRow(Statistic):
-    """One number of each row, joined from what its parts give."""
+    """One number per row, merged from the numbers of its parts."""
 
     axis = "rows"
     nothing: float = 0.0  # the number of a row that has no part
@@ -44,11 +44,11 @@ class _PerRow(Statistic):
 
     @abstractmethod
     def of(self, part: Part) -> Tensor:
-        """Return what one part gives, shape (batches, heads, rows)."""
+        """Return the number of each row of one part, shape (batches, heads, rows)."""
 
 
 class _LargestOfRow(_PerRow):
-    """One number of each row, the largest of what its parts give."""
+    """One number per row, the largest of the numbers of its parts."""
 
     merge = keep_larger
 

@@ -260,6 +260,10 @@ class Head:
         weights = self.window(rows, columns, wanted).to_dense(limit=None)[0]
         return _array(weights.mean(0).float())
 
+    def rows(self, i: int) -> Array:
+        """Return the weights of one query in each of the heads, float64 of shape (heads, n)."""
+        return _array(self.A.window(range(i, i + 1)).to_dense(limit=None)[0, :, 0].double())
+
     def allowed(self, rows: range, columns: range) -> Array:
         """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
         return self._allowed(self.A.problem.tile(range(1), range(self.heads), rows, columns))

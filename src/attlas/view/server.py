@@ -172,9 +172,11 @@ def serve(
     *,
     tokens: Any = None,
     title: str | None = None,
+    compare: Atlas | AttentionMatrix | str | os.PathLike[str] | None = None,
     model: Any = None,
     port: int | None = None,
     browser: bool = True,
+    at: str = "",
     announce: Callable[[str], object] | None = None,
 ) -> None:
     """Open the viewer in the browser, and serve it until Ctrl-C.
@@ -187,12 +189,17 @@ def serve(
         Text of each token; an atlas knows it.
     title : str, optional
         What the page is called; the default is the name of the folder.
+    compare : Atlas, AttentionMatrix, str or Path, optional
+        A second recording of as many tokens: another checkpoint, model or text. Each head is shown with the one of the
+        same layer and number there, as a ratio, as a difference or side by side.
     model : nn.Module, optional
         The model of a corpus: from a sampled text, the page then opens its full map.
     port : int, optional
         Which port of 127.0.0.1; the default is the next free one from 8750 on.
     browser : bool, default True
         Whether a browser is opened, where there is one with windows.
+    at : str
+        Where the page opens: a link of another run of the viewer, or what stands behind its ``#``.
     announce : callable, optional
         Is told the address, once, when the server listens; the default writes it to the standard output.
 
@@ -204,6 +211,8 @@ def serve(
         If the port is taken.
     RecordingError
         If the folder is no atlas.
+    ShapeError
+        If no matrix of `compare` has the size of one that is shown.
 
     See Also
     --------
@@ -229,13 +238,21 @@ def serve(
     if not isinstance(source, Atlas | AttentionMatrix):
         titles, loaders = title and [title], None if model is None else [lambda: model]
         with contextlib.closing(CorpusService([source], titles=titles, loaders=loaders)) as corpus:
-            return stay(corpus, port=port, browser=browser, announce=announce or _print)
-    with contextlib.closing(Service(source, tokens=tokens, **settings)) as service:
-        return stay(service, port=port, browser=browser, announce=announce or _print)
+            return stay(corpus, port=port, browser=browser, announce=announce or _print, at=at)
+    if isinstance(compare, str | os.PathLike):
+        settings |= {"compare_title": Path(compare).resolve().name}
+        compare = attlas.load(compare)
+    with contextlib.closing(Service(source, tokens=tokens, compare=compare, **settings)) as service:
+        return stay(service, port=port, browser=browser, announce=announce or _print, at=at)
 
 
 def stay(
-    service: Service | CorpusService, *, port: int | None, browser: bool, announce: Callable[[str], object]
+    service: Service | CorpusService,
+    *,
+    port: int | None,
+    browser: bool,
+    announce: Callable[[str], object],
+    at: str = "",
 ) -> None:
     """Serve until Ctrl-C; say the address once, and open a browser if one is wanted and there.
 
@@ -249,11 +266,15 @@ def stay(
         Whether a browser is opened.
     announce : callable
         Is told the address.
+    at : str
+        Where the page opens: a link of another run of the viewer, or what stands behind its ``#``.
     """
     server = Server(service, port=port)
-    announce(server.url)
+    place = at.rpartition("#")[2]
+    place = f"#{place}" if place else ""
+    announce(f"{server.url}{place}")
     if browser and has_browser():
-        threading.Thread(target=_open, args=(server.once(),), daemon=True).start()
+        threading.Thread(target=_open, args=(f"{server.once()}{place}",), daemon=True).start()
     server.run()
 
 

@@ -30,6 +30,7 @@ from attlas.view.worker import Worker
 __all__ = ["Answer", "Service"]
 
 _POOLS = ("mean", "max")
+_DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
 _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
@@ -84,6 +85,10 @@ class Service:
         Text of each token; by default that of the atlas.
     title : str
         Name of the whole; by default that of the model.
+    compare : Atlas or AttentionMatrix, optional
+        A second recording of as many tokens, whose heads are compared with those of the first, cell by cell.
+    compare_title : str
+        Name of the second recording; by default that of its model.
     store : str or Path, optional
         Folder for what passes over whole heads find, ``run.atlas.view`` by custom. It is made where it is
         missing; without it, or where it cannot be written, they go to a temporary folder.
@@ -92,6 +97,8 @@ class Service:
     ------
     DtypeError
         If there is nothing to show.
+    ShapeError
+        If no matrix of `compare` has the size of one that is shown.
 
     See Also
     --------
@@ -124,9 +131,11 @@ class Service:
         *,
         tokens: Sequence[str] | None = None,
         title: str = "",
+        compare: Atlas | AttentionMatrix | None = None,
+        compare_title: str = "",
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._source = Source(shown, tokens=tokens, title=title)
+        self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
@@ -142,8 +151,10 @@ class Service:
             "column": self._column,
             "region": self._region,
             "cell": self._cell,
+            "pair": self._pair,
             "top": self._top,
             "track": self._track,
+            "pooling": self._pooling,
             "heads": self._heads,
             "focus": self._focus,
             "status": self._status,
@@ -243,6 +254,15 @@ class Service:
         table = self._table.answer()
         return _json(table, progress=table["progress"])
 
+    def _pooling(self, given: Parameters, wanted: Wanted) -> Answer:
+        """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
+        place, head = self._head(given)
+        picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
+        log = np.log2(codes.decode(picture[picture > codes.ZERO]))
+        low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
+        dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
+        return _json({"pool": "mean" if dark else "max"})
+
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         given.whole("level", 0, self._source.entries[place.entry].levels)
@@ -325,6 +345,20 @@ class Service:
             }
         )
 
+    def _pair(self, given: Parameters, wanted: Wanted) -> Answer:
+        """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
+        _, heads = self._head(given)
+        rows = heads.rows(given.whole("i", 0, heads.m))
+        keys = given.span("j0", "j1", heads.n)
+        found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
+        if given.has("with_entry"):
+            _, other = self._head(given, "with_")
+            if (other.m, other.n) != (heads.m, heads.n):
+                raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
+            row = other.rows(given.whole("i", 0, other.m)).mean(axis=0)
+            found["agreement"] = np.minimum(rows, row).sum(axis=1).tolist()
+        return _json(found)
+
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
         known = self._passes.known(place, sums=True)
@@ -343,12 +377,13 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head(self, given: Parameters) -> tuple[Place, Head]:
-        """Return the head that a question is about."""
-        entry = given.whole("entry", 0, len(self._source.entries))
+    def _head(self, given: Parameters, which: str = "") -> tuple[Place, Head]:
+        """Return the head that a question is about; its entry and number have names that begin with `which`."""
+        entry = given.whole(f"{which}entry", 0, len(self._source.entries))
         batches, heads, _, _ = self._source.entries[entry].entry.shape
         batch = given.whole("batch", 0, batches, default=0)
-        number: int | Literal["mean"] = "mean" if given.equals("head", "mean") else given.whole("head", 0, heads)
+        mean = given.equals(f"{which}head", "mean")
+        number: int | Literal["mean"] = "mean" if mean else given.whole(f"{which}head", 0, heads)
         variant: Literal["plain", "nosink"] = (
             "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
-from attlas.errors import DtypeError, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.view.about import about
@@ -40,9 +40,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """One entry as the viewer shows it."""
+    """One entry as the viewer shows it: of which recording, and how far its positions are moved."""
 
     entry: Entry
+    atlas: Atlas
+    recording: str = ""
+    origin: int = 0
 
     @cached_property
     def levels(self) -> int:
@@ -62,8 +65,10 @@ class Shown:
             "heads": list(entry.heads),
             "m": m,
             "n": n,
-            "first_query": entry.queries[0],
-            "first_key": entry.first_key,
+            "first_query": entry.queries[0] + self.origin,
+            "first_key": entry.first_key + self.origin,
+            "origin": self.origin,
+            "recording": self.recording,
             "batch": batch,
             "levels": self.levels,
             "causal": problem is not None and problem.mask is not None and problem.mask.is_causal,
@@ -104,14 +109,28 @@ class Source:
         Text of each token; by default that of the atlas.
     title : str
         Name of the whole; by default that of the model.
+    other : Atlas or AttentionMatrix, optional
+        What it is compared with, cell by cell. If it read another text, this text comes behind the first one.
+    other_title : str
+        Name of the other; by default that of its model.
 
     Raises
     ------
     DtypeError
         If it is neither.
+    ShapeError
+        If no matrix of the other has the size of one that is shown.
     """
 
-    def __init__(self, shown: Atlas | AttentionMatrix, *, tokens: Sequence[str] | None = None, title: str = "") -> None:
+    def __init__(
+        self,
+        shown: Atlas | AttentionMatrix,
+        *,
+        tokens: Sequence[str] | None = None,
+        title: str = "",
+        other: Atlas | AttentionMatrix | None = None,
+        other_title: str = "",
+    ) -> None:
         if isinstance(shown, AttentionMatrix):
             shown = atlas_of(shown)
         if not isinstance(shown, Atlas):
@@ -124,13 +143,36 @@ class Source:
             )
         self.atlas = shown
         self.title = title or shown.model or "attlas"
-        self.entries = [Shown(entry) for entry in shown.entries]
-        if tokens is None:
-            self.text = Text(shown.tokens or (), pieces_from(shown.details.get("token_bytes")))
-        else:
-            self.text = Text([str(token) for token in tokens])
-        self.length = max(_length(shown.entries), len(self.text))
+        self.entries = [Shown(entry, shown) for entry in shown.entries]
+        texts = list(shown.tokens or ()) if tokens is None else [str(token) for token in tokens]
+        pieces = pieces_from(shown.details.get("token_bytes")) if tokens is None else {}
+        self.length = max(_length(shown.entries), len(texts))
+        if other is not None:
+            self._join(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title, texts, pieces)
+        self.text = Text(texts, pieces)
         self._heads: Cache[Head] = Cache(_HEADS)
+
+    def _join(self, other: Atlas, title: str, texts: list[str], pieces: dict[int, bytes]) -> None:
+        """Add the entries of another recording, and its text where it read another one."""
+        sizes = {shown.entry.shape[2:] for shown in self.entries}
+        if not any(entry.shape[2:] in sizes for entry in other.entries):
+            raise ShapeError(
+                "view",
+                "two recordings are compared cell by cell: both must have read as many tokens.",
+                found=f"matrices of {_sizes(sizes)} and of {_sizes({entry.shape[2:] for entry in other.entries})}",
+                fix="attlas record --tokens N, with the same N for both",
+            )
+        title = title or other.model or "other"
+        title = f"{title} (2)" if title == self.title else title
+        origin = 0
+        if list(other.tokens or ()) != texts:
+            origin = self.length
+            texts += ["" for _ in range(origin - len(texts))]
+            texts += other.tokens or ()
+            pieces |= {at + origin: held for at, held in pieces_from(other.details.get("token_bytes")).items()}
+        self.entries += [Shown(entry, other, title, origin) for entry in other.entries]
+        self.length = max(self.length, origin + _length(other.entries), len(texts))
+        self.title = f"{self.title} ↔ {title}"
 
     @cached_property
     def key(self) -> str:
@@ -184,6 +226,10 @@ def _length(entries: Sequence[Entry]) -> int:
     """Return how many places of the text queries and keys stand at."""
     ends = [max(entry.queries[1], entry.first_key + entry.shape[3]) for entry in entries]
     return max(ends, default=0)
+
+
+def _sizes(sizes: set[tuple[int, ...]]) -> str:
+    return ", ".join(f"{m} × {n}" for m, n in sorted(sizes)) or "nothing"
 
 
 def _tensors_of(part: Any) -> list[Tensor]:

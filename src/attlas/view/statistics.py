@@ -132,11 +132,12 @@ class HeadTable:
 
     def _lacking(self) -> dict[int, list[Statistic]]:
         """Return the statistics that entries lack, and can still give at a price that nobody notices."""
-        entries = [shown.entry for shown in self._source.entries]
-        total = sum(math.prod(entry.shape) for entry in entries if entry.matrix is not None)
+        given = self._source.entries
+        total = sum(math.prod(shown.entry.shape) for shown in given if shown.entry.matrix is not None)
         found = {}
-        for number, entry in enumerate(entries):
-            wanted = _wanted(self._source.atlas, entry, total) if entry.matrix is not None else []
+        for number, shown in enumerate(given):
+            entry = shown.entry
+            wanted = _wanted(shown.atlas, entry, total) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
                 found[number] = wanted
         return found
@@ -160,7 +161,7 @@ class HeadTable:
             values, kinds, prominence = found or _Known({}, [[] for _ in range(heads)], [])
             names |= dict.fromkeys(values)
             for head in range(heads):
-                if prominence and shown.entry.matrix is not None:
+                if prominence and shown.entry.matrix is not None and not shown.recording:
                     here = prominence[head], number, head
                     telling = max(telling or here, here, key=lambda found: found[0])
                 numbers = {name: _number(column[head]) for name, column in values.items()}
@@ -192,18 +193,18 @@ class HeadTable:
         if number not in self._ready:
             if (number in self._missing and number not in self._found) or time.monotonic() > end:
                 return None
-            self._ready[number] = self._look(number, entry)
+            self._ready[number] = self._look(number, entry, self._source.entries[number].atlas)
         return self._ready[number]
 
-    def _look(self, number: int, entry: Entry) -> _Known:
+    def _look(self, number: int, entry: Entry, atlas: Atlas) -> _Known:
         """Return each column of an entry's heads, and the kinds of each head."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
-        measured = classify_entry(self._source.atlas, entry) if entry.shape[0] * entry.shape[2] else ()
+        measured = classify_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
             return _Known(columns, [[] for _ in entry.heads], [])
         columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}
-        measure_block = isinstance(self._source.atlas.details.get("block"), dict)
+        measure_block = isinstance(atlas.details.get("block"), dict)
         names = [name for name in _MEASURES if measure_block or name not in _ON_BLOCK]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
         kinds = [[kind.name for kind in head.patterns] for head in measured]

@@ -69,7 +69,12 @@ test("the two sides of a comparison are equally light, and of different hue", ()
       assert.ok(Math.abs(luminance(less) ** (1 / 3) - luminance(more) ** (1 / 3)) < 0.13, `${step}`);
       assert.ok(less[2] > less[0] && more[0] > more[2]);
     }
-    assert.equal(colour.ratioColourOf(99, state({ dark })), colour.ratioColourOf(6, state({ dark })));
+    for (const [compare, end] of [["ratio", 6], ["difference", 0.1]]) {
+      const shown = state({ dark, compare });
+      assert.equal(colour.contrastColourOf(99, shown), colour.contrastColourOf(end, shown));
+      assert.equal(colour.contrastColourOf(colour.contrastOf(0.02, 0.01, shown), shown) === colour.contrastColourOf(0, shown), false);
+      assert.equal(colour.contrastColourOf(colour.contrastOf(0.02, 0.02, shown), shown), colour.contrastColourOf(0, shown));
+    }
   }
 });
 

@@ -418,3 +418,29 @@ def test_wants_of_a_base_class_is_asked() -> None:
     torch.testing.assert_close(mass, torch.ones(1, 2, 64))
     torch.testing.assert_close(doubled, torch.full((1, 2, 64), 2.0))
     torch.testing.assert_close(entropy, stats.entropy(A))
+
+
+@pytest.mark.parametrize("score", [None, attlas.SoftCap(attlas.ScaledDot(), 1.5)], ids=["dot", "softcap"])
+@pytest.mark.parametrize("name", library.SETS)
+def test_an_output_with_statistics_is_that_of_two_passes(
+    name: str, score: attlas.Score | None, use: Callable[[str], None]
+) -> None:
+    use(name)
+    q, k, v = torch.randn(1, 2, 450, 8), torch.randn(1, 1, 12_000, 8), torch.randn(1, 1, 12_000, 5)
+    asked = [
+        stats.Entropy(),
+        stats.TopK(8),
+        stats.LogitMoments(),
+        stats.ColumnMass(),
+        stats.ColumnMax(),
+        stats.Offsets(),
+    ]
+    asked += [stats.Picture(9, 11), stats.Picture(5, 6, pool="max")]
+    for mask in (None, attlas.Causal(), attlas.Window(3000, 40), holes(450, 12_000)):
+        A = attlas.attend(q, k, score=score, mask=mask, plan=NATIVE)
+        out, *together = A.collect(stats.Pooled(v), *asked)
+        apart = attlas.attend(q, k, score=score, mask=mask, plan=NATIVE)
+        torch.testing.assert_close(out, apart @ v, rtol=1e-5, atol=1e-6)
+        assert apart.lse.shape == A.shape[:-1]  # known from here on: the statistics are a pass of their own
+        for found, expected in zip(together, apart.collect(*asked), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)

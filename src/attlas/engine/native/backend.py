@@ -84,8 +84,9 @@ class FusedKernels(_Kernels):
         if operation == "statistics":
             m = problem.shape[2]
             return 5.0 if m < _FEW or (m < _SOME and problem.k.numel() >= _MANY_NUMBERS) else 1.0
-        pays = dot.pays(problem) and (operation == "output" or dot_backward.pays(problem))
-        return 0.6 if pays else 1.2
+        if not (dot_backward if operation == "backward" else dot).pays(problem):
+            return 1.2
+        return 0.6 if library.wide() else 0.9
 
     def prepare(self, request: Request) -> Request:
         return request.as_fused()

@@ -18,6 +18,7 @@ __all__ = ["TYPES", "at_once", "pays", "threads", "type_of"]
 
 _MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
 _WORTH = 1 << 18  # products from which they are, where no heads share their keys
+_AVX2_WORTH = 1 << 21  # the same with AVX2, also where heads share their keys
 _ALONE = 1 << 18  # products up to which one thread is as fast as more
 # Names of the dtypes that tokens may have, in all kernels of dot products.
 TYPES = {
@@ -29,8 +30,10 @@ TYPES = {
 
 
 def pays(problem: Problem) -> bool:
-    """Return whether there are so few queries that these kernels are the faster way, where vectors are wide."""
+    """Return whether there are so few queries that these kernels are the faster way, where vectors are fast."""
     q, k = problem.q, problem.k
+    if not library.wide():
+        return q.shape[2] <= _MOST and q.numel() * k.shape[2] >= _AVX2_WORTH
     return q.shape[2] <= _MOST and (q.shape[1] != k.shape[1] or q.numel() * k.shape[2] >= _WORTH)
 
 

@@ -21,16 +21,19 @@ SMALL = 1 << 23  # products below which threads cost more than they save
 # many queries and products on; by measurement against torch's kernel.
 _LARGE = 1 << 30
 _QUERIES, _PRODUCTS = 512, 1 << 24
+_AVX2_QUERIES, _AVX2_PRODUCTS = 1024, 1 << 28  # the same with AVX2, for every dtype
 _FEW = 16  # queries below which keys and values are not packed
 
 
 def pays(problem: Problem) -> bool:
     """Return whether the kernels are the faster way for an output of this size, by measurement."""
-    if not library.wide():
+    if not library.fast():
         return False
     if problem.q.shape[2] < _FEW:
         return decode.pays(problem)
     products = problem.q.numel() * problem.k.shape[2]
+    if not library.wide():
+        return problem.q.shape[2] >= _AVX2_QUERIES and products >= _AVX2_PRODUCTS
     if problem.q.dtype in (torch.float32, torch.float16) and problem.q.shape[2] >= _QUERIES:
         return products >= _PRODUCTS
     return products >= _LARGE

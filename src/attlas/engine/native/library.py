@@ -25,6 +25,7 @@ __all__ = [
     "available",
     "call",
     "code",
+    "fast",
     "has",
     "instruction_set",
     "row_statistics",
@@ -37,7 +38,7 @@ __all__ = [
 
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
-_WIDE = SETS.index("avx512")
+_FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
 _NUMBERS: dict[str, Any] = {
@@ -253,6 +254,22 @@ def instruction_set() -> str:
     return _named(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
+def fast() -> bool:
+    """Tell whether the kernels can be used here, and have vectors with which large outputs are faster than torch's.
+
+    Returns
+    -------
+    bool
+        True for ``avx2``, ``avx512`` and ``amx``.
+
+    Examples
+    --------
+    >>> fast() == (available() and instruction_set() != "baseline")
+    True
+    """
+    return _has(_FAST)
+
+
 def wide() -> bool:
     """Tell whether the kernels can be used here, and have the wide vectors that they are fastest with.
 
@@ -266,8 +283,13 @@ def wide() -> bool:
     >>> wide() == (available() and instruction_set() in ("avx512", "amx"))
     True
     """
+    return _has(_WIDE)
+
+
+def _has(least: int) -> bool:
+    """Tell whether the kernels can be used here with this instruction set or a wider one."""
     _, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-    return reason is None and number >= _WIDE
+    return reason is None and number >= least
 
 
 def threads() -> int:

@@ -1,4 +1,4 @@
-"""The door: kernel_sums checks its arguments, scales them, and passes them on to the way that suits them."""
+"""`kernel_sums` checks and scales its arguments, and passes them to the fastest method for them."""
 
 from __future__ import annotations
 

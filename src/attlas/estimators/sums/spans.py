@@ -26,7 +26,7 @@ class Spans(Mask):
         first, stop = (self._rows(t, at).unsqueeze(-1) for t in (self.first, self.stop))
         return (at.j >= first) & (at.j < stop)
 
-    def interval(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         return self._rows(self.first, at), self._rows(self.stop, at)
 
     def _rows(self, t: Tensor, at: Tile) -> Tensor:

@@ -3,6 +3,7 @@
 import { opening, showsTokens } from "./geometry.js";
 import { ticks, whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { t } from "./words.js";
 
 const widths = new Map(); // font, room and text -> text cut to the room
 
@@ -150,5 +151,5 @@ function drawNames(ctx, pane, look) {
   ctx.fillStyle = look.faint;
   ctx.textAlign = "right";
   ctx.textBaseline = "middle";
-  ctx.fillText(pane.gutter.track < 30 ? "query ↓" : "query ↓  key →", pane.left - pane.gutter.band - 7, pane.top - 8);
+  ctx.fillText(pane.gutter.track < 30 ? t("query ↓") : t("query ↓  key →"), pane.left - pane.gutter.band - 7, pane.top - 8);
 }

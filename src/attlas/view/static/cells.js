@@ -1,6 +1,6 @@
 // Single cells: grid lines, numbers in the cells, and everything that is known of one cell.
 
-import { colourOf, inkOn, ratioColourOf } from "./colour.js";
+import { colourOf, contrastColourOf, contrastOf, inkOn } from "./colour.js";
 
 const GRID_FROM = 9; // pixels a cell
 const NUMBERS_FROM = 36;
@@ -128,8 +128,9 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       if (ratio) {
         const other = cells.weight(ratio, target.entry, target.i, target.j);
         if (other === null) continue;
-        const log2 = weight === other ? 0 : Math.log2(weight) - Math.log2(other);
-        [text, colour] = [shortRatio(log2), ratioColourOf(log2, state)];
+        const value = contrastOf(weight, other, state);
+        const short = state.compare === "difference" ? `${value < 0 ? "−" : ""}${shortWeight(Math.abs(value), scale)}` : shortRatio(value);
+        [text, colour] = [short, contrastColourOf(value, state)];
       } else [text, colour] = [shortWeight(weight, scale), colourOf(weight, state)];
       if (colour === "transparent") continue;
       ctx.fillStyle = inkOn(colour);

@@ -127,6 +127,14 @@ export function makeRatioLut(state) {
   return table;
 }
 
+/** The weight of every code, for differences; and the colours of 256 steps of a difference. */
+export function makeDifference(state) {
+  const bytes = divergingColours(state);
+  return { weights: codeTables().weight, words: Uint32Array.from({ length: 256 }, (_, i) => packed(bytes, i)), limit: state.difference };
+}
+
+const differenceIndex = (value, limit) => Math.round(127.5 + 127.5 * Math.min(1, Math.max(-1, value / limit)));
+
 const ratioIndex = (log2, state) => Math.round(127.5 + 127.5 * Math.min(1, Math.max(-1, log2 / state.ratio)));
 
 const css = (bytes, i) => `rgb(${bytes[3 * i]} ${bytes[3 * i + 1]} ${bytes[3 * i + 2]})`;
@@ -142,9 +150,16 @@ export function colourOf(weight, state) {
   return weight === null || Number.isNaN(weight) ? "transparent" : css(colours(state), indexOf(weight, state));
 }
 
-/** The colour of a difference in log2, first head less second. */
-export function ratioColourOf(log2, state) {
-  return Number.isNaN(log2) ? "transparent" : css(divergingColours(state), ratioIndex(log2, state));
+/** How two weights differ, as the comparison that is shown counts it: log2 of their ratio, or the first less the second. */
+export function contrastOf(first, second, { compare }) {
+  if (compare === "difference") return first - second;
+  return first === second ? 0 : Math.log2(first) - Math.log2(second);
+}
+
+/** The colour of such a number. */
+export function contrastColourOf(value, state) {
+  if (Number.isNaN(value)) return "transparent";
+  return css(divergingColours(state), state.compare === "difference" ? differenceIndex(value, state.difference) : ratioIndex(value, state));
 }
 
 /** Black or white, whichever reads better on the colour of this weight (WCAG contrast). */

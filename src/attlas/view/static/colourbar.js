@@ -2,9 +2,10 @@
 
 import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./colour.js";
 import { make, picker, segmented } from "./elements.js";
-import { digits, superscript, ticks } from "./numbers.js";
+import { digits, superscript, ticks, whole } from "./numbers.js";
 import { createRange } from "./range.js";
-import { PALETTES } from "./state.js";
+import { PALETTES, isContrast, sideOf } from "./state.js";
+import { t } from "./words.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
 const SPAN = 16; // octaves below the largest weight in view that "fit" shows
@@ -22,6 +23,25 @@ export function barOf(state) {
   }
   return { min: 0, max };
 }
+/** The stretch over which the bar of a comparison is drawn, equal in the middle. */
+export function contrastBar({ compare, difference }, reach = null) {
+  let max = reach ?? RATIO;
+  if (compare === "difference" && reach === null) {
+    max = 1;
+    for (const smaller of steps()) if (smaller >= difference * 1.25) max = smaller;
+  }
+  return { min: -max, max };
+}
+
+/** Marks of that bar. */
+export function contrastMarks(compare, { max }) {
+  const text = (at) => {
+    if (at === 0) return t("equal");
+    return compare === "ratio" ? `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` : `${at > 0 ? "+" : "−"}${digits(Math.abs(at), 2)}`;
+  };
+  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: text(at) }));
+}
+
 function* steps() {
   for (let power = 0; power > -12; power--) {
     for (const factor of [1, 0.5, 0.2]) yield factor * 10 ** power;
@@ -44,50 +64,54 @@ export function marksOf(colour, { min, max }, room) {
 export function mountColourbar(element, { store, transport, map, announce }) {
   let bar = { min: -24, max: 0 };
   let fitting = null;
-  const isRatio = () => store.state.compare === "ratio";
-  const isLog = () => isRatio() || store.state.colour === "log";
+  const isRatio = () => isContrast(store.state.compare);
+  const isLog = () => (isRatio() ? store.state.compare === "ratio" : store.state.colour === "log");
 
   const canvas = make("canvas", { class: "bar-canvas", height: 1, width: 256, "aria-hidden": "true" });
   const marker = make("i", { class: "bar-marker", hidden: true });
   const axis = make("div", { class: "bar-axis", "aria-hidden": "true" });
   const range = createRange({
-    label: "Colour range",
-    names: ["lowest weight", "highest weight"],
+    label: t("Colour range"),
+    names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => (isRatio() ? `${digits(2 ** value, 2)} times` : `weight ${digits(isLog() ? 2 ** value : value, 2)}`),
+    say: (value) => (store.state.compare === "difference" ? digits(value, 2) : isRatio() ? t("{0} times", digits(2 ** value, 2)) : t("weight {0}", digits(isLog() ? 2 ** value : value, 2))),
     onInput(low, high) {
       if (!isRatio()) store.set({ low, high });
       // A comparison is even to both sides: the handle that was moved says how far.
-      else store.set({ ratio: Math.max(0.5, Math.abs(-low - store.state.ratio) > Math.abs(high - store.state.ratio) ? -low : high) });
+      else {
+        const { compare } = store.state;
+        const now = store.state[compare];
+        store.set({ [compare]: Math.max(bar.max / 24, Math.abs(-low - now) > Math.abs(high - now) ? -low : high) });
+      }
     },
     onDone: () => render(),
   });
   const read = make("output", { class: "bar-read", "aria-live": "off" });
-  const fit = make("button", { type: "button", class: "text-button", title: "Fit the range to the largest weight in view" }, "fit");
-  const reset = make("button", { type: "button", class: "text-button", title: "The range that the page began with" }, "reset");
-  const label = make("span", { class: "bar-title" }, "weight");
+  const fit = make("button", { type: "button", class: "text-button", title: t("Fit the range to the largest weight in view") }, t("fit"));
+  const reset = make("button", { type: "button", class: "text-button", title: t("The range that the page began with") }, t("reset"));
+  const label = make("span", { class: "bar-title" }, t("weight"));
   const scale = segmented(
-    "Colour scale",
+    t("Colour scale"),
     [
-      { value: "log", text: "log", title: "Colour by the logarithm of the weight" },
-      { value: "linear", text: "linear", title: "Colour by the weight itself" },
+      { value: "log", text: t("log"), title: t("Colour by the logarithm of the weight") },
+      { value: "linear", text: t("linear"), title: t("Colour by the weight itself") },
     ],
     setScale,
   );
   const pool = segmented(
-    "A pixel of many cells shows",
+    t("A pixel of many cells shows"),
     [
-      { value: "mean", text: "mean", title: "A pixel of many cells shows the mean over its allowed pairs" },
-      { value: "max", text: "max", title: "A pixel of many cells shows the largest weight" },
+      { value: "mean", text: t("mean"), title: t("A pixel of many cells shows the mean over its allowed pairs") },
+      { value: "max", text: t("max"), title: t("A pixel of many cells shows the largest weight") },
     ],
     (value) => store.set({ pool: value }),
   );
-  const palette = picker("Palette", PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
+  const palette = picker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
   const sink = make("input", { type: "checkbox" });
-  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, "without first key"));
+  const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, t("without first key")));
   sink.addEventListener("change", () => {
     store.set({ variant: sink.checked ? "nosink" : "plain" });
-    announce(sink.checked ? "The first key is left out, rows are renormalised" : "All keys are shown");
+    announce(sink.checked ? t("The first key is left out, rows are renormalised") : t("All keys are shown"));
   });
 
   const plot = make("div", { class: "bar-plot" }, make("div", { class: "bar-strip" }, canvas, range.element, marker), axis);
@@ -97,8 +121,8 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     make(
       "div",
       { class: "bar-controls" },
-      group("Colours", scale.element, palette.element),
-      group("Pixel", pool.element),
+      group(t("Colours"), scale.element, palette.element),
+      group(t("Pixel"), pool.element),
       sinkLabel,
     ),
   );
@@ -111,7 +135,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: defaultRange("log", n).low, high: Math.max(Math.log2(high), defaultRange("log", n).low + 1) };
     store.set({ colour, ...wanted });
   }
-  reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4 }));
+  reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4, difference: 0.1 }));
   fit.addEventListener("click", async () => {
     fitting?.abort();
     fitting = new AbortController();
@@ -129,7 +153,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
         const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
         store.set({ low: Math.max(LOWEST, high - SPAN), high });
       }
-      announce(`The largest weight in view is ${digits(largest)}`);
+      announce(t("The largest weight in view is {0}", digits(largest)));
     } catch (error) {
       if (!signal.aborted) announce(error.message);
     } finally {
@@ -137,11 +161,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
-  const shownRange = (state) => (state.compare === "ratio" ? { low: -state.ratio, high: state.ratio } : rangeOf(state));
+  const shownRange = (state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : rangeOf(state));
   function paint(state) {
     const context = canvas.getContext("2d");
     const { low, high } = shownRange(state);
-    const bytes = state.compare === "ratio" ? divergingColours(state) : colours(state);
+    const bytes = isContrast(state.compare) ? divergingColours(state) : colours(state);
     const image = context.createImageData(256, 1);
     for (let x = 0; x < 256; x++) {
       const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
@@ -165,7 +189,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   function showReading() {
     const { state } = store;
     const { reading } = state;
-    marker.hidden = reading === null || state.compare === "ratio" || Number.isNaN(reading);
+    marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
     read.textContent = "";
     if (marker.hidden) return;
     const value = state.colour === "log" ? Math.log2(reading) : reading;
@@ -174,45 +198,59 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     patch.style.background = colourOf(reading, state);
     read.replaceChildren(patch, digits(reading));
   }
+  function showTitle(state) {
+    const text = titleOf(state, map.level());
+    if (label.textContent !== text) label.textContent = text;
+  }
   function render() {
     const { state } = store;
-    const ratio = state.compare === "ratio";
+    const ratio = isContrast(state.compare);
     element.classList.toggle("is-ratio", ratio);
-    if (!range.dragging()) bar = ratio ? { min: -RATIO, max: RATIO } : barOf(state);
+    if (!range.dragging()) bar = ratio ? contrastBar(state) : barOf(state);
     const room = plot.clientWidth || 320;
     paint(state);
-    label.textContent = ratio ? "first ÷ second" : state.variant === "nosink" ? "renormalised" : "weight";
-    if (ratio) showMarks([-RATIO, -RATIO / 2, 0, RATIO / 2, RATIO].map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` })));
+    showTitle(state);
+    if (ratio) showMarks(contrastMarks(state.compare, bar));
     else showMarks(marksOf(state.colour, bar, room));
     range.set({ ...bar, ...shownRange(state) });
-    scale.set(state.colour, ratio ? { log: "A comparison has a scale of its own", linear: "A comparison has a scale of its own" } : {});
+    scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
     const otherPool = only && { mean: "max", max: "mean" }[only.pool];
-    pool.set(state.pool, only ? { [otherPool]: `This file holds blocks as ${only.pool === "mean" ? "means" : "maxima"} only` } : {});
+    pool.set(state.pool, only ? { [otherPool]: (only.pool === "mean" ? t("This file holds blocks as means only") : t("This file holds blocks as maxima only")) } : {});
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
     sink.disabled = Boolean(only) || (entry !== undefined && entry.n < 2);
-    sinkLabel.title = only ? `This file holds rows ${only.variant === "nosink" ? "without" : "with"} the first key only` : "Leave out the first key and divide each row by what is left";
+    sinkLabel.title = only ? only.variant === "nosink" ? t("This file holds rows without the first key only") : t("This file holds rows with the first key only") : t("Leave out the first key and divide each row by what is left");
     showReading();
   }
 
   const offReading = store.on(["reading"], showReading);
-  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "palette", "dark"], render);
+  const offZoom = store.on(["zoom"], showTitle);
+  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
   const resized = new ResizeObserver(render);
   resized.observe(plot);
   render();
   return {
     destroy() {
       offReading();
+      offZoom();
       off();
       resized.disconnect();
       fitting?.abort();
       element.replaceChildren();
     },
   };
+}
+
+// What the colours stand for: the weight of a cell, or of a block.
+function titleOf(state, level) {
+  if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
+  if (!level) return state.variant === "nosink" ? t("renormalised") : t("weight");
+  const side = whole(sideOf(state.info, state, level));
+  return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
 }
 
 function group(title, ...parts) {

@@ -1,38 +1,47 @@
 // A second head beside the first: which one, and how the two are shown.
 
 import { make, segmented } from "./elements.js";
-import { headName } from "./numbers.js";
-import { holds } from "./state.js";
+import { headName, layerName } from "./numbers.js";
+import { counterpart, holds } from "./state.js";
+import { t } from "./words.js";
 
 const modes = [
-  { value: "none", text: "one", title: "The first head alone" },
-  { value: "side", text: "side by side", title: "Two maps that move together" },
-  { value: "triangle", text: "triangle", title: "The second head fills the empty triangle of a causal map" },
-  { value: "ratio", text: "log-ratio", title: "log₂ of the first weight over the second, cell by cell" },
+  { value: "none", text: t("one"), title: t("The first head alone") },
+  { value: "side", text: t("side by side"), title: t("Two maps that move together") },
+  { value: "triangle", text: t("triangle"), title: t("The second head fills the empty triangle of a causal map") },
+  { value: "ratio", text: t("log-ratio"), title: t("log₂ of the first weight over the second, cell by cell") },
+  { value: "difference", text: t("difference"), title: t("The first weight less the second, cell by cell") },
 ];
 
 // Two heads can be compared where their cells mean the same pairs of tokens.
 export function comparable(info, first, second) {
   const [a, b] = [info.entries[first], info.entries[second]];
-  return a.m === b.m && a.n === b.n && a.first_query === b.first_query && a.first_key === b.first_key && b.readable !== false;
+  return sameCells(a, b) && b.readable !== false;
+}
+
+// Positions count from where the text of their recording begins.
+export function sameCells(a, b) {
+  const place = (entry, field) => entry[field] - (entry.origin ?? 0);
+  return a.m === b.m && a.n === b.n && place(a, "first_query") === place(b, "first_query") && place(a, "first_key") === place(b, "first_key");
 }
 
 const says = {
-  none: "Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too.",
-  side: "Two maps, one place and one zoom. The numbers in the text are of the first head.",
-  triangle: "Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty.",
-  ratio: "log₂ of the first weight over the second: orange where the first head gives more, blue where the second does.",
+  none: t("Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too."),
+  side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
+  triangle: t("Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty."),
+  ratio: t("log₂ of the first weight over the second: orange where the first head gives more, blue where the second does."),
+  difference: t("The first weight less the second: orange where the first head gives more, blue where the second does."),
 };
 
 export function mountCompare(element, { store, announce, uid }) {
-  const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": "Compare two heads", hidden: true });
-  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, "Compare");
-  const choice = make("select", { "aria-label": "Second head", id: uid("second") });
-  const swap = make("button", { type: "button", class: "icon", title: "Swap the two heads", "aria-label": "Swap the two heads" }, "⇄");
-  const how = segmented("How two heads are shown", modes, (compare) => pick(compare));
+  const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": t("Compare two heads"), hidden: true });
+  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, t("Compare"));
+  const choice = make("select", { "aria-label": t("Second head"), id: uid("second") });
+  const swap = make("button", { type: "button", class: "icon", title: t("Swap the two heads"), "aria-label": t("Swap the two heads") }, "⇄");
+  const how = segmented(t("How two heads are shown"), modes, (compare) => pick(compare));
   const words = make("p", { class: "compare-says" });
   box.append(
-    make("label", { class: "compare-label", htmlFor: choice.id }, "Second head"),
+    make("label", { class: "compare-label", htmlFor: choice.id }, t("Second head")),
     make("div", { class: "compare-line" }, choice, swap),
     how.element,
     words,
@@ -60,9 +69,9 @@ export function mountCompare(element, { store, announce, uid }) {
       const heads = [...given.heads.keys(), "mean"].filter((head) => holds(info, index, head));
       if (!heads.length || !comparable(info, entry, index)) return [];
       const options = heads.map((head) => make("option", { value: `${index}:${head}` }, headName(info, index, head)));
-      return [make("optgroup", { label: headName(info, index, 0).replace(/, head.*/, "") }, ...options)];
+      return [make("optgroup", { label: layerName(info, index) }, ...options)];
     });
-    choice.replaceChildren(make("option", { value: "" }, "no second head"), ...groups);
+    choice.replaceChildren(make("option", { value: "" }, t("no second head")), ...groups);
   }
   const parse = (value) => {
     const [entry, head] = value.split(":");
@@ -86,7 +95,7 @@ export function mountCompare(element, { store, announce, uid }) {
   swap.addEventListener("click", () => {
     const { entry, head, second } = store.state;
     store.set({ entry: second.entry, head: second.head, second: { entry, head } });
-    announce("The two heads are swapped");
+    announce(t("The two heads are swapped"));
   });
 
   function render() {
@@ -96,32 +105,41 @@ export function mountCompare(element, { store, announce, uid }) {
     const usable = second !== null && info.entries[second.entry] !== undefined && comparable(info, entry, second.entry);
     if (second !== null && !usable) {
       store.set({ second: null, compare: "none" });
-      announce("The second head has another shape and is closed");
+      announce(t("The second head has another shape and is closed"));
       return;
     }
     box.hidden = panel !== "compare";
     open.setAttribute("aria-expanded", String(!box.hidden));
     open.classList.toggle("on", compare !== "none");
-    open.title = compare === "none" ? "Show a second head" : `Two heads are compared: ${modes.find(({ value }) => value === compare).text}`;
+    open.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare).text);
     words.textContent = says[compare];
     choice.value = second === null ? "" : `${second.entry}:${second.head}`;
     swap.disabled = second === null;
     const given = info.entries[entry];
     const causal = given.causal && (second === null || info.entries[second.entry].causal);
-    const only = info.held ? "This file holds one head only" : "There is one head only";
+    const only = info.held ? t("This file holds one head only") : t("There is one head only");
     const alone = info.held ? info.held.length < 2 : given.heads.length < 2 && info.entries.length < 2;
     how.set(compare, {
       side: alone && only,
-      triangle: alone ? only : !causal && "Only a causal map has an empty triangle",
+      triangle: alone ? only : !causal && t("Only a causal map has an empty triangle"),
       ratio: alone && only,
+      difference: alone && only,
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }
+  // Beside a second recording: the same head there goes along.
+  const offHead = store.on(["entry", "head"], (state, changed) => {
+    const { info, entry, head, second } = state;
+    if (changed.includes("second") || !second || (info.entries[second.entry]?.recording ?? "") === (info.entries[entry].recording ?? "")) return;
+    const other = counterpart(info, entry);
+    if (other !== null) store.set({ second: { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) } });
+  });
   const off = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
   render();
   return {
     destroy() {
       off();
+      offHead();
       document.removeEventListener("pointerdown", outside);
       element.replaceChildren();
     },

@@ -6,6 +6,7 @@ import { make } from "./elements.js";
 import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
 import { tokenLabel } from "./axes.js";
+import { language, t } from "./words.js";
 
 const QUIET = 55; // ms of rest before exact numbers are asked for
 const BANDS_FROM = 12; // pixels of a cell
@@ -138,10 +139,10 @@ export function blockValue(tiles, source, level, i, j) {
 /** What a cell is, in one sentence for those who listen. */
 export function sentence(target, tokens, value) {
   const name = (position) => tokenLabel(tokens, position) ?? "";
-  const query = `query ${whole(target.query)} ${name(target.query)}`;
-  const key = `key ${whole(target.key)} ${name(target.key)}`;
-  if (!target.allowed || value?.masked) return `${query}, ${key}: masked`;
-  return value && !value.pending ? `${query}, ${key}: weight ${digits(value.weight)}` : `${query}, ${key}`;
+  const query = t("query {0} {1}", whole(target.query), name(target.query));
+  const key = t("key {0} {1}", whole(target.key), name(target.key));
+  if (!target.allowed || value?.masked) return t("{0}, {1}: masked", query, key);
+  return value && !value.pending ? t("{0}, {1}: weight {2}", query, key, digits(value.weight)) : `${query}, ${key}`;
 }
 
 // The weight that the box tells: that of the cell, or of the block that a pixel stands for; null where there is none.
@@ -227,11 +228,12 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       shown = told = null;
       element.hidden = false;
       const many = to - from > 1;
-      const words = many ? `${label}, largest of ${axis === "key" ? "keys" : "queries"} ${whole(first + from)} to ${whole(first + to - 1)}` : label;
-      const value = best ? line("tip-weight", exactly(best.value)) : line("tip-mask", "not known");
+      const ends = [whole(first + from), whole(first + to - 1)];
+      const words = !many ? label : axis === "key" ? t("{0}, largest of keys {1} to {2}", label, ends[0], ends[1]) : t("{0}, largest of queries {1} to {2}", label, ends[0], ends[1]);
+      const value = best ? line("tip-weight", exactly(best.value)) : line("tip-mask", t("not known"));
       const list = make("dl");
       const position = first + (best ? best.index : from);
-      list.append(make("dt", {}, axis), make("dd", { class: "text" }, tokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, whole(position)));
+      list.append(make("dt", {}, t(axis)), make("dd", { class: "text" }, tokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, whole(position)));
       tokens.prefetch(position, position + 1);
       element.replaceChildren(line("tip-more tip-head", words), value, list);
       put(place);
@@ -288,18 +290,18 @@ const weighed = ({ weight, rounded }) => [exactly(weight, rounded), weight >= 1e
 function headline(target, found) {
   const { pool, block, exact, other, otherBlock, largest } = found;
   if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
-    const why = target.empty ? "empty row: this query may see no key" : "masked: this query may not see this key";
+    const why = target.empty ? t("empty row: this query may see no key") : t("masked: this query may not see this key");
     return [line("tip-mask", why)];
   }
   if (block?.masked) return [line("tip-mask", "masked")];
   if (target.level) {
-    if (block?.pending) return [line("tip-mask", "not computed yet")];
+    if (block?.pending) return [line("tip-mask", t("not computed yet"))];
     const side = whole(target.side);
-    const words = `${pool === "max" ? "largest" : "mean"} of ${side} × ${side} cells`;
+    const words = pool === "max" ? t("largest of {0} × {1} cells", side, side) : t("mean of {0} × {1} cells", side, side);
     const value = pool === "max" && largest ? exactly(largest[2], largest[3]) : block ? `≈ ${digits(block.weight)}` : "…";
     const lines = [line("tip-weight", value, " ", make("small", {}, words))];
     if (target.other && otherBlock) {
-      lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, "second head")));
+      lines.push(line("tip-weight", `≈ ${digits(otherBlock.weight)} `, make("small", {}, t("second head"))));
       lines.push(...quotient(block?.weight, otherBlock.weight));
     }
     return lines;
@@ -308,20 +310,20 @@ function headline(target, found) {
   const lines = [line("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
   if (target.other) {
     const second = other ? weighed(other) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
-    lines.push(line("tip-weight", ...second, make("small", {}, " second head")));
+    lines.push(line("tip-weight", ...second, make("small", {}, t(" second head"))));
     lines.push(...quotient(exact?.weight, other?.weight));
   }
   return lines;
 }
 
-const quotient = (first, second) => (first > 0 && second > 0 ? [line("tip-more", `first ÷ second = ${digits(first / second)}`)] : []);
+const quotient = (first, second) => (first > 0 && second > 0 ? [line("tip-more", t("first ÷ second = {0}, first − second = {1}", digits(first / second), digits(first - second)))] : []);
 
 function places(target, tokens, { largest }) {
   const list = make("dl");
   // The positions from..to - 1: their token where there is one alone.
   const add = (word, first, from, to) => {
     const label = to - from > 1 ? null : tokenLabel(tokens, first + from);
-    list.append(make("dt", {}, word), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, stretch(from, to, first)));
+    list.append(make("dt", {}, t(word)), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, stretch(from, to, first)));
   };
   const { firstQuery, firstKey, block } = target;
   const { r0, r1, c0, c1 } = largest ? { r0: largest[0], r1: largest[0] + 1, c0: largest[1], c1: largest[1] + 1 } : block;
@@ -332,19 +334,20 @@ function places(target, tokens, { largest }) {
 
 function more(target, { exact, largest, pool }) {
   const lines = [];
-  if (largest && pool === "mean") lines.push(`the largest of them: ${exactly(largest[2], largest[3])}`);
+  if (largest && pool === "mean") lines.push(t("the largest of them: {0}", exactly(largest[2], largest[3])));
   if (exact?.allowed && !target.level) {
     const parts = [];
-    if (exact.rank) parts.push(`${ordinal(exact.rank)} of its row`);
-    if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(`entropy ${digits(exact.row_entropy)}`);
-    if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(`column mass ${digits(exact.column_mass)}`);
+    if (exact.rank) parts.push(t("{0} of its row", ordinal(exact.rank)));
+    if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(t("entropy {0}", digits(exact.row_entropy)));
+    if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(t("column mass {0}", digits(exact.column_mass)));
     if (parts.length) lines.push(parts.join(" · "));
   }
   return lines.map((text) => line("tip-more", text));
 }
 
 function ordinal(rank) {
-  if (rank === 1) return "largest";
+  if (rank === 1) return t("largest");
+  if (language !== "en") return t("{0}th largest", whole(rank));
   const tail = rank % 100 > 10 && rank % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][rank % 10] ?? "th";
   return `${whole(rank)}${tail} largest`;
 }

@@ -1,5 +1,7 @@
 // Small pieces that every panel is made of.
 
+import { t } from "./words.js";
+
 // An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as
 // properties, everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
 export function make(tag, attributes = {}, ...children) {
@@ -67,7 +69,7 @@ export function debounced(run, milliseconds) {
 // A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
 export function createDialog(parent, title, uid, onClose) {
   const heading = make("h2", { id: uid("dialog") }, title);
-  const shut = make("button", { type: "button", class: "dialog-close", "aria-label": "Close" }, "×");
+  const shut = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
   const body = make("div", { class: "dialog-body" });
   const element = make(
     "dialog",

@@ -7,30 +7,31 @@ import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
 import { drawPicture } from "./picture.js";
 import { vectorLimit, vectorOf } from "./vector.js";
+import { t } from "./words.js";
 
 export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
   let running = null;
-  const open = make("button", { type: "button", class: "toggle", title: "Copy a link, save a picture, a table, or a page that works offline" }, "Export");
+  const open = make("button", { type: "button", class: "toggle", title: t("Copy a link, save a picture, a table, or a page that works offline") }, t("Export"));
   open.addEventListener("click", () => store.set({ panel: "export" }));
   element.append(open);
-  const dialog = createDialog(root, "Export", uid, () => {
+  const dialog = createDialog(root, t("Export"), uid, () => {
     running?.abort();
     if (store.state.panel === "export") store.set({ panel: "" });
   });
   const line = make("p", { class: "export-line", role: "status" });
-  const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the export" });
-  const cancel = make("button", { type: "button", class: "text-button", hidden: true }, "cancel");
+  const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": t("Progress of the export") });
+  const cancel = make("button", { type: "button", class: "text-button", hidden: true }, t("cancel"));
   cancel.addEventListener("click", () => running?.abort());
 
   const kinds = [
-    { name: "link", title: "Copy link", run: copyLink, words: () => "This view: head, place, zoom, colours, pin. It works while this viewer runs." },
-    { name: "png", title: "Picture", run: savePicture, words: () => "PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below." },
-    { name: "svg", title: "Vector picture", run: saveVector, words: vectorWords },
-    { name: "csv", title: "Table", run: saveTable, words: tableWords },
-    { name: "html", title: "Offline page", run: savePage, words: pageWords },
+    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. It works while this viewer runs.") },
+    { name: "png", title: t("Picture"), run: savePicture, words: () => t("PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below.") },
+    { name: "svg", title: t("Vector picture"), run: saveVector, words: vectorWords },
+    { name: "csv", title: t("Table"), run: saveTable, words: tableWords },
+    { name: "html", title: t("Offline page"), run: savePage, words: pageWords },
   ];
   let dense = 2;
-  const density = segmented("Pixels of the picture for one of the screen", [1, 2, 4].map((value) => ({ value, text: `${value}×` })), (value) => {
+  const density = segmented(t("Pixels of the picture for one of the screen"), [1, 2, 4].map((value) => ({ value, text: `${value}×` })), (value) => {
     dense = value;
     density.set(dense);
   });
@@ -40,32 +41,32 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
     kind.button.addEventListener("click", () => start(kind));
   }
-  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, "Picture at"), density.element), make("div", { class: "export-foot" }, line, bar, cancel));
+  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, t("Picture at")), density.element), make("div", { class: "export-foot" }, line, bar, cancel));
   dialog.element.classList.add("export");
 
   const region = () => cellsOf(map.visibleRegion(), store.state.info.entries[store.state.entry]);
   function tableWords() {
     const count = countOf(region());
-    const limit = `at most ${whole(csvLimit)}`;
-    if (count > csvLimit) return `${whole(count)} cells are in view, ${limit} fit: zoom in.`;
+    const limit = t("at most {0}", whole(csvLimit));
+    if (count > csvLimit) return t("{0} cells are in view, {1} fit: zoom in.", whole(count), limit);
     const { info } = store.state;
-    const numbers = info.held ? "weights as far as this file has their digits" : "exact float32 weights";
-    const heads = packedHeads(store.state).length > 1 ? " of both heads" : "";
-    return `CSV of the ${whole(count)} cells in view, ${numbers}${heads}, with positions and tokens (${limit}).`;
+    const numbers = info.held ? t("weights as far as this file has their digits") : t("exact float32 weights");
+    const heads = packedHeads(store.state).length > 1 ? t(" of both heads") : "";
+    return t("CSV of the {0} cells in view, {1}{2}, with positions and tokens ({3}).", whole(count), numbers, heads, limit);
   }
   function vectorWords() {
     const count = countOf(region());
-    const limit = `at most ${whole(vectorLimit)}`;
-    if (count > vectorLimit) return `SVG of the cells in view, for print: ${whole(count)} cells are in view, ${limit} fit: zoom in.`;
-    return `SVG of the ${whole(count)} cells in view with their tokens, for print (${limit}).`;
+    const limit = t("at most {0}", whole(vectorLimit));
+    if (count > vectorLimit) return t("SVG of the cells in view, for print: {0} cells are in view, {1} fit: zoom in.", whole(count), limit);
+    return t("SVG of the {0} cells in view with their tokens, for print ({1}).", whole(count), limit);
   }
   function pageWords() {
     const { state } = store;
     const heads = packedHeads(state);
     const { finest } = levelsThatFit(state.info.entries[state.entry], packLimit / heads.length);
-    const names = heads.map((each) => headMark(state.info, each.entry, each.head)).join(" and ");
-    const depth = finest ? `down to blocks of ${2 ** finest} × ${2 ** finest} cells` : "down to single cells";
-    return `One HTML file with head ${names}, ${depth} (at most ${bytes(packLimit)} of tiles before compression), tokens and tracks. The page says what is not in it.`;
+    const names = heads.map((each) => headMark(state.info, each.entry, each.head)).join(t(" and "));
+    const depth = finest ? t("down to blocks of {0} × {1} cells", 2 ** finest, 2 ** finest) : t("down to single cells");
+    return t("One HTML file with head {0}, {1} (at most {2} of tiles before compression), tokens and tracks. The page says what is not in it.", names, depth, bytes(packLimit));
   }
   function describe() {
     const { info } = store.state;
@@ -96,7 +97,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
         announce(done);
       }
     } catch (error) {
-      tell(stop.signal.aborted ? "Cancelled." : `${error.message}.`);
+      tell(stop.signal.aborted ? t("Cancelled.") : `${error.message}.`);
     } finally {
       if (running === stop) {
         running = null;
@@ -116,9 +117,9 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       area.select();
       const copied = document.execCommand("copy");
       area.remove();
-      if (!copied) return "The link is the address of this page";
+      if (!copied) return t("The link is the address of this page");
     }
-    return "Link copied.";
+    return t("Link copied.");
   }
   const fileName = (ending) => {
     const { info, entry, head } = store.state;
@@ -146,7 +147,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const { weights } = await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal });
     const textOf = await textsOf(cells, state.info.entries[entry]);
     download(fileName("svg"), new Blob([vectorOf({ weights, cells, state, style: styleOf(), textOf })], { type: "image/svg+xml;charset=utf-8" }));
-    return `${whole(countOf(cells))} cells saved.`;
+    return t("{0} cells saved.", whole(countOf(cells)));
   }
   async function savePicture(signal) {
     const style = styleOf();
@@ -154,9 +155,9 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const view = map.visibleRegion();
     const canvas = drawPicture(await map.picture(dense, signal), view, state, style);
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-    if (!blob) throw new Error("The browser could not make the picture");
+    if (!blob) throw new Error(t("The browser could not make the picture"));
     download(fileName("png"), blob);
-    return `Picture of ${whole(canvas.width)} × ${whole(canvas.height)} pixels saved.`;
+    return t("Picture of {0} × {1} pixels saved.", whole(canvas.width), whole(canvas.height));
   }
   async function saveTable(signal) {
     const { state } = store;
@@ -177,7 +178,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const textOf = await textsOf(cells, given);
     // A blob of a million lines as one string would need twice its size: the table is small enough for one.
     download(fileName("csv"), new Blob([table(heads, cells, given, textOf)], { type: "text/csv;charset=utf-8" }));
-    return `${whole(countOf(cells))} cells saved.`;
+    return t("{0} cells saved.", whole(countOf(cells)));
   }
   async function savePage(signal) {
     const { json } = await transport.get("offline", {}, { signal });
@@ -191,7 +192,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     });
     const blob = new Blob([fileOf(page, data)], { type: "text/html;charset=utf-8" });
     download(fileName("html"), blob);
-    return `Page of ${bytes(blob.size)} saved; it opens without a server.`;
+    return t("Page of {0} saved; it opens without a server.", bytes(blob.size));
   }
   const off = [
     store.on(["panel"], () => {

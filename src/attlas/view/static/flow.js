@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 import { whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { t } from "./words.js";
 
 const piece = 128; // tokens that come and go together, about; the position of the first stands in the margin
 const within = 96; // tokens within which a piece is cut at the end of a line, or at a blank
@@ -15,7 +16,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
   let marked = [];
-  const help = make("span", { class: "unseen", id: uid("flow-help") }, "Arrow keys move from token to token, Enter pins one.");
+  const help = make("span", { class: "unseen", id: uid("flow-help") }, t("Arrow keys move from token to token, Enter pins one."));
   const box = make("div", { class: "flow", role: "group", "aria-label": label, tabIndex: 0, "aria-describedby": help.id });
   const element = make("div", { class: "flow-frame" }, box, help);
 
@@ -111,7 +112,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     } else if (joined) {
       // A character of several tokens: the whole of it before the first, then the bytes of each.
       span.classList.add("part");
-      span.title = `${whole(position)} · part ${position - joined.start + 1} of ${joined.stop - joined.start} of ${joined.text}`;
+      span.title = t("{0} · part {1} of {2} of {3}", whole(position), position - joined.start + 1, joined.stop - joined.start, joined.text);
       if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
       span.append(make("small", {}, text.replace(/^⟨(.*)⟩$/u, "$1")));
     } else spell(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);

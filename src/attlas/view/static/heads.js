@@ -1,13 +1,15 @@
 // All heads as thumbnails, sorted and filtered by what is known of them.
 
 import { make, picker } from "./elements.js";
+import { mountHeadmap, pairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
-import { digits, headMark, headName, whole } from "./numbers.js";
+import { digits, headMark, headName, layerName, whole } from "./numbers.js";
 import { holds } from "./state.js";
 import { createThumbs } from "./thumbs.js";
+import { t } from "./words.js";
 
 const pauses = [1_000, 2_000, 4_000, 8_000, 15_000];
-const orders = { "=": "in layers", "-": "largest first", "+": "smallest first" };
+const orders = { "=": t("in layers"), "-": t("largest first"), "+": t("smallest first") };
 
 // The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
 export function readSort(text, columns) {
@@ -57,20 +59,24 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const stop = new AbortController();
 
   const count = make("span", { class: "heads-count", role: "status" });
-  const statistic = picker("Statistic", [], (name) => setSort({ name }));
-  const order = picker("Order", Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
-  const kind = picker("Kind of head", [{ value: "", text: "all kinds" }], (value) => setFilter({ kind: value }));
-  const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": "Batch", class: "batch" });
-  const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, "batch"), batch);
+  const statistic = picker(t("Statistic"), [], (name) => setSort({ name }));
+  const order = picker(t("Order"), Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
+  const kind = picker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
+  const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": t("Batch"), class: "batch" });
+  const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, t("Batch")), batch);
   const explain = make("p", { class: "heads-explain", id: uid("explain") });
   const histogram = createHistogram((within) => setFilter({ within }));
-  const clear = make("button", { type: "button", class: "text-button", hidden: true }, "show all");
-  const grid = make("div", { class: "heads-grid", role: "group", "aria-label": "Heads" });
+  const wide = make("button", { type: "button", class: "text-button wide", title: t("All heads over the whole window") }, t("enlarge"));
+  wide.addEventListener("click", () => store.set({ aside: store.state.aside === "grid" ? "both" : "grid", panel: "" }));
+  const clear = make("button", { type: "button", class: "text-button", hidden: true }, t("show all"));
+  const grid = make("div", { class: "heads-grid", role: "group", "aria-label": t("Heads") });
   const foot = make("p", { class: "heads-foot", hidden: true });
+  const headmapElement = make("section", { "aria-label": t("Map of the heads") });
   const controls = make("div", { class: "heads-controls" }, statistic.element, order.element, kind.element, batchBox);
   element.classList.add("heads");
   element.append(
-    make("div", { class: "heads-head" }, make("h2", {}, "Heads"), count, clear),
+    make("div", { class: "heads-head" }, make("h2", {}, t("Heads")), count, clear, wide),
+    headmapElement,
     controls,
     explain,
     histogram.element,
@@ -93,7 +99,9 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     },
   });
 
-  const chosen = () => readSort(store.state.sort, known.columns);
+  const columns = () => [...known.columns, ...pairColumns(store.state)];
+  const valuesOf = (cell) => ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
+  const chosen = () => readSort(store.state.sort, columns());
   function setSort({ order: next, name: column }) {
     const now = chosen();
     const patch = { sort: `${next ?? now.order}${column ?? now.column?.name ?? ""}` };
@@ -135,7 +143,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const words = make("span", { class: "thumb-words" }, mark, value, kind);
     const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, words);
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
-    if (head === "mean") words.replaceChildren(`mean of ${given.heads.length}`);
+    if (head === "mean") words.replaceChildren(t("mean of {0}", given.heads.length));
     if (canvas) canvas.cell = cell;
     if (given.readable === false) button.classList.add("unreadable", "drawn");
     if (!holds(store.state.info, entry, head)) {
@@ -158,14 +166,14 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info, entry, head, second } = store.state;
     if (!info) return;
     const { column } = chosen();
-    const number = cell.row && column ? cell.row.values[column.name] ?? null : null;
+    const number = column ? valuesOf(cell)[column.name] ?? null : null;
     const parts = [headName(info, cell.entry, cell.head)];
-    if (cell.row?.kinds.length) parts.push(cell.row.kinds.join(", "));
-    if (number !== null) parts.push(`${column.label} ${digits(number)}`);
-    if (cell.sampled) parts.push("thumbnail of sampled queries");
-    if (info.entries[cell.entry].readable === false) parts.push("statistics only, no map");
-    if (!holds(info, cell.entry, cell.head)) parts.push("not in this file: open the recording with attlas view");
-    if (second && second.entry === cell.entry && second.head === cell.head) parts.push("second head");
+    if (cell.row?.kinds.length) parts.push(cell.row.kinds.map((kind) => t(kind)).join(", "));
+    if (number !== null) parts.push(`${t(column.label)} ${digits(number)}`);
+    if (cell.sampled) parts.push(t("thumbnail of sampled queries"));
+    if (info.entries[cell.entry].readable === false) parts.push(t("statistics only, no map"));
+    if (!holds(info, cell.entry, cell.head)) parts.push(t("not in this file: open the recording with attlas view"));
+    if (second && second.entry === cell.entry && second.head === cell.head) parts.push(t("second head"));
     cell.button.title = parts.join(" · ");
     cell.button.setAttribute("aria-label", parts.join(", "));
     cell.button.setAttribute("aria-pressed", String(entry === cell.entry && head === cell.head));
@@ -173,20 +181,20 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (cell.head === "mean") return;
     cell.value.textContent = number === null ? "" : short(number);
     const [first] = cell.row?.kinds ?? [];
-    cell.kind.textContent = known.kinds?.[first]?.short ?? first ?? "";
+    cell.kind.textContent = t(known.kinds?.[first]?.short ?? first ?? "");
   }
   function pick(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
-    if (!holds(info, cell.entry, cell.head)) announce(`${headName(info, cell.entry, cell.head)} is not in this file`);
+    if (!holds(info, cell.entry, cell.head)) announce(t("{0} is not in this file", headName(info, cell.entry, cell.head)));
     else if (!linked) {
-      store.set({ entry: cell.entry, head: cell.head });
+      store.set({ entry: cell.entry, head: cell.head, ...(store.state.aside === "grid" ? { aside: "both" } : {}) });
       announce(headName(info, cell.entry, cell.head));
     } else if (second && second.entry === cell.entry && second.head === cell.head) {
       store.set({ second: null, compare: "none" });
-      announce("The second head is closed");
+      announce(t("The second head is closed"));
     } else if (cell.entry !== entry || cell.head !== head) {
       store.set({ second: { entry: cell.entry, head: cell.head }, compare: compare === "none" ? "side" : compare });
-      announce(`Second head: ${headName(info, cell.entry, cell.head)}`);
+      announce(t("Second head: {0}", headName(info, cell.entry, cell.head)));
     }
   }
   function rove(cell) {
@@ -227,32 +235,33 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const filter = readFilter(state.filter);
     const rows = [...cells.values()]
       .filter((cell) => cell.head !== "mean")
-      .map((cell) => ({ cell, values: cell.row?.values ?? {}, kinds: cell.row?.kinds ?? [] }));
+      .map((cell) => ({ cell, values: valuesOf(cell), kinds: cell.row?.kinds ?? [] }));
     const kept = arrange(rows, { order: how, column }, filter);
     lay(kept, how, filter);
     for (const cell of cells.values()) name(cell);
-    statistic.fill(known.columns.map(({ name: value, label }) => ({ value, text: label })));
+    statistic.fill(columns().map(({ name: value, label }) => ({ value, text: t(label) })));
     statistic.set(column?.name ?? "");
-    statistic.select.disabled = !known.columns.length;
+    statistic.select.disabled = !columns().length;
     order.set(how);
-    order.select.disabled = !known.columns.length;
-    explain.textContent = column ? `${column.description.replace(/\.$/, "")}${column.unit ? `, in ${column.unit}` : ""}: the number under each map.` : "";
+    order.select.disabled = !columns().length;
+    explain.textContent = column ? explained(column) : "";
     explain.hidden = !column?.description;
     fillKinds(rows, filter.kind);
     const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
-    histogram.set(column?.label ?? "", values, filter.within);
+    histogram.set(t(column?.label ?? ""), values, filter.within);
     clear.hidden = state.filter === "";
-    count.textContent = kept.length === rows.length ? whole(rows.length) : `${whole(kept.length)} of ${whole(rows.length)}`;
+    count.textContent = kept.length === rows.length ? whole(rows.length) : t("{0} of {1}", whole(kept.length), whole(rows.length));
     const most = (info.entries[state.entry]?.batch ?? 1) - 1;
     batch.max = String(most);
     batch.value = String(state.batch);
+    store.set({ statistic: column?.name ?? null });
   }
   function fillKinds(rows, now) {
     const counts = new Map();
     for (const row of rows) for (const each of row.kinds) counts.set(each, (counts.get(each) ?? 0) + 1);
-    const options = [...counts].sort((a, b) => b[1] - a[1]).map(([value, number]) => ({ value, text: `${value} (${whole(number)})` }));
-    if (now && !counts.has(now)) options.push({ value: now, text: `${now} (0)` });
-    kind.fill([{ value: "", text: "all kinds" }, ...options]);
+    const options = [...counts].sort((a, b) => b[1] - a[1]).map(([value, number]) => ({ value, text: `${t(value)} (${whole(number)})` }));
+    if (now && !counts.has(now)) options.push({ value: now, text: `${t(now)} (0)` });
+    kind.fill([{ value: "", text: t("all kinds") }, ...options]);
     kind.set(now);
     kind.element.hidden = !options.length;
   }
@@ -270,7 +279,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (inLayers) {
       for (const [entry, members] of grouped(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);
-        const title = make("span", { class: "layer-name" }, headName(info, entry, 0).replace(/, head.*/, ""));
+        const title = make("span", { class: "layer-name" }, layerName(info, entry));
         parts.push(make("div", { class: "layer" }, title, mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
         if (mean) shownKeys.push(mean.key);
         shownKeys.push(...members.map((cell) => cell.key));
@@ -279,7 +288,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       parts.push(make("div", { class: "thumbs" }, ...cellsKept.map((cell) => cell.button)));
       shownKeys = cellsKept.map((cell) => cell.key);
     }
-    if (!cellsKept.length) parts.push(make("p", { class: "heads-empty" }, "No head is within the range."));
+    if (!cellsKept.length) parts.push(make("p", { class: "heads-empty" }, t("No head is within the range.")));
     grid.replaceChildren(...parts);
     thumbs.clear();
     for (const cell of cellsKept) if (cell.canvas && info.entries[cell.entry].readable !== false) thumbs.show(cell.canvas, cell.entry, cell.head);
@@ -301,19 +310,19 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info } = store.state;
     const width = grid.clientWidth;
     if (!info || !width) return;
-    const heads = Math.max(...info.entries.map((entry) => entry.heads.length));
+    const heads = chosen().order === "=" ? Math.max(...info.entries.map((entry) => entry.heads.length)) : cells.size;
     const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
     let best = most;
     for (let columns = most; columns >= Math.max(1, Math.ceil(most * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;
     }
     grid.style.setProperty("--columns", String(best));
-    thumbs.resize(Math.min(112, width / best) * Math.min(2, window.devicePixelRatio || 1));
+    thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
   }
   function tellSampled() {
     const sampled = [...cells.values()].filter((cell) => cell.sampled).length;
     foot.hidden = sampled === 0;
-    foot.textContent = sampled ? "Dotted corner: a sample of queries, exact, until the whole head has been read." : "";
+    foot.textContent = sampled ? t("Dotted corner: a sample of queries, exact, until the whole head has been read.") : "";
   }
 
   // ------------------------------------------------------------------------------------------------------ the numbers
@@ -347,7 +356,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       build();
       refresh();
     }),
-    store.on(["sort", "filter"], render),
+    store.on(["sort", "filter", "pairs"], render),
+    store.on(["aside"], showWide),
     store.on(["entry", "head", "second", "batch"], () => {
       for (const cell of cells.values()) name(cell);
       batch.value = String(store.state.batch);
@@ -358,6 +368,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       }
     }),
   ];
+  function showWide() {
+    const open = store.state.aside === "grid";
+    wide.textContent = open ? t("back to the map") : t("enlarge");
+    wide.setAttribute("aria-pressed", String(open));
+  }
+  showWide();
+  const headmap = mountHeadmap(headmapElement, { store, transport, announce, uid });
   const resized = new ResizeObserver(fitColumns);
   resized.observe(grid);
   if (store.state.info) {
@@ -371,9 +388,15 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       stop.abort();
       resized.disconnect();
       thumbs.destroy();
+      headmap.destroy();
       element.replaceChildren();
     },
   };
+}
+
+function explained({ description, unit }) {
+  const what = t(description).replace(/[.。]$/, "");
+  return unit ? t("{0}, in {1}: the number under each map.", what, t(unit)) : t("{0}: the number under each map.", what);
 }
 
 // A number in four characters, under a thumbnail.

@@ -1,64 +1,65 @@
 // The keys, and what the numbers are.
 
 import { createDialog, make } from "./elements.js";
+import { LANGUAGES, language, t } from "./words.js";
 
 const keys = [
-  ["Moving", [
-    ["← ↑ → ↓", "move the map; with Shift by a screen"],
-    ["+ −", "nearer, farther"],
-    ["0", "the whole matrix"],
-    ["d", "to the diagonal"],
-    ["drag, wheel, pinch", "move, zoom about the pointer"],
+  [t("Moving"), [
+    ["← ↑ → ↓", t("move the map; with Shift by a screen")],
+    ["+ −", t("nearer, farther")],
+    ["0", t("the whole matrix")],
+    ["d", t("to the diagonal")],
+    [t("drag, wheel, pinch"), t("move, zoom about the pointer")],
   ]],
-  ["Heads", [
-    ["[ ]", "previous, next head"],
-    ["{ }", "previous, next layer"],
-    ["Shift + click", "a second head, linked to the first; Shift + Enter does the same"],
+  [t("Heads"), [
+    ["[ ]", t("previous, next head")],
+    ["{ }", t("previous, next layer")],
+    [t("Shift + click"), t("a second head, linked to the first; Shift + Enter does the same")],
   ]],
-  ["Reading", [
-    ["Enter, click", "pin the cell under the crosshair: the text shows its row"],
-    ["/", "search: text, 50000-60000, or 60321,102"],
-    ["Escape", "let go of the pin, close what is open"],
-    ["?", "this page"],
+  [t("Reading"), [
+    [t("Enter, click"), t("pin the cell under the crosshair: the text shows its row")],
+    ["/", t("search: text, 50000-60000, or 60321,102")],
+    ["Escape", t("let go of the pin, close what is open")],
+    ["?", t("this page")],
   ]],
 ];
 
 const exact = [
-  "Every number is exact",
-  "Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture.",
+  t("Every number is exact"),
+  t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
 ];
 const facts = [
   [
-    "How to read the map",
-    "A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1.",
+    t("How to read the map"),
+    t("A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1."),
   ],
   [
-    "The picture holds codes",
-    "A pixel is a 16-bit code of log₂ of a weight, from 2⁻⁶⁴ to 1, at most 0.034 % off. That is finer than a screen shows, and no small weight is lost.",
+    t("The picture holds codes"),
+    t("A pixel is a 16-bit code of log₂ of a weight, from 2⁻⁶⁴ to 1, at most 0.034 % off. That is finer than a screen shows, and no small weight is lost."),
   ],
   [
-    "A pixel of many cells",
-    "Zoomed out, one pixel stands for a block. “mean” is the mean over the block’s allowed pairs, pooled exactly from sums and counts; “max” is the largest weight in it.",
+    t("A pixel of many cells"),
+    t("Zoomed out, one pixel stands for a block. “mean” is the mean over the block’s allowed pairs, pooled exactly from sums and counts; “max” is the largest weight in it."),
   ],
   [
-    "Masked, zero, not yet known",
-    "Hatched: no pair is allowed there. The lowest colour: allowed, and below the range. Flat grey: not computed yet; the status line says how far the pass over the matrix is.",
+    t("Masked, zero, not yet known"),
+    t("Hatched: no pair is allowed there. The lowest colour: allowed, and below the range. Flat grey: not computed yet; the status line says how far the pass over the matrix is."),
   ],
   [
-    "Without the first key",
-    "Many heads rest on the first token. Excluding it drops that column and divides each row by what is left, so that rows sum to 1 again. Every number shown is then of the changed matrix, and the page says so.",
+    t("Without the first key"),
+    t("Many heads rest on the first token. Excluding it drops that column and divides each row by what is left, so that rows sum to 1 again. Every number shown is then of the changed matrix, and the page says so."),
   ],
   [
-    "Sampled thumbnails",
-    "A thumbnail with a dotted corner shows one exact query for each of its rows, until the whole head has been read.",
+    t("Sampled thumbnails"),
+    t("A thumbnail with a dotted corner shows one exact query for each of its rows, until the whole head has been read."),
   ],
 ];
 
 export function mountHelp(element, { store, uid, root, numbers }) {
-  const open = make("button", { type: "button", class: "icon", title: "Keys, and where the numbers come from  ?", "aria-label": "Help" }, "?");
+  const open = make("button", { type: "button", class: "icon", title: t("Keys, and where the numbers come from  ?"), "aria-label": t("Help") }, "?");
   open.addEventListener("click", () => store.set({ panel: "help" }));
   element.append(open);
-  const dialog = createDialog(root, "Keys and numbers", uid, () => {
+  const dialog = createDialog(root, t("Keys and numbers"), uid, () => {
     if (store.state.panel === "help") store.set({ panel: "" });
   });
   const columns = keys.map(([title, rows]) =>
@@ -72,9 +73,16 @@ export function mountHelp(element, { store, uid, root, numbers }) {
   const about = make(
     "section",
     { class: "facts" },
-    make("h3", {}, "Where the numbers come from"),
+    make("h3", {}, t("Where the numbers come from")),
     make("dl", {}, ...[facts[0], numbers ?? exact, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
+  const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
+  const change = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
+  change.addEventListener("click", () => {
+    store.set({ language: other, panel: "" });
+    setTimeout(() => window.location.reload(), 400); // once the address says it
+  });
+  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(change);
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0; // nothing in it takes the focus, and it scrolls
@@ -93,6 +101,6 @@ export function mountHelp(element, { store, uid, root, numbers }) {
 function caps(text) {
   return text.split(/( \+ |, | )/).map((part) => {
     if (/^( \+ |, | )$/.test(part)) return part;
-    return /^(drag|wheel|pinch|click)$/.test(part) ? part : make("kbd", {}, part);
+    return /^(drag|wheel|pinch|click|拖动|滚轮|双指|点击)$/.test(part) ? part : make("kbd", {}, part);
   });
 }

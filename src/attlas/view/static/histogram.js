@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 import { digits } from "./numbers.js";
 import { createRange } from "./range.js";
+import { t } from "./words.js";
 
 const bins = 32;
 
@@ -12,8 +13,8 @@ export function createHistogram(onRange) {
   const bars = make("div", { class: "histogram-bars", "aria-hidden": "true" });
   for (let i = 0; i < bins; i++) bars.append(make("i"));
   const range = createRange({
-    label: "Heads whose statistic is within",
-    names: ["from", "to"],
+    label: t("Heads whose statistic is within"),
+    names: [t("from"), t("to")],
     step: () => (max - min) / 100 || 0.01,
     say: (value) => `${label} ${digits(value)}`,
     onInput: (low, high) => {
@@ -41,7 +42,7 @@ export function createHistogram(onRange) {
     while (precision < 9 && digits(min, precision) === digits(max, precision)) precision += 1;
     ends[0].textContent = digits(min, precision);
     ends[2].textContent = digits(max, precision);
-    ends[1].textContent = low > min || high < max ? `${digits(low)} to ${digits(high)}` : "";
+    ends[1].textContent = low > min || high < max ? t("{0} to {1}", digits(low), digits(high)) : "";
   }
   return {
     element,

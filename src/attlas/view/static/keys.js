@@ -28,8 +28,10 @@ export function createKeys(root, { store, map, announce }) {
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, hover, pin, pointed } = store.state;
+    const { panel, aside, view, hover, pin, pointed } = store.state;
     if (panel) store.set({ panel: "" });
+    else if (view === "lines") store.set({ view: "map" });
+    else if (aside === "grid") store.set({ aside: "both" });
     else if (map.crosshair()) map.crosshair(null);
     else if (pin) store.set({ pin: null });
     else if (pointed || hover) store.set({ pointed: null, hover: null, reading: null });

@@ -1,6 +1,6 @@
 // The colours of the theme, for canvases; and the patterns and tables that follow from them.
 
-import { PENDING, makeLut, makeRatioLut } from "./colour.js";
+import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
 
 const NAMES = {
   paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
@@ -48,5 +48,5 @@ let versions = 0;
 export function makePalette(state, look) {
   const lut = makeLut(state);
   lut[PENDING] = (wordOf(look.pending) & 0xffffff) | (VEIL << 24); // a veil over what stands in
-  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null };
+  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
 }

@@ -6,16 +6,18 @@ import { mountExport } from "./export.js";
 import { mountHeads } from "./heads.js";
 import { mountHelp } from "./help.js";
 import { createKeys } from "./keys.js";
+import { mountLines } from "./lines.js";
 import { createMap } from "./map.js";
 import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { bindHash, createStore, holds, readHash, same } from "./state.js";
+import { DEFAULTS, bindHash, counterpart, createStore, holds, readHash, same } from "./state.js";
 import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
+import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
 // Fields of a link that say what is looked at.
@@ -48,14 +50,19 @@ export function mount(root, transport, options = {}) {
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
     const found = link(); // it may have changed meanwhile
-    const store = createStore({ ...startOf(info, isPlace(found) ? null : heads?.json), ...found, info });
+    const begin = { ...DEFAULTS, ...startOf(info, isPlace(found) ? null : heads?.json), ...found };
+    const store = createStore({ ...begin, ...(isPlace(found) || found.pool ? {} : await poolingOf(requests, info, begin)), info });
+    if (destroyed) return null;
     endings.push(keepValid(store));
     endings.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
     const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools };
-    if (options.hash) endings.push(bindHash(store));
+    if (options.hash) {
+      endings.push(bindHash(store));
+      document.documentElement.lang = language;
+    } else root.lang = language;
     endings.push(shell.connect(context));
     const panels = [
       [mountHeads, shell.heads],
@@ -67,6 +74,7 @@ export function mount(root, transport, options = {}) {
       [mountCompare, shell.compare],
       [mountStatus, shell.status],
       [mountSays, shell.says],
+      [mountLines, shell.lines],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);
@@ -95,7 +103,17 @@ export function mount(root, transport, options = {}) {
 // The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
 function startOf(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
-  return { entry: Math.max(0, readable), ...heads?.telling, ...(info.texts ? {} : { aside: "heads" }) };
+  const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
+  const other = counterpart(info, first.entry);
+  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
+  return { ...first, ...second, ...(info.texts ? {} : { aside: "heads" }) };
+}
+
+// The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
+async function poolingOf(requests, info, { entry, head, batch }) {
+  if (info.only || info.entries[entry]?.readable === false) return {};
+  const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
+  return answer ? { pool: answer.json.pool } : {};
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.
@@ -105,7 +123,7 @@ function keepValid(store) {
     if (Object.keys(patch).length) store.set(patch);
   };
   check();
-  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "colour", "low", "high"];
+  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "span", "colour", "low", "high"];
   return store.on(fields, check);
 }
 
@@ -126,6 +144,9 @@ export function repaired(state) {
   const hasSecond = second && second.entry < entries.length && headIn(entries[second.entry], second.head);
   if (second && !(hasSecond && holds(info, second.entry, second.head))) patch.second = null;
   if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
+  const { span } = state;
+  const asked = state.pin && patch.pin !== null && span && span.start < span.stop && span.start >= entry.first_key && span.stop <= entry.first_key + entry.n;
+  if (span && !asked) patch.span = null;
   const { low, high } = rangeOf({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
   return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !same(state[field], value)));

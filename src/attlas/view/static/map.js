@@ -14,6 +14,7 @@ import { cellUnder, needsPass, regionOf, sceneOf } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
+import { t } from "./words.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
 const REST = 260; // ms without a movement after which the view is said to rest
@@ -22,11 +23,11 @@ const PATIENCE = 6000; // ms without a new tile after which a picture is made of
 const LABEL = 400; // ms after a movement until the canvas is described anew
 
 const PLACE = ["row", "column", "zoom"];
-const COLOURS = ["colour", "low", "high", "ratio", "palette", "dark", "compare"];
+const COLOURS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
 // Changes after which the canvas under the overlay is drawn anew.
 const DRAWN = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE, ...COLOURS];
 
-const KEYS = "Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.";
+const KEYS = t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.");
 
 // At least one tile is painted in each frame, then as many as there is time for; `short` says whether one had to wait.
 function budgetOf(milliseconds) {
@@ -47,7 +48,7 @@ function budgetOf(milliseconds) {
 function createStage(element, uid) {
   const hint = make("p", { class: "unseen", id: uid("map-keys") }, KEYS);
   const base = make("canvas", { class: "base", "aria-hidden": "true" });
-  const overlay = make("canvas", { class: "overlay", tabIndex: 0, role: "application", "aria-roledescription": "attention map", "aria-describedby": hint.id });
+  const overlay = make("canvas", { class: "overlay", tabIndex: 0, role: "application", "aria-roledescription": t("attention map"), "aria-describedby": hint.id });
   const stage = make("div", { class: "stage" }, base, overlay, hint);
   element.append(stage);
   return { stage, base, overlay };
@@ -59,9 +60,9 @@ function createTools(element, map) {
     one.addEventListener("click", run);
     return one;
   };
-  const closer = button("+", "Zoom in  +", () => map.zoomBy(1));
-  const zoom = make("div", {}, button("−", "Zoom out  −", () => map.zoomBy(-1)), closer);
-  const places = make("div", {}, button("Diagonal", "Go to the diagonal  d", () => map.diagonal()), button("Fit", "Show the whole matrix  0", () => map.fit()));
+  const closer = button("+", t("Zoom in  +"), () => map.zoomBy(1));
+  const zoom = make("div", {}, button("−", t("Zoom out  −"), () => map.zoomBy(-1)), closer);
+  const places = make("div", {}, button(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), button(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
   element.append(places, zoom);
   return {
     show(now) {
@@ -238,7 +239,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   function describe() {
     const { r0, r1, c0, c1 } = regionOf(sceneNow());
     const { first_query: query, first_key: key } = current();
-    overlay.setAttribute("aria-label", `Attention map, queries ${query + r0} to ${query + r1 - 1}, keys ${key + c0} to ${key + c1 - 1}`);
+    overlay.setAttribute("aria-label", t("Attention map, queries {0} to {1}, keys {2} to {3}", query + r0, query + r1 - 1, key + c0, key + c1 - 1));
   }
 
   function follow(state, changed) {

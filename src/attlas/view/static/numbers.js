@@ -1,5 +1,7 @@
 // Numbers as people read them.
 
+import { t } from "./words.js";
+
 const raised = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
 // 60321 -> "60,321"
@@ -67,19 +69,26 @@ export function ticks(low, high, most) {
   return found;
 }
 
+// The name of a layer: "Layer 3 (cross)".
+export function layerName(info, entry) {
+  const given = info.entries[entry];
+  const several = info.entries.some((other) => other !== given && other.recording === given.recording && other.layer === given.layer && other.kind === given.kind);
+  const kind = given.kind && given.kind !== "self" ? ` (${given.kind})` : "";
+  const pass = several && given.call !== undefined && given.call !== null ? t(", pass {0}", given.call) : "";
+  const layer = t("Layer {0}{1}{2}", given.layer, kind, pass);
+  return given.recording ? `${given.recording}: ${layer}` : layer;
+}
+
 // The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
 export function headName(info, entry, head) {
   const given = info.entries[entry];
   if (!given) return "";
-  const several = info.entries.some((other) => other !== given && other.layer === given.layer && other.kind === given.kind);
-  const kind = given.kind && given.kind !== "self" ? ` (${given.kind})` : "";
-  const pass = several && given.call !== undefined && given.call !== null ? `, pass ${given.call}` : "";
-  const which = head === "mean" ? `mean of ${given.heads.length} heads` : `head ${given.heads[head] ?? head}`;
-  return `Layer ${given.layer}${kind}${pass}, ${which}`;
+  const layer = layerName(info, entry);
+  return head === "mean" ? t("{0}, mean of {1} heads", layer, given.heads.length) : t("{0}, head {1}", layer, given.heads[head] ?? head);
 }
 
 // The short name that stands under a thumbnail: "3·5".
 export function headMark(info, entry, head) {
   const given = info.entries[entry];
-  return `${given.layer}·${head === "mean" ? "mean" : given.heads[head] ?? head}`;
+  return `${given.recording ? "② " : ""}${given.layer}·${head === "mean" ? "mean" : given.heads[head] ?? head}`;
 }

@@ -2,6 +2,7 @@
 
 import { pack } from "./base64.js";
 import { fetchRegion } from "./csv.js";
+import { t } from "./words.js";
 
 export const packLimit = 24 * 2 ** 20; // bytes of tiles before compression, all heads together
 export const dataMark = "/*data*/"; // where the packed numbers go in a page
@@ -57,7 +58,7 @@ export async function gather(transport, state, { signal, tell }) {
     for (let tries = 0; ; tries++) {
       const answer = await transport.get(name, params, { signal });
       if (answer.final || !(answer.progress < 1)) return answer;
-      tell(null, `waiting for the overview, ${Math.floor(100 * answer.progress)} %`);
+      tell(null, t("waiting for the overview, {0} %", Math.floor(100 * answer.progress)));
       await rest(pauses[Math.min(tries, pauses.length - 1)], signal);
     }
   };

@@ -5,8 +5,9 @@ import { decode, MASKED, PENDING, ZERO } from "./colour.js";
 import { headMark } from "./numbers.js";
 import { tilesOf } from "./pack.js";
 import { TransportError } from "./transport.js";
+import { t } from "./words.js";
 
-const notHere = (what) => new TransportError(404, `This file does not hold ${what}`);
+const notHere = (what) => new TransportError(404, t("This file does not hold {0}", what));
 const side = 256;
 
 export function packedTransport(data) {
@@ -25,9 +26,9 @@ export function packedTransport(data) {
   // The packed head that a request means, or an error that says what the file holds.
   function headOf({ entry, head, batch, variant }) {
     const found = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
-    if (!found) throw notHere("this head");
-    if (String(batch ?? 0) !== String(data.state.batch)) throw notHere("this batch");
-    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? "rows without the first key" : "rows with the first key");
+    if (!found) throw notHere(t("this head"));
+    if (String(batch ?? 0) !== String(data.state.batch)) throw notHere(t("this batch"));
+    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? t("rows without the first key") : t("rows with the first key"));
     return { ...found, name: `${found.entry}:${found.head}`, given: info.entries[found.entry] };
   }
   const number = (text) => Number(text);
@@ -35,12 +36,12 @@ export function packedTransport(data) {
   async function tile(params) {
     const head = headOf(params);
     const [level, y, x] = [params.level, params.y, params.x].map(number);
-    if (params.pool !== data.state.pool && level > 0) throw notHere(`${params.pool === "mean" ? "means" : "maxima"} of blocks`);
+    if (params.pool !== data.state.pool && level > 0) throw notHere(params.pool === "mean" ? t("means of blocks") : t("maxima of blocks"));
     const found = await part(`tile:${head.name}:${level}:${y}:${x}`);
     if (found) return found;
-    if (level < head.finest) throw notHere("this level of detail");
+    if (level < head.finest) throw notHere(t("this level of detail"));
     const real = y >= 0 && x >= 0 && y * side * 2 ** level < head.given.m && x * side * 2 ** level < head.given.n;
-    if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere("this tile");
+    if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere(t("this tile"));
     return new Uint16Array(side * side).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
   }
   // A row of which the file holds the largest weights only: the others are NaN, those that the mask hides 0.
@@ -85,8 +86,8 @@ export function packedTransport(data) {
     const column = c1 - c0 === 1 ? await part(`column:${head.name}:${c0}`) : null;
     if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
     if (head.finest > 0) {
-      if (!head.kept) throw notHere("the weights of single cells of this head; it holds blocks");
-      if (r1 - r0 > 1 && c1 - c0 > 1) throw notHere("the weights of single cells of this head; it holds blocks, and the largest weights of each row");
+      if (!head.kept) throw notHere(t("the weights of single cells of this head; it holds blocks"));
+      if (r1 - r0 > 1 && c1 - c0 > 1) throw notHere(t("the weights of single cells of this head; it holds blocks, and the largest weights of each row"));
       for (let r = r0; r < r1; r++) out.set((await keptRow(head, r)).subarray(c0, c1), (r - r0) * (c1 - c0));
       return { weights: out, rounded: true, partial: true };
     }
@@ -178,6 +179,18 @@ export function packedTransport(data) {
     // Rows sum to 1, but where a sink takes a share.
     return { ...found, total: name === "row" ? (head.given.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
+  // What each head of an entry gives to some keys from one query, null where the file does not hold these weights.
+  async function pair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
+    const rowOf = (at, head) => line({ entry: at, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+    const sum = (row) => row.reduce((total, weight) => total + weight, 0);
+    const finite = (value) => (Number.isFinite(value) ? value : null);
+    const other = otherEntry === undefined ? null : await rowOf(otherEntry, otherHead);
+    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => rowOf(entry, head)));
+    return {
+      weights: rows.map((row) => row && finite(sum(row.subarray(j0, j1)))),
+      agreement: other && rows.map((row) => row && finite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+    };
+  }
   async function stored(name, what) {
     const found = await part(name);
     if (!found) throw notHere(what);
@@ -186,7 +199,7 @@ export function packedTransport(data) {
 
   // Thumbnails are there of more heads than the rest.
   function thumbnailOf({ entry, head, variant, pool }) {
-    if (variant !== data.state.variant || pool !== data.state.pool) throw notHere("thumbnails of this kind");
+    if (variant !== data.state.variant || pool !== data.state.pool) throw notHere(t("thumbnails of this kind"));
     return `${entry}:${head}`;
   }
 
@@ -199,11 +212,12 @@ export function packedTransport(data) {
     tokens: (params) => ({ json: tokens(params) }),
     search: (params) => ({ json: search(params) }),
     tile: async (params) => ({ buffer: await tile(params) }),
-    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, "this thumbnail") }),
-    track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, "this track") }),
+    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, t("this thumbnail")) }),
+    track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, t("this track")) }),
     row: async (params) => numbers(await line(params, "row")),
     column: async (params) => numbers(await line(params, "column")),
     region: async (params) => numbers(await region(params, ...bounds(params))),
+    pair: async (params) => ({ json: await pair(params) }),
     cell: async (params) => ({ json: await cell(params) }),
     top: async (params) => ({ json: await top(params) }),
     offline: () => ({ json: { page: null } }),
@@ -220,26 +234,26 @@ export function packedTransport(data) {
 
 /** What is known of the numbers of the file, for the help: [title, text]. */
 export function numberFacts({ packed }) {
-  const whole = "were computed from queries and keys when the page was written";
-  if (packed.every((each) => each.exact)) return ["Every number is exact", `Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they ${whole}. None is read from the picture.`];
-  const rows = packed.some((each) => each.kept) ? `Of the other heads the largest ${Math.max(...packed.map((each) => each.kept))} weights of each query are here, and blocks. ` : "";
-  return ["Most numbers are rounded", `Tracks and the weights of a pinned row are exact float32 values; they ${whole}. ${rows}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.`];
+  const whole = t("were computed from queries and keys when the page was written");
+  if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", whole)];
+  const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
+  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", whole, rows)];
 }
 
 // What is not in the file, in words for its foot.
 export function missingWords(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
-  const words = [`Offline copy of ${packed.length === heads ? "all" : `${packed.length} of`} ${heads} heads`];
+  const words = [packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
   const finest = Math.min(...packed.map((each) => each.finest));
   const detailed = packed.filter((each) => each.finest === finest && !each.block);
-  const names = detailed.length > 4 ? `${detailed.length} of them` : detailed.map(({ entry, head }) => headMark(info, entry, head)).join(" and ");
-  const rest = packed.length > detailed.length ? ", overviews of the others" : "";
-  const depth = finest ? `blocks of ${2 ** finest} × ${2 ** finest} cells and more` : "every cell";
+  const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => headMark(info, entry, head)).join(t(" and "));
+  const rest = packed.length > detailed.length ? t(", overviews of the others") : "";
+  const depth = finest ? t("blocks of {0} × {1} cells and more", 2 ** finest, 2 ** finest) : t("every cell");
   if (detailed.length) words.push(rest ? `${names}: ${depth}${rest}` : depth);
   const kept = Math.max(0, ...packed.map((each) => each.kept));
-  if (packed.every((each) => each.exact)) words.push("weights exact in float32");
-  else if (kept) words.push(`the ${kept} largest weights of each query`);
-  words.push(`blocks as ${state.pool === "mean" ? "means" : "maxima"}, ${state.variant === "nosink" ? "without" : "with"} the first key`);
+  if (packed.every((each) => each.exact)) words.push(t("weights exact in float32"));
+  else if (kept) words.push(t("the {0} largest weights of each query", kept));
+  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
   return `${words.join("; ")}.`;
 }

@@ -6,11 +6,12 @@ import { drawLayer } from "./layers.js";
 import { hatching } from "./look.js";
 import { targetOf } from "./scene.js";
 import { drawTrack } from "./tracks.js";
+import { t } from "./words.js";
 
 /** The track at each side. */
 export const TRACK_OF = { top: "column_mass", left: "entropy" };
 
-const NOTHING = "Only statistics of this layer were kept: no cells to show";
+const NOTHING = t("Only statistics of this layer were kept: no cells to show");
 
 /** A painter on `canvas`. `draw(scene, how)` draws a scene and says what was missing. */
 export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {

@@ -1,9 +1,11 @@
 // The map as a picture to keep: with axes, a colour bar, and what is shown in words.
 
 import { colours, divergingColours, rangeOf } from "./colour.js";
-import { barOf, marksOf } from "./colourbar.js";
-import { digits, headName, ticks, whole } from "./numbers.js";
+import { barOf, contrastBar, contrastMarks, marksOf } from "./colourbar.js";
+import { headName, whole } from "./numbers.js";
+import { isContrast } from "./state.js";
 import { blockText } from "./status.js";
+import { t } from "./words.js";
 
 // What a picture says under its title; every choice that changes the numbers is named.
 export function captionOf(state, level) {
@@ -11,11 +13,11 @@ export function captionOf(state, level) {
   const parts = [info.title];
   if (info.model && !info.title.includes(info.model)) parts.push(info.model);
   parts.push(blockText(level, state));
-  if (variant === "nosink") parts.push("first key excluded, rows renormalised");
+  if (variant === "nosink") parts.push(t("first key excluded, rows renormalised"));
   if (second !== null && compare !== "none") {
     const other = headName(info, second.entry, second.head);
-    const words = { side: "beside it", triangle: "upper triangle", ratio: "log-ratio of the first over" }[compare];
-    parts.push(compare === "ratio" ? `${words} ${other}` : `${words}: ${other}`);
+    const words = { side: t("beside it"), triangle: t("upper triangle"), ratio: t("log-ratio of the first over"), difference: t("first less") }[compare];
+    parts.push(isContrast(compare) ? `${words} ${other}` : t("{0}: {1}", words, other));
   }
   return parts.join(" · ");
 }
@@ -42,8 +44,8 @@ export function drawPicture({ canvas: source, width, height, level }, view, stat
   pen.drawImage(source, 16, top, width, height);
   drawScale(pen, state, style, 16, top + height + 14, Math.min(360, width));
   const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
-  const range = (first, a, b) => `${whole(first + Math.floor(a))} to ${whole(first + Math.max(Math.floor(a), Math.ceil(b) - 1))}`;
-  const words = [`queries ${range(firstQuery, view.r0, view.r1)}`, `keys ${range(firstKey, view.c0, view.c1)}`];
+  const range = (first, a, b) => t("{0} to {1}", whole(first + Math.floor(a)), whole(first + Math.max(Math.floor(a), Math.ceil(b) - 1)));
+  const words = [t("queries {0}", range(firstQuery, view.r0, view.r1)), t("keys {0}", range(firstKey, view.c0, view.c1))];
   pen.fillStyle = style.soft;
   pen.textAlign = "right";
   if (width > 560) words.forEach((text, line) => pen.fillText(text, 16 + width, top + height + 24 + 16 * line));
@@ -51,8 +53,8 @@ export function drawPicture({ canvas: source, width, height, level }, view, stat
 }
 
 function drawScale(pen, state, style, left, top, width) {
-  const isRatio = state.compare === "ratio";
-  const bar = isRatio ? { min: -state.ratio, max: state.ratio } : barOf(state);
+  const isRatio = isContrast(state.compare);
+  const bar = isRatio ? contrastBar(state, state[state.compare]) : barOf(state);
   const { low, high } = rangeOf(state);
   const bytes = isRatio ? divergingColours(state) : colours(state);
   for (let x = 0; x < width; x++) {
@@ -66,14 +68,12 @@ function drawScale(pen, state, style, left, top, width) {
   pen.strokeRect(left + 0.5, top + 0.5, width, 12);
   pen.fillStyle = style.soft;
   pen.font = `11px ${style.sans}`;
-  const marks = isRatio
-    ? ticks(bar.min, bar.max, 4).map((at) => ({ at, text: at === 0 ? "equal" : `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` }))
-    : marksOf(state.colour, bar, width);
+  const marks = isRatio ? contrastMarks(state.compare, bar) : marksOf(state.colour, bar, width);
   for (const { at, text } of marks) {
     const x = left + ((at - bar.min) / (bar.max - bar.min)) * width;
     pen.textAlign = x < left + 8 ? "left" : x > left + width - 8 ? "right" : "center";
     pen.fillText(text, x, top + 26);
   }
   pen.textAlign = "left";
-  pen.fillText(isRatio ? "weight of the first head over that of the second" : "attention weight", left, top + 40);
+  pen.fillText(state.compare === "difference" ? t("weight of the first head less that of the second") : isRatio ? t("weight of the first head over that of the second") : t("attention weight"), left, top + 40);
 }

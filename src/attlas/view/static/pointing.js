@@ -4,6 +4,7 @@ import { arrowStep } from "./gestures.js";
 import { TRACK_OF } from "./painter.js";
 import { cellUnder, targetOf, trackUnder } from "./scene.js";
 import { TRACKS, peak } from "./tracks.js";
+import { t } from "./words.js";
 
 const DOUBLE = 500; // ms in which two clicks may be a double click
 
@@ -70,7 +71,7 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
     const before = store.state.pin;
     const letGo = before && before.i === cell.i && before.j === cell.j;
     store.set({ pin: letGo ? null : cell });
-    announce(letGo ? "Let go" : `Pinned query ${cell.i + found.pane.firstQuery}, key ${cell.j + found.pane.firstKey}`);
+    announce(letGo ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + found.pane.firstQuery, cell.j + found.pane.firstKey));
   }
 
   function move(rows, columns) {

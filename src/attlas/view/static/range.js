@@ -1,6 +1,7 @@
 // A range with two handles over a picture (a colour bar, a histogram): dragged, or moved by keys.
 
 import { make } from "./elements.js";
+import { t } from "./words.js";
 
 const big = 10; // steps that Page Up and Page Down take
 
@@ -14,7 +15,7 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
       role: "slider",
       tabIndex: 0,
       "data-which": which ? "high" : "low",
-      "aria-label": `${label}: ${name}`,
+      "aria-label": t("{0}: {1}", label, name),
       "aria-orientation": "horizontal",
     }),
   );

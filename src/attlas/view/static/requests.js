@@ -1,6 +1,7 @@
 // One queue for everything that a page asks: few at a time, the most wanted first, nothing that is no longer wanted.
 
 import { TransportError } from "./transport.js";
+import { t } from "./words.js";
 
 const LIMIT = 6; // what a browser opens to one HTTP/1.1 server
 const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold up what is looked at
@@ -8,7 +9,7 @@ const TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
 /** Ranks of requests: the lowest goes first. */
-export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, thumbnail: 4, heads: 4 };
+export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
 export function backoff(count, chance = Math.random()) {
@@ -84,7 +85,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
     }
     if (!job.tries) failing += 1;
     job.tries += 1;
-    tellTrouble(`${error.message}; trying again`);
+    tellTrouble(t("{0}; trying again", error.message));
     resting.add(job);
     job.timer = setTimeout(() => {
       resting.delete(job);

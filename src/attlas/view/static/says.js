@@ -2,6 +2,7 @@
 
 import { createDialog, make } from "./elements.js";
 import { digits, headName, percent } from "./numbers.js";
+import { t } from "./words.js";
 
 const others = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // beside those that name kinds
 
@@ -9,12 +10,12 @@ const others = ["effective_keys", "distance", "entropy", "induction_text", "dupl
 export function mountSays(element, { store, uid, root, tools }) {
   const name = make("b");
   const does = make("span");
-  const open = make("button", { type: "button", title: "The numbers of this head, and from which value on it is called so" }, "Evidence");
+  const open = make("button", { type: "button", title: t("The numbers of this head, and from which value on it is called so") }, t("Evidence"));
   open.addEventListener("click", () => store.set({ panel: "head" }));
   const why = make("div", { hidden: true }, open);
   element.append(name, does);
   tools.prepend(why);
-  const dialog = createDialog(root, "What this head does", uid, () => {
+  const dialog = createDialog(root, t("What this head does"), uid, () => {
     if (store.state.panel === "head") store.set({ panel: "" });
   });
   dialog.element.classList.add("why");
@@ -23,9 +24,9 @@ export function mountSays(element, { store, uid, root, tools }) {
   const show = ({ info, heads, entry, head, second, compare }) => {
     const row = rowOf(heads, entry, head);
     const kind = heads?.kinds?.[row?.kinds[0]];
-    const compared = second && compare !== "none" && { side: "beside ", triangle: "below the diagonal, above it ", ratio: "divided by " }[compare] + headName(info, second.entry, second.head);
-    name.textContent = `${headName(info, entry, head)}${kind && !compared ? ` ${kind.headline}` : ""}`;
-    does.textContent = compared || (kind ? kind.evidence.replace("{0}", percent(row.values[kind.measure] ?? 0)) : "");
+    const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + headName(info, second.entry, second.head);
+    name.textContent = `${headName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
+    does.textContent = compared || (kind ? t(kind.evidence, percent(row.values[kind.measure] ?? 0)) : "");
     why.hidden = !kind || Boolean(compared);
   };
   const fill = ({ info, heads, entry, head }) => {
@@ -35,11 +36,11 @@ export function mountSays(element, { store, uid, root, tools }) {
     kinds.sort(([a, first], [b, other]) => row.kinds.includes(b) - row.kinds.includes(a) || row.values[other.measure] - row.values[first.measure]);
     const known = others.map((each) => heads.columns.find((column) => column.name === each)).filter((column) => column && row.values[column.name] !== null);
     dialog.body.replaceChildren(
-      make("p", { class: "why-lead" }, make("b", {}, `${headName(info, entry, head)}: ${row.kinds.join(", ") || "not known"}. `), heads.kinds[row.kinds[0]]?.does ?? ""),
+      make("p", { class: "why-lead" }, make("b", {}, `${headName(info, entry, head)}: ${row.kinds.map((each) => t(each)).join(", ") || t("not known")}. `), t(heads.kinds[row.kinds[0]]?.does ?? "")),
       make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => line(name, kind, row.values[kind.measure], row.kinds.includes(name)))),
-      make("dl", { class: "why-more" }, ...known.map((column) => make("div", { title: column.description }, make("dt", {}, column.label), make("dd", {}, `${digits(row.values[column.name])} ${column.unit}`)))),
-      make("h3", {}, "This recording"),
-      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, linked(text))))),
+      make("dl", { class: "why-more" }, ...known.map((column) => make("div", { title: t(column.description) }, make("dt", {}, t(column.label)), make("dd", {}, `${digits(row.values[column.name])} ${t(column.unit)}`)))),
+      make("h3", {}, t("This recording")),
+      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, text]) => make("div", {}, make("dt", {}, t(title)), make("dd", {}, linked(text))))),
     );
   };
   const look = (state) => {
@@ -67,8 +68,9 @@ function line(name, kind, value, reached) {
   const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, make("i"), make("em"));
   bar.firstChild.style.width = `${100 * Math.min(1, value)}%`;
   bar.lastChild.style.left = `${100 * kind.threshold}%`;
-  const rule = `${kind.definition[0].toUpperCase()}${kind.definition.slice(1)}: at least ${Math.round(100 * kind.threshold)} %.`;
-  return make("div", { class: reached ? "reached" : "" }, make("dt", {}, name), make("dd", {}, bar, make("span", { class: "why-share" }, percent(value)), make("small", {}, rule)));
+  const definition = t(kind.definition);
+  const rule = t("{0}: at least {1} %.", `${definition[0].toUpperCase()}${definition.slice(1)}`, Math.round(100 * kind.threshold));
+  return make("div", { class: reached ? "reached" : "" }, make("dt", {}, t(name)), make("dd", {}, bar, make("span", { class: "why-share" }, percent(value)), make("small", {}, rule)));
 }
 
 // Words in which an address is a link.

@@ -3,17 +3,19 @@
 import { causalOffset, levelFor, panesOf, placed } from "./geometry.js";
 import { layerOf } from "./layers.js";
 import { headName } from "./numbers.js";
-import { finestOf, sideOf } from "./state.js";
+import { sameCells } from "./compare.js";
+import { finestOf, isContrast, sideOf } from "./state.js";
 import { sourceOf } from "./tiles.js";
+import { t } from "./words.js";
 
 /** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
 export function refusal({ info, entry, second, compare }) {
   if (compare === "none") return null;
-  if (!second) return "choose a second head to compare with";
+  if (!second) return t("choose a second head to compare with");
   const [a, b] = [info.entries[entry], info.entries[second.entry]];
-  const alike = ["m", "n", "first_query", "first_key"].every((field) => a[field] === b[field]);
-  if (compare !== "side" && !alike) return "the two heads are of different parts of the text";
-  if (compare === "triangle" && !(a.causal && b.causal)) return "only causal matrices leave a triangle empty";
+  const alike = sameCells(a, b);
+  if (compare !== "side" && !alike) return t("the two heads are of different parts of the text");
+  if (compare === "triangle" && !(a.causal && b.causal)) return t("only causal matrices leave a triangle empty");
   return null;
 }
 
@@ -22,7 +24,7 @@ function namesOf(info, compare, source, other) {
   const name = ({ entry, head }) => headName(info, entry, head);
   if (compare === "side") return { upper: name(source) };
   if (compare === "triangle") return { upper: name(other), lower: name(source) };
-  if (compare === "ratio") return { upper: `${name(source)} ÷ ${name(other)}` };
+  if (isContrast(compare)) return { upper: `${name(source)} ${compare === "ratio" ? "÷" : "−"} ${name(other)}` };
   return {};
 }
 
@@ -45,7 +47,7 @@ export function sceneOf(state, width, height, dpr, hasSpans) {
     // Of some layers only statistics were kept: there is nothing to draw.
     pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
     pane.names = namesOf(info, compare, source, other);
-    pane.layers = [layerOf(pane, source, entry, { scale, dpr, finest, other: compare === "ratio" ? other : null })];
+    pane.layers = [layerOf(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null })];
     if (compare === "triangle") {
       const shift = causalOffset(entry);
       pane.layers.unshift(layerOf(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
@@ -68,7 +70,7 @@ export function targetOf(scene, pane, i, j) {
   let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", shown: (r, c) => ({ i: r, j: c }) }];
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
-    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: "second head", shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
+    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
   const size = sideOf(info, target.source, level);

@@ -4,6 +4,7 @@ import { debounced, make } from "./elements.js";
 import { beyondDiagonal } from "./geometry.js";
 import { whole } from "./numbers.js";
 import { same } from "./state.js";
+import { t } from "./words.js";
 
 const most = 1000; // matches that are asked for; the count is of all
 
@@ -25,17 +26,17 @@ export function placeQuery(query, entry) {
   const { m, n, first_query: firstQuery, first_key: firstKey } = entry;
   if (query.kind === "cell") {
     const [i, j] = [query.query - firstQuery, query.key - firstKey];
-    if (i < 0 || i >= m) return { error: `Queries stand at ${whole(firstQuery)} to ${whole(firstQuery + m - 1)}, not at ${whole(query.query)}.` };
-    if (j < 0 || j >= n) return { error: `Keys stand at ${whole(firstKey)} to ${whole(firstKey + n - 1)}, not at ${whole(query.key)}.` };
+    if (i < 0 || i >= m) return { error: t("Queries stand at {0} to {1}, not at {2}.", whole(firstQuery), whole(firstQuery + m - 1), whole(query.query)) };
+    if (j < 0 || j >= n) return { error: t("Keys stand at {0} to {1}, not at {2}.", whole(firstKey), whole(firstKey + n - 1), whole(query.key)) };
     return { i, j };
   }
-  if (query.stop < query.start) return { error: `A range runs upwards: ${whole(query.stop)}-${whole(query.start)}.` };
+  if (query.stop < query.start) return { error: t("A range runs upwards: {0}-{1}.", whole(query.stop), whole(query.start)) };
   const rows = [Math.max(0, query.start - firstQuery), Math.min(m - 1, query.stop - firstQuery)];
   const columns = [Math.max(0, query.start - firstKey), Math.min(n - 1, query.stop - firstKey)];
   const [anyRows, anyColumns] = [rows[0] <= rows[1], columns[0] <= columns[1]];
   if (!anyRows && !anyColumns) {
     const last = Math.max(firstQuery + m, firstKey + n) - 1;
-    return { error: `The matrix covers positions ${whole(Math.min(firstQuery, firstKey))} to ${whole(last)}.` };
+    return { error: t("The matrix covers positions {0} to {1}.", whole(Math.min(firstQuery, firstKey)), whole(last)) };
   }
   return { rows: anyRows ? rows : null, columns: anyColumns ? columns : null };
 }
@@ -50,10 +51,10 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   const input = make("input", {
     type: "search",
     class: "search-input",
-    placeholder: window.matchMedia("(max-width: 719px)").matches ? "Search" : "Search tokens", // cut off on a phone
+    placeholder: window.matchMedia("(max-width: 719px)").matches ? t("Search") : t("Search tokens"), // cut off on a phone
     autocomplete: "off",
     spellcheck: false,
-    "aria-label": "Search: token text, a range 50000-60000, or a cell 60321,102",
+    "aria-label": t("Search: token text, a range 50000-60000, or a cell 60321,102"),
     "aria-describedby": uid("search-result"),
     "data-focus": "search",
   });
@@ -63,7 +64,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     button.addEventListener("click", () => go(by));
     return button;
   };
-  const [previous, next] = [step("Previous match", "‹", -1), step("Next match", "›", 1)];
+  const [previous, next] = [step(t("Previous match"), "‹", -1), step(t("Next match"), "›", 1)];
   element.classList.add("search");
   element.append(make("div", { class: "search-box" }, input, result, previous, next));
 
@@ -107,9 +108,9 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     map.centre(cell.i, cell.j - aside);
     if (own) pinned = cell;
     store.set({ ...(own ? { pin: cell } : {}), hover: cell, reading: null, found: { matches, index } });
-    const shown = `${whole(index + 1)} of ${whole(total)}${total > matches.length ? ` (the first ${whole(matches.length)})` : ""}`;
+    const shown = t("{0} of {1}{2}", whole(index + 1), whole(total), total > matches.length ? t(" (the first {0})", whole(matches.length)) : "");
     say(shown);
-    announce(`Match ${shown}, position ${whole(matches[index][0])}`);
+    announce(t("Match {0}, position {1}", shown, whole(matches[index][0])));
   };
   const go = (by) => {
     if (!matches.length) return;
@@ -128,15 +129,15 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
       [matches, total] = [json.matches, json.total];
       settle();
       if (!matches.length) {
-        say("no match");
-        announce("No match");
+        say(t("no match"));
+        announce(t("No match"));
         return;
       }
       const from = firstFromView();
       index = from;
       show();
     } catch (error) {
-      if (!signal.aborted) say(error.message ?? "the search failed", true);
+      if (!signal.aborted) say(error.message ?? t("the search failed"), true);
     }
   }
   // The first match at or behind what one looks at, so that the map does not jump to the start of the text.
@@ -160,7 +161,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
       map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, 3) });
       store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
       say("");
-      announce(`Cell ${whole(query.query)}, ${whole(query.key)}`);
+      announce(t("Cell {0}, {1}", whole(query.query), whole(query.key)));
       return;
     }
     const spans = [place.rows, place.columns].filter(Boolean);
@@ -170,7 +171,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     const middle = (span, otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
     map.centre(middle(place.rows, (r0 + r1) / 2), middle(place.columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / cells) });
     say("");
-    announce(`Positions ${whole(query.start)} to ${whole(query.stop)}`);
+    announce(t("Positions {0} to {1}", whole(query.start), whole(query.stop)));
   }
 
   function run(typed, entered) {
@@ -182,7 +183,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     else if (entered) jump(query); // half-typed numbers go nowhere
     else {
       forget();
-      say("↵ goes there");
+      say(t("↵ goes there"));
     }
   }
   let last = "";

@@ -1,8 +1,9 @@
 // The layout: header, heads at the left, map in the middle, text at the right, colour bar and status below.
 
 import { make } from "./elements.js";
-import { headName } from "./numbers.js";
+import { layerName } from "./numbers.js";
 import { holds } from "./state.js";
+import { t } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,29 +24,30 @@ function mark() {
 export function createShell(root, uid) {
   const slot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
   const title = make("h1", { class: "title" });
-  const layer = make("select", { class: "pick-layer", "aria-label": "Layer" });
-  const head = make("select", { class: "pick-head", "aria-label": "Head" });
-  const batch = make("select", { class: "pick-batch", "aria-label": "Text of the batch", hidden: true });
+  const layer = make("select", { class: "pick-layer", "aria-label": t("Layer") });
+  const head = make("select", { class: "pick-head", "aria-label": t("Head") });
+  const batch = make("select", { class: "pick-batch", "aria-label": t("Text of the batch"), hidden: true });
   const step = (text, label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
-  const previous = step("‹", "Previous head  [");
-  const following = step("›", "Next head  ]");
-  const headsButton = make("button", { type: "button", class: "toggle" }, "Heads");
-  const textButton = make("button", { type: "button", class: "toggle" }, "Text");
+  const previous = step("‹", t("Previous head  ["));
+  const following = step("›", t("Next head  ]"));
+  const headsButton = make("button", { type: "button", class: "toggle" }, t("Heads"));
+  const textButton = make("button", { type: "button", class: "toggle" }, t("Text"));
   const theme = make("button", { type: "button", class: "icon theme" });
-  const notice = make("p", { class: "notice", role: "status" }, "Opening the atlas …");
+  const notice = make("p", { class: "notice", role: "status" }, t("Opening the atlas …"));
   const live = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
   const part = {
     search: slot("search"),
     compare: slot("compare"),
     export: slot("export"),
     help: slot("help"),
-    heads: slot("heads", "aside", { "aria-label": "Heads", id: uid("heads") }),
-    map: slot("map", "main", { "aria-label": "Attention map" }),
-    text: slot("text", "aside", { "aria-label": "Text", id: uid("text") }),
+    heads: slot("heads", "aside", { "aria-label": t("Heads"), id: uid("heads") }),
+    map: slot("map", "main", { "aria-label": t("Attention map") }),
+    lines: make("div", { class: "lines", hidden: true }),
+    text: slot("text", "aside", { "aria-label": t("Text"), id: uid("text") }),
     colourbar: slot("colourbar"),
     status: slot("status"),
     says: make("div", { class: "says" }),
-    tools: make("div", { class: "map-tools", role: "group", "aria-label": "Zoom" }),
+    tools: make("div", { class: "map-tools", role: "group", "aria-label": t("Zoom") }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);
   textButton.setAttribute("aria-controls", part.text.id);
@@ -57,7 +59,7 @@ export function createShell(root, uid) {
   const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
   const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
-  part.map.append(notice);
+  part.map.append(notice, part.lines);
   const noscript = [...root.childNodes];
   root.replaceChildren(header, body, footer, live);
 
@@ -72,9 +74,9 @@ export function createShell(root, uid) {
     notice.remove();
     title.textContent = info.title;
     title.title = [info.title, info.model].filter(Boolean).join(" · ");
-    const nameOf = (entry) => headName(info, info.entries.indexOf(entry), "mean").replace(/, mean of.*/, "");
+    const nameOf = (entry) => layerName(info, info.entries.indexOf(entry));
     const held = (at) => [...info.entries[at].heads.keys(), "mean"].filter((each) => holds(info, at, each));
-    const missing = (at, each) => (holds(info, at, each) ? {} : { disabled: true, title: "not in this file" });
+    const missing = (at, each) => (holds(info, at, each) ? {} : { disabled: true, title: t("not in this file") });
     layer.replaceChildren(...info.entries.map((entry, at) => make("option", { value: String(at), disabled: !held(at).length }, nameOf(entry))));
     on(layer, "change", () => {
       const entry = Number(layer.value);
@@ -92,10 +94,10 @@ export function createShell(root, uid) {
     const narrow = () => root.clientWidth < 720;
     const showHead = (state) => {
       const entry = info.entries[state.entry];
-      const options = entry.heads.map((number, at) => make("option", { value: String(at), ...missing(state.entry, at) }, `head ${number}`));
-      options.push(make("option", { value: "mean", ...missing(state.entry, "mean") }, `mean of ${entry.heads.length}`));
+      const options = entry.heads.map((number, at) => make("option", { value: String(at), ...missing(state.entry, at) }, t("head {0}", number)));
+      options.push(make("option", { value: "mean", ...missing(state.entry, "mean") }, t("mean of {0}", entry.heads.length)));
       head.replaceChildren(...options);
-      const texts = Array.from({ length: entry.batch ?? 1 }, (_, at) => make("option", { value: String(at) }, `text ${at}`));
+      const texts = Array.from({ length: entry.batch ?? 1 }, (_, at) => make("option", { value: String(at) }, t("text {0}", at)));
       batch.replaceChildren(...texts);
       batch.hidden = texts.length < 2;
       layer.value = String(state.entry);
@@ -113,10 +115,10 @@ export function createShell(root, uid) {
       }
     };
     const showTheme = (state) => {
-      const next = { auto: "following the system", light: "light", dark: "dark" }[state.theme];
+      const next = { auto: t("following the system"), light: t("light"), dark: t("dark") }[state.theme];
       theme.textContent = { auto: "◐", light: "○", dark: "●" }[state.theme];
-      theme.title = `Theme: ${next}`;
-      theme.setAttribute("aria-label", `Theme: ${next}`);
+      theme.title = t("Theme: {0}", next);
+      theme.setAttribute("aria-label", t("Theme: {0}", next));
     };
     showHead(store.state);
     showPanes(store.state);
@@ -142,7 +144,7 @@ export function createShell(root, uid) {
       }, 60);
     },
     fail(text) {
-      notice.textContent = `The atlas cannot be shown: ${text}.`;
+      notice.textContent = t("The atlas cannot be shown: {0}.", text);
       notice.classList.add("bad");
     },
     destroy() {

@@ -15,7 +15,8 @@ export const DEFAULTS = Object.freeze({
   pool: "max", // "mean" | "max": how cells of a block become one colour
   variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
   second: null, // null | {entry, head}: the head that is compared with
-  compare: "none", // "none" | "side" | "triangle" | "ratio"
+  compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference"
+  view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
   row: null, // cell at the centre of the map (float)
   column: null,
   zoom: null, // log2 of CSS pixels per cell
@@ -23,15 +24,19 @@ export const DEFAULTS = Object.freeze({
   low: null, // log2 weights (log) or weights (linear); null: chosen from the matrix
   high: null,
   ratio: 6, // compare "ratio": the colour bar reaches from -ratio to +ratio, in log2
+  difference: 0.1, // compare "difference": the colour bar reaches from -difference to +difference
   palette: "depth", // one of PALETTES
+  language: null, // null | "en" | "zh": null is that of the browser; words.js reads it from the address
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
+  span: null, // null | {start, stop}: positions of keys that the pinned query is asked about; null: the pinned key
+  heat: "pair", // "statistic" | "pair" | "agree": what the map of layers and heads shows of a pinned cell
   by: "query", // "query" | "key": whose row or column the text pane shows
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
-  aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens
+  aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
@@ -39,6 +44,8 @@ export const DEFAULTS = Object.freeze({
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
+  statistic: null, // the name of the statistic that the heads are sorted by
+  pairs: null, // null | {"entry:head": {pair, agree}}: what each head says of the pinned cell
   dark: false, // the theme that is shown
 });
 
@@ -81,7 +88,8 @@ const FIELDS = {
   pool: ["p", amongField("mean", "max")],
   variant: ["v", amongField("plain", "nosink")],
   second: ["s", pairField("entry", "head")],
-  compare: ["m", amongField("none", "side", "triangle", "ratio")],
+  compare: ["m", amongField("none", "side", "triangle", "ratio", "difference")],
+  view: ["w", amongField("map", "lines")],
   row: ["r", decimalField(-1e9, 1e9, 3)],
   column: ["c", decimalField(-1e9, 1e9, 3)],
   zoom: ["z", decimalField(-40, ZOOM_MAX, 3)],
@@ -89,15 +97,19 @@ const FIELDS = {
   low: ["lo", decimalField(-64, 1, 6)],
   high: ["hi", decimalField(-64, 1, 6)],
   ratio: ["x", decimalField(0.25, 64, 2)],
+  difference: ["d", decimalField(1e-6, 1, 7)],
   palette: ["pal", amongField(...PALETTES)],
+  language: ["lang", amongField("en", "zh")],
   theme: ["t", amongField("auto", "light", "dark")],
   pin: ["pin", pairField("i", "j")],
+  span: ["k", pairField("start", "stop")],
+  heat: ["hm", amongField("statistic", "pair", "agree")],
   by: ["by", amongField("query", "key")],
   ink: ["ink", amongField("linear", "log")],
   sort: ["sort", wordsField],
   filter: ["q", wordsField],
   panel: ["panel", wordsField],
-  aside: ["a", amongField("both", "heads", "text", "none")],
+  aside: ["a", amongField("both", "heads", "text", "none", "grid")],
 };
 
 /** The state as the text after `#`: fields at their defaults are left out. */
@@ -121,6 +133,19 @@ export function readHash(text) {
     if (value !== undefined) found[field] = value;
   }
   return found;
+}
+
+/** Whether one picture shows how two heads differ, in colours of its own. */
+export function isContrast(compare) {
+  return compare === "ratio" || compare === "difference";
+}
+
+/** The entry of the other recording that has the same place in its model; null where there is none. */
+export function counterpart(info, entry) {
+  const here = info.entries[entry];
+  const alike = ["layer", "kind", "call", "m", "n"];
+  const found = info.entries.findIndex((other) => (other.recording ?? "") !== (here.recording ?? "") && alike.every((field) => other[field] === here[field]));
+  return found < 0 ? null : found;
 }
 
 /** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
@@ -190,7 +215,7 @@ export function bindHash(store, view = window) {
   };
   const restore = () => {
     const found = readHash(view.location.hash);
-    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside"].includes(field));
+    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside", "language"].includes(field));
     store.set({ ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...found });
   };
   const off = store.on(Object.keys(FIELDS), later);

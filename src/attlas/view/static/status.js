@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 import { whole } from "./numbers.js";
 import { sideOf } from "./state.js";
+import { t } from "./words.js";
 
 const POLL = 1300; // ms between two looks at how far a pass is
 
@@ -61,14 +62,14 @@ function jobOf(jobs, { entry, head, variant }) {
 
 /** What one pixel stands for, in words. */
 export function blockText(level, state) {
-  if (!level) return "every cell is drawn";
+  if (!level) return t("every cell is drawn");
   const { pool } = state;
   const side = whole(sideOf(state.info, state, level));
-  return `a pixel shows the ${pool === "max" ? "largest weight" : "mean"} of ${side} × ${side} cells`;
+  return pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", side, side) : t("a pixel shows the mean of {0} × {1} cells", side, side);
 }
 
 function variantText({ variant }) {
-  return variant === "nosink" ? "first key excluded, rows renormalised" : "";
+  return variant === "nosink" ? t("first key excluded, rows renormalised") : "";
 }
 
 function compareText(refused) {
@@ -79,6 +80,6 @@ function compareText(refused) {
 export function progressText(progress) {
   if (!progress || progress.fraction >= 1) return "";
   const left = progress.secondsLeft;
-  const time = left > 90 ? `, about ${Math.round(left / 60)} min left` : left > 0 ? `, about ${Math.ceil(left)} s left` : "";
-  return `computing the overview: ${Math.floor(100 * progress.fraction)} %${time}`;
+  const time = left > 90 ? t(", about {0} min left", Math.round(left / 60)) : left > 0 ? t(", about {0} s left", Math.ceil(left)) : "";
+  return t("computing the overview: {0} %{1}", Math.floor(100 * progress.fraction), time);
 }

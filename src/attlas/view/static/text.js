@@ -6,6 +6,7 @@ import { make, segmented } from "./elements.js";
 import { digits, percent, whole } from "./numbers.js";
 import { createFlow } from "./flow.js";
 import { visible } from "./tokens.js";
+import { t } from "./words.js";
 
 const listed = 8; // entries of the list at first
 const most = 48; // and after "more"
@@ -28,6 +29,15 @@ export function largest(values, count) {
 
 const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
 const sumOf = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
+// What a list leaves out.
+function othersText(by, left, total, named) {
+  if (by === "key") {
+    const kind = left === 1 ? t("query") : t("queries");
+    return total === null ? t("{0} other {1}.", whole(left), kind) : t("{0} other {1}; {2} in all.", whole(left), kind, digits(total));
+  }
+  const kind = left === 1 ? t("key") : t("keys");
+  return total === null ? t("{0} other {1}.", whole(left), kind) : t("{0} on {1} other {2}.", percent(Math.max(0, total - named)), whole(left), kind);
+}
 const countOf = (weights, passes) => weights.reduce((count, weight) => count + passes(weight), 0);
 
 export function mountText(element, { store, transport, map, tokens, announce, uid }) {
@@ -40,35 +50,35 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   const lines = new Map(); // rows and columns that came last: key -> {weights, rounded, total}
 
   const by = segmented(
-    "Whose weights",
+    t("Whose weights"),
     [
-      { value: "query", text: "query → keys", title: "What the query looks at" },
-      { value: "key", text: "key ← queries", title: "Who looks at the key" },
+      { value: "query", text: t("query → keys"), title: t("What the query looks at") },
+      { value: "key", text: t("key ← queries"), title: t("Who looks at the key") },
     ],
     (value) => store.set({ by: value }),
   );
-  const log = make("button", { type: "button", class: "toggle", title: "Colour the text by the logarithm of the weights, so that small ones show too" }, "log");
+  const log = make("button", { type: "button", class: "toggle", title: t("Colour the text by the logarithm of the weights, so that small ones show too") }, t("log"));
   log.addEventListener("click", () => store.set({ ink: store.state.ink === "log" ? "linear" : "log" }));
   const subject = make("p", { class: "subject" });
   const facts = make("dl", { class: "cell-facts" });
-  const release = make("button", { type: "button", class: "text-button", title: "Let go of the pinned cell  Esc" }, "unpin");
+  const release = make("button", { type: "button", class: "text-button", title: t("Let go of the pinned cell  Esc") }, t("unpin"));
   release.addEventListener("click", () => store.set({ pin: null }));
-  const list = make("ol", { class: "largest", "aria-label": "Largest weights" });
-  const more = make("button", { type: "button", class: "text-button" }, "more");
+  const list = make("ol", { class: "largest", "aria-label": t("Largest weights") });
+  const more = make("button", { type: "button", class: "text-button" }, t("more"));
   more.addEventListener("click", () => {
     shownCount = shownCount === listed ? most : listed;
     showList();
   });
   const rest = make("p", { class: "largest-rest" });
   const hasText = store.state.info.texts > 0;
-  const hint = make("p", { class: "text-hint" }, hasText ? "Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it." : "Click a cell of the map: here are the largest weights of its row.");
+  const hint = make("p", { class: "text-hint" }, hasText ? t("Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it.") : t("Click a cell of the map: here are the largest weights of its row."));
   const shown = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, rest, more));
   // As high with words as with numbers, so that the text stays where it is when a token is clicked.
   const pinned = make("div", { class: "pinned" }, hint, shown);
-  const flow = createFlow({ tokens, label: "Text", uid, paint, onHover, onPick });
+  const flow = createFlow({ tokens, label: t("Text"), uid, paint, onHover, onPick });
   flow.element.hidden = !hasText;
   element.classList.add("text");
-  element.append(make("h2", { class: "unseen" }, "Text"), make("div", { class: "text-head" }, by.element, hasText ? log : null), flow.element, pinned);
+  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, by.element, hasText ? log : null), flow.element, pinned);
 
   const entryOf = (state) => state.info.entries[state.entry];
   const chip = (position) => {
@@ -77,7 +87,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (text === null) return "";
     if (!joined) return make("code", { class: "token" }, visible(text));
     const which = `${position - joined.start + 1}/${joined.stop - joined.start}`;
-    return make("code", { class: "token", title: `part ${which} of ${joined.text}` }, visible(joined.text), make("small", {}, ` ${which}`));
+    return make("code", { class: "token", title: t("part {0} of {1}", which, joined.text) }, visible(joined.text), make("small", {}, ` ${which}`));
   };
 
   // ------------------------------------------------------------------------------------- the row that is shown
@@ -145,7 +155,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       if (signal.aborted) return;
       showFacts(json);
       const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
-      announce(`Pinned query ${whole(firstQuery + pin.i)}, key ${whole(firstKey + pin.j)}: weight ${digits(json.weight)}`);
+      announce(t("Pinned query {0}, key {1}: weight {2}", whole(firstQuery + pin.i), whole(firstKey + pin.j), digits(json.weight)));
     } catch (error) {
       if (signal.aborted) return;
       if (weights === null || error.status === 404) {
@@ -166,21 +176,21 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { i, j } = heldOf(state);
     const [q, k] = [firstQuery + i, firstKey + j];
     const place = (position) => make("span", { class: "place" }, ` ${whole(position)}`);
-    if (state.by === "query") subject.replaceChildren("Query ", chip(q), place(q), " looks at");
-    else subject.replaceChildren("Key ", chip(k), place(k), " is looked at by");
+    if (state.by === "query") subject.replaceChildren(t("Query "), chip(q), place(q), t(" looks at"));
+    else subject.replaceChildren(t("Key "), chip(k), place(k), t(" is looked at by"));
   }
   function showFacts(cell) {
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
-    const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, "query and key of the pinned cell"];
+    const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, t("query and key of the pinned cell")];
     const weight = cell.weight === null ? `≤ ${digits(cell.below)}` : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4);
-    const lines = [["cell", ...pair], ["weight", cell.allowed === false ? "masked" : weight, "attention weight of this pair"]];
+    const lines = [[t("cell"), ...pair], [t("weight"), cell.allowed === false ? t("masked") : weight, t("attention weight of this pair")]];
     if (cell.allowed !== false) {
-      if (!cell.rounded) lines.push(["rank", cell.rank === null ? "–" : `${whole(cell.rank)}`, "place of the weight in its row, 1 is the largest"]);
-      if (cell.logit !== null) lines.push(["logit", digits(cell.logit), "before softmax, in nats"]);
+      if (!cell.rounded) lines.push([t("rank"), cell.rank === null ? "–" : `${whole(cell.rank)}`, t("place of the weight in its row, 1 is the largest")]);
+      if (cell.logit !== null) lines.push([t("logit"), digits(cell.logit), t("before softmax, in nats")]);
     }
-    lines.push(["row entropy", digits(cell.row_entropy), "of the query’s weights, in nats"]);
-    if (cell.column_mass !== null && cell.column_mass !== undefined) lines.push(["key’s mass", digits(cell.column_mass), "sum of the weights that all queries give to this key"]);
+    lines.push([t("row entropy"), digits(cell.row_entropy), t("of the query’s weights, in nats")]);
+    if (cell.column_mass !== null && cell.column_mass !== undefined) lines.push([t("key’s mass"), digits(cell.column_mass), t("sum of the weights that all queries give to this key")]);
     facts.replaceChildren(...lines.map(([name, value, title]) => make("div", { title }, make("dt", {}, name), make("dd", {}, value))));
   }
 
@@ -204,7 +214,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         bar.style.width = `${(100 * weight) / scale}%`;
         const button = make(
           "button",
-          { type: "button", title: `Weight ${rounded ? "≈ " : ""}${digits(weight, rounded ? 3 : 5)} · position ${whole(first + place)}` },
+          { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", digits(weight, rounded ? 3 : 5), whole(first + place)) },
           chip(first + place),
           make("span", { class: "place" }, whole(first + place)),
           make("span", { class: "share" }, percent(weight)),
@@ -223,12 +233,9 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       }),
     );
     const left = countOf(weights, (weight) => weight !== 0) - places.length;
-    const share = total === null || state.by === "key" ? "" : `${percent(Math.max(0, total - named))} on `;
-    const kind = state.by === "query" ? (left === 1 ? "key" : "keys") : left === 1 ? "query" : "queries";
-    const sum = state.by === "key" && total !== null ? `; ${digits(total)} in all` : "";
-    rest.textContent = places.length ? (left > 0 ? `${share}${whole(left)} other ${kind}${sum}.` : "") : "No key may be looked at here.";
+    rest.textContent = places.length ? (left > 0 ? othersText(state.by, left, total, named) : "") : t("No key may be looked at here.");
     more.hidden = countOf(weights, isKnown) <= places.length && shownCount === listed;
-    more.textContent = shownCount === listed ? "more" : "fewer";
+    more.textContent = shownCount === listed ? t("more") : t("fewer");
   }
 
   // ------------------------------------------------------------------------------------------------------- the flow
@@ -289,8 +296,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { m, n, first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const [i, j] = [position - firstQuery, position - firstKey];
     const inside = (at, size) => Math.min(size - 1, Math.max(0, at));
-    if (state.by === "query" && (i < 0 || i >= m)) return announce(`Token ${whole(position)} is no query of this head`);
-    if (state.by === "key" && (j < 0 || j >= n)) return announce(`Token ${whole(position)} is no key of this head`);
+    if (state.by === "query" && (i < 0 || i >= m)) return announce(t("Token {0} is no query of this head", whole(position)));
+    if (state.by === "key" && (j < 0 || j >= n)) return announce(t("Token {0} is no key of this head", whole(position)));
     const pin = state.by === "query" ? { i, j: inside(state.pin?.j ?? j, n) } : { i: inside(state.pin?.i ?? i, m), j };
     if (state.pin === null) Object.assign(pin, { i: inside(i, m), j: inside(j, n) });
     store.set({ pin, hover: null, reading: null, pointed: null });

@@ -36,6 +36,20 @@ export function fillRatio(words, first, second, lut) {
   }
 }
 
+/** The difference of two tiles, in the colours of `table`, as makeDifference gives it. */
+export function fillDifference(target, first, second, { weights, words, limit }) {
+  const factor = 127.5 / limit;
+  for (let k = 0; k < target.length; k++) {
+    const a = first[k];
+    const b = second[k];
+    if (a === MASKED || b === MASKED || a === PENDING || b === PENDING) target[k] = 0;
+    else {
+      const place = 127.5 + factor * (weights[a] - weights[b]);
+      target[k] = words[place <= 0 ? 0 : place >= 255 ? 255 : Math.round(place)];
+    }
+  }
+}
+
 /** The key under which a tile of a source is kept. */
 export function tileKey(source, level, y, x) {
   return `${source.key}/${level}/${y}/${x}`;
@@ -162,13 +176,13 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       weigh(tile);
       return tile.surface;
     },
-    /** The picture of the log-ratio of two tiles. */
+    /** The picture of how two tiles differ. */
     ratio(first, second, palette, budget) {
       const known = first.ratio;
       if (known && known.second === second && known.version === palette.version) return known.surface;
       if (!budget.left()) return known && known.second === second ? known.surface : null;
       const surface = known?.surface ?? newSurface();
-      put(surface, (words) => fillRatio(words, first.codes, second.codes, palette.ratio));
+      put(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, palette.difference)));
       first.ratio = { second, version: palette.version, surface };
       weigh(first);
       return surface;

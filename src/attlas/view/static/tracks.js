@@ -1,6 +1,7 @@
 // Exact numbers of whole rows and columns beside the map, on the same zoom.
 
 import { digits } from "./numbers.js";
+import { t } from "./words.js";
 
 const FIRST_POLL_MS = 800;
 const LAST_POLL_MS = 6000;
@@ -8,11 +9,11 @@ const SPREAD = 12; // largest over median from which a track is drawn on a log s
 
 /** What a track shows: which numbers, on which scale, and the words beside it. */
 export const TRACKS = {
-  column_mass: { label: "column mass", short: "mass", log: true },
-  column_max: { label: "largest weight", short: "largest", log: true },
-  entropy: { label: "entropy", short: "entropy", log: false },
-  effective_keys: { label: "effective keys", short: "keys", log: true },
-  max_weight: { label: "largest weight", short: "largest", log: true },
+  column_mass: { label: t("column mass"), short: t("mass"), log: true },
+  column_max: { label: t("largest weight"), short: t("largest"), log: true },
+  entropy: { label: t("entropy"), short: t("entropy"), log: false },
+  effective_keys: { label: t("effective keys"), short: t("keys"), log: true },
+  max_weight: { label: t("largest weight"), short: t("largest"), log: true },
 };
 
 /** Largest and mean of the numbers of a stretch; NaN where none is there. */

@@ -1,5 +1,7 @@
 // How answers reach the page. Every transport has one method, so that the page runs over HTTP, in a notebook and offline.
 
+import { t } from "./words.js";
+
 /** A request that failed: `status` as in HTTP (0: nobody answered), `aborted` when the page itself gave it up. */
 export class TransportError extends Error {
   constructor(status, message, aborted = false) {
@@ -22,7 +24,7 @@ export function httpTransport(base = "./") {
       return await fetch(`${base}api/${name}?${query}`, { signal });
     } catch (error) {
       if (error.name === "AbortError") throw new TransportError(499, "given up", true);
-      throw new TransportError(0, "the server does not answer");
+      throw new TransportError(0, t("the server does not answer"));
     }
   }
 
@@ -48,7 +50,7 @@ export function httpTransport(base = "./") {
         else answer.buffer = await response.arrayBuffer();
       } catch (error) {
         const aborted = error.name === "AbortError";
-        throw new TransportError(aborted ? 499 : 0, aborted ? "given up" : "the answer broke off", aborted);
+        throw new TransportError(aborted ? 499 : 0, aborted ? "given up" : t("the answer broke off"), aborted);
       }
       if (name === "info") key = answer.json.key;
       return answer;

@@ -15,6 +15,10 @@ namespace {
 
 using attlas::Dot;
 
+// Columns that were read for one tile of narrow vectors are still in the nearest cache for a second.
+template <class T>
+using Vectors = Whole<T, VECTOR_BYTES == 64 ? 1 : 2>;
+
 struct Parts {
   int q, k, p, v;
 };
@@ -152,6 +156,97 @@ void along_statistics(const Dot& p, Parts parts, const Packed<M>& packed, const 
       });
 }
 
+// The logits of some rows, as the forward pass left them.
+template <class T>
+struct Kept final : Logits<T> {
+  Aligned<T> rows;
+  const int64_t stride;
+  int64_t group = 0;  // the first of these rows
+  int64_t taken = 0, some = 0;
+
+  Kept(int64_t count, int64_t n) : rows(size_t(count * n)), stride(n) { this->only_masked = true; }
+  void take_rows(int64_t, int64_t, int64_t first, int64_t count) override { taken = first - group, some = count; }
+  void fill(int64_t left, int64_t columns, T* to, int64_t to_stride) override {
+    for (int64_t i = 0; i < some; ++i) std::copy_n(rows.at(size_t((taken + i) * stride + left)), columns, to + i * to_stride);
+  }
+};
+
+// Both passes over a few rows at a time, whose logits are kept: the second needs no product. Only for vectors, which take
+// longer for a product than for writing and reading its logits.
+template <class M>
+class BothPasses {
+  using Statistics = StatisticsPass<M>;
+  using T = typename M::T;
+
+ public:
+  using Real = T;
+  using Found = typename Statistics::Found;
+
+  // Rows whose logits are kept: they should stay in the cache. 0 where not even a few do.
+  static int64_t group_for(const Dot& p) {
+    const int64_t rows = (1 << 20) / (Packed<M>::padded(p.n) * int64_t(sizeof(T)));
+    return M::Product::STEPS || 2 * rows < M::ROWS ? 0 : std::clamp<int64_t>(rows / M::ROWS, 1, 16) * M::ROWS;
+  }
+
+  BothPasses(const Passes& passes, int64_t block)
+      : known_(passes.given),
+        group_(group_for(known_)),
+        kept_(new Kept<T>(group_, Packed<M>::padded(known_.n))),
+        forward_(passes.forward, group_, 1, 1, 1, 1),
+        statistics_(known_, block, 1, 1, std::unique_ptr<Logits<T>>(kept_)) {
+    forward_.keep(kept_->rows.data, kept_->stride);
+  }
+
+  template <class Read>
+  void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const typename M::Number* keys,
+           const typename M::Number* values, Found& found) {
+    statistics_.begin(b, h, first, count, found);
+    for (int64_t from = 0; from < count; from += group_) {
+      const int64_t some = std::min(group_, count - from);
+      kept_->group = first + from;
+      forward_.run(b, h, first + from, some, read, keys, values);
+      statistics_.take_rows(from, from + some, nullptr);
+      read.data += some * read.stride;
+    }
+    statistics_.finish();
+  }
+
+  static void join(const Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
+    Statistics::join(p, head, block, found, tasks);
+  }
+
+ private:
+  // What is wanted of logits that have the scale and the cap in them, where those are not left to the statistics.
+  struct Known : Dot {
+    explicit Known(const Dot& p) : Dot(p) {
+      if (cap > 0 || !usual(T(scale))) scale = 1, cap = 0;
+    }
+  };
+
+  const Known known_;
+  const int64_t group_;
+  Kept<T>* const kept_;  // belongs to the statistics
+  Forward<M> forward_;
+  Statistics statistics_;
+};
+
+template <class M, class Source>
+void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave) {
+  using T = typename M::T;
+  using Pass = BothPasses<M>;
+  const Dot& p = passes.given;
+  const int64_t block = StatisticsPass<M>::block_for(p, 1);
+  share_statistics<Pass>(
+      p, block, wave.heads(), [&] { return std::make_unique<Pass>(passes, block); },
+      [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
+        auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
+        read.data += row * read.stride;
+        const int64_t slot = wave.slot(which);
+        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(slot), packed.values(slot), found);
+      });
+}
+
 template <class M, class Source>
 void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
@@ -174,6 +269,7 @@ int32_t run(const Dot& p, Parts parts) {
   using T = typename M::T;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
   const Passes passes(p);
+  const bool both = passes.has_forward && passes.has_statistics && BothPasses<M>::group_for(p) > 0;
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   // Small heads are packed a few megabytes at a time: caches keep that much, and the C library gives it out again without
   // new pages. Of large ones there are as many as keep all threads busy.
@@ -188,8 +284,12 @@ int32_t run(const Dot& p, Parts parts) {
       const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
       packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
     });
-    if (passes.has_forward) along_rows<M, Source>(passes.forward, parts, packed, wave);
-    if (passes.has_statistics) along_statistics<M, Source>(passes.given, parts, packed, wave);
+    if (both) {
+      if constexpr (!M::Product::STEPS) along_both<M, Source>(passes, packed, wave);
+    } else {
+      if (passes.has_forward) along_rows<M, Source>(passes.forward, parts, packed, wave);
+      if (passes.has_statistics) along_statistics<M, Source>(passes.given, parts, packed, wave);
+    }
     if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;
@@ -223,11 +323,11 @@ int32_t all_statistics(const Dot& p, const MakeLogits<typename M::T>& make) {
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
 int32_t logit_statistics<float>(const Dot& p, const MakeLogits<float>& make) {
-  return all_statistics<Whole<float>>(p, make);
+  return all_statistics<Vectors<float>>(p, make);
 }
 template <>
 int32_t logit_statistics<double>(const Dot& p, const MakeLogits<double>& make) {
-  return all_statistics<Whole<double>>(p, make);
+  return all_statistics<Vectors<double>>(p, make);
 }
 #endif
 
@@ -239,11 +339,11 @@ int32_t run_dot(const Dot& p) {
   if (p.type == attlas::BFLOAT16) return run<Amx, Bfloat16>(p, {1, 1, p.rounded ? 1 : 2, 1});
   if (p.type == attlas::FLOAT16) return run<Amx, Float16>(p, {2, 2, 2, 2});
 #else
-  if (p.type == attlas::FLOAT32) return run<Whole<float>, float>(p, {1, 1, 1, 1});
-  if (p.type == attlas::BFLOAT16) return run<Whole<float>, Bfloat16>(p, {1, 1, 1, 1});
-  if (p.type == attlas::FLOAT16) return run<Whole<float>, Float16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT32) return run<Vectors<float>, float>(p, {1, 1, 1, 1});
+  if (p.type == attlas::BFLOAT16) return run<Vectors<float>, Bfloat16>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT16) return run<Vectors<float>, Float16>(p, {1, 1, 1, 1});
 #endif
-  if (p.type == attlas::FLOAT64) return run<Whole<double>, double>(p, {1, 1, 1, 1});
+  if (p.type == attlas::FLOAT64) return run<Vectors<double>, double>(p, {1, 1, 1, 1});
   return attlas::UNSUPPORTED;
 }
 

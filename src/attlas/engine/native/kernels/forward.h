@@ -41,6 +41,7 @@ class Forward {
  public:
   static constexpr int64_t CHUNK = 512;                        // keys taken together; a multiple of COLUMNS
   static constexpr int64_t STRIDE = CHUNK + 16;                // rows of logits that fall into different sets of the cache
+  static constexpr int64_t DEPTH = M::Product::STEPS ? CHUNK : STRIDE;  // what a row of weights has room for
 
   // Rows of one task: many share what of K and V is in the cache, but their own numbers must fit there too, and there
   // must be work for all threads.
@@ -61,13 +62,19 @@ class Forward {
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
         logits_(2 * M::ROWS * STRIDE),
-        weights_size_(M::left_size(M::ROWS, CHUNK, p_parts)),
-        weights_(M::Product::STEPS ? 2 * weights_size_ : weights_size_),
+        weights_size_(M::left_size(M::ROWS, DEPTH, p_parts)),
+        weights_(M::Product::STEPS ? 2 * weights_size_ : 0),
         pooled_(size_t(block) * width_),
         rows_(block),
         top_values_(size_t(block) * problem.k_largest),
         top_keys_(size_t(block) * problem.k_largest) {
     std::fill(logits_.data, logits_.data + 2 * M::ROWS * STRIDE, T(0));
+  }
+
+  // Logits, with the mask and the cap in them, stay in these rows from now on.
+  void keep(T* rows, int64_t stride) {
+    kept_ = rows;
+    stride_ = stride;
   }
 
   // Queries [first, first + count) of one head, count at most the block; `right` and `values` are its packed keys and values.
@@ -107,14 +114,14 @@ class Forward {
     int64_t inner_left, inner_end;
     mask.core(first + r, first + r + some, inner_left, inner_end);
     const bool gaps = mask.allowed || left < inner_left || end > inner_end;
-    const Strip next{logits_.at(size_t(side_) * M::ROWS * STRIDE),
-                     weights_.at(M::Product::STEPS ? size_t(side_) * weights_size_ : 0), r, some, left, end, 0, gaps};
+    T* logits = kept_ ? kept_ + r * stride_ + left : logits_.at(size_t(side_) * M::ROWS * STRIDE);
+    const Strip next{logits, weights_at(logits), r, some, left, end, 0, gaps};
     if (!M::Product::STEPS) {
       for (int64_t j = left; j < end; j += M::COLUMNS)
         if (!mask.hides(first + r, some, j, M::COLUMNS))
           M::template multiply<false>(M::left_at(queries_.data, r, p_.d, q_parts_), q_parts_, p_.d,
                                       M::right_at(right, j, 0, p_.d, k_parts_), k_parts_, M::depth_of(p_.d),
-                                      next.logits + (j - left), STRIDE);
+                                      next.logits + (j - left), stride_);
       before_ = next;
       return settle(values);
     }
@@ -135,12 +142,21 @@ class Forward {
     bool gaps;  // whether a row may not see all of it
   };
 
+  // Where the weights of these logits go: into their place, unless products take other numbers or logits are kept.
+  Number* weights_at(T* logits) const {
+    if constexpr (M::Product::STEPS) {
+      return weights_.at(size_t(side_) * weights_size_);
+    } else {
+      return kept_ ? logits_.data : logits;
+    }
+  }
+
   // All rows of the strip before, and the products that there are to do, side by side.
   void soften_all(const Number* values) {
     if constexpr (M::Product::STEPS) {
       values_ = typename M::Product();
       if (last_.logits) {
-        values_ = typename M::Product(last_.weights, p_parts_, last_.end - last_.left, v_parts_, width_, CHUNK, true);
+        values_ = typename M::Product(last_.weights, p_parts_, last_.end - last_.left, v_parts_, width_, DEPTH, true);
         for (int64_t j = 0; j < width_; j += M::COLUMNS)
           values_.add(M::right_at(values, j, last_.left, padded_keys(), v_parts_), pooled_.at(size_t(last_.r) * width_ + j));
       }
@@ -149,6 +165,7 @@ class Forward {
       steps_ = values_.steps() + keys_.steps();
       vectors_ = before_.some * (before_.end - before_.left) / W;
     }
+    const Flush flush;
     while (before_.logits && before_.taken < M::ROWS) advance();
     values_.finish();
     keys_.finish();
@@ -163,7 +180,7 @@ class Forward {
     soften_all(values);
     if (M::Product::STEPS) return soften_all(values);
     for (int64_t j = 0; last_.logits && j < width_; j += M::COLUMNS)
-      M::template multiply<true>(last_.weights, p_parts_, CHUNK, M::right_at(values, j, last_.left, padded_keys(), v_parts_),
+      M::template multiply<true>(last_.weights, p_parts_, DEPTH, M::right_at(values, j, last_.left, padded_keys(), v_parts_),
                                  v_parts_, last_.end - last_.left, pooled_.at(size_t(last_.r) * width_ + j), width_);
     last_.logits = nullptr;
   }
@@ -191,7 +208,7 @@ class Forward {
 
   // Row i of the strip: from products to weights, and what they add to the row's numbers.
   void soften(int64_t i) {
-    T* logits = before_.logits + i * STRIDE;
+    T* logits = before_.logits + i * stride_;
     const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
     const T scale = factor_of<T>(p_);
     if (before_.gaps || transforms_logits_) finish_row<T>(logits, *mask_, first_ + r, left, end, T(p_.scale), T(p_.cap));
@@ -218,7 +235,7 @@ class Forward {
   // Weights of a row that sees nothing here.
   void nothing(int64_t i, int64_t size) {
     const V zeros[2] = {};
-    for (int64_t j = 0; j < size; j += 2 * W) M::put(before_.weights, i, j, CHUNK, p_parts_, zeros);
+    for (int64_t j = 0; j < size; j += 2 * W) M::put(before_.weights, i, j, DEPTH, p_parts_, zeros);
   }
 
   template <bool OUT>
@@ -252,7 +269,9 @@ class Forward {
   // GAPS: some logits are -infinity, and moments must not count them.
   template <bool OUT, bool PLOGP, bool SQUARES, bool MOMENTS, bool GAPS>
   void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
-    V total[2] = {}, plogp[2] = {}, squares[2] = {}, count[2] = {}, sum_dev[2] = {}, squared_dev[2] = {};
+    // Two sums of each in turn wait less for each other, where there are registers for them.
+    constexpr int SUMS = VECTOR_BYTES == 32 ? 1 : 2;
+    V total[SUMS] = {}, plogp[SUMS] = {}, squares[SUMS] = {}, count[SUMS] = {}, sum_dev[SUMS] = {}, squared_dev[SUMS] = {};
     const Shift<T> shift = Weight<T>::shift_of(double(row.top), scale);
     const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
     const V none = all(-INF<T>), one = all(T(1));
@@ -264,35 +283,41 @@ class Forward {
         const V logit = load(logits + j + x * W);
         const Weight<T> w(logit, factor, high, low);
         e[x] = w.e;
-        total[x] += w.e;
-        if (PLOGP) plogp[x] = w.add_plogp(plogp[x]);
-        if (SQUARES) squares[x] += w.e * w.e;
+        const int sum = x % SUMS;
+        total[sum] += w.e;
+        if (PLOGP) plogp[sum] = w.add_plogp(plogp[sum]);
+        if (SQUARES) squares[sum] += w.e * w.e;
         if (MOMENTS) {
           V from = logit - centre;
           if (GAPS) {
             from = logit > none ? from : V{};
-            count[x] += logit > none ? one : V{};
+            count[sum] += logit > none ? one : V{};
           }
-          sum_dev[x] += from;
-          squared_dev[x] += from * from;
+          sum_dev[sum] += from;
+          squared_dev[sum] += from * from;
         }
       }
-      if (OUT) M::put(before_.weights, i, j, CHUNK, p_parts_, e);
+      if (OUT) M::put(before_.weights, i, j, DEPTH, p_parts_, e);
       step(2);
     }
-    row.total += sum<T>(total[0] + total[1]);
-    if (PLOGP) row.plogp += T(double(sum<T>(plogp[0] + plogp[1])) * Weight<T>::UNIT);
-    if (SQUARES) row.squares += sum<T>(squares[0] + squares[1]);
+    row.total += both(total);
+    if (PLOGP) row.plogp += T(double(both(plogp)) * Weight<T>::UNIT);
+    if (SQUARES) row.squares += both(squares);
     if (MOMENTS) {
       // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-      const double here = GAPS ? double(sum<T>(count[0] + count[1])) : double(size), to = double(scale);
-      const double shifted = double(sum<T>(sum_dev[0] + sum_dev[1])) / here * to;
+      const double here = GAPS ? double(both(count)) : double(size), to = double(scale);
+      const double shifted = double(both(sum_dev)) / here * to;
       const double together = row.count + here, apart = double(centre) * to + shifted - row.mean;
-      const double about = std::max(double(sum<T>(squared_dev[0] + squared_dev[1])) * to * to - shifted * shifted * here, 0.0);
+      const double about = std::max(double(both(squared_dev)) * to * to - shifted * shifted * here, 0.0);
       row.m2 += about + apart * apart * row.count * here / together;
       row.mean += apart * here / together;
       row.count = together;
     }
+  }
+
+  template <int N>
+  static ATTLAS_INLINE T both(const V (&sums)[N]) {
+    return sum<T>(N == 1 ? sums[0] : sums[0] + sums[N - 1]);
   }
 
   // A number near the mean of a row's logits, without the scale: that of what was seen before, or of a few in the middle.
@@ -365,6 +390,8 @@ class Forward {
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights
+  T* kept_ = nullptr;
+  int64_t stride_ = STRIDE;  // of the logits
   Strip before_{}, last_{};
   int side_ = 0;
   typename M::Product keys_, values_, *now_ = &keys_;  // that are under way; so many of their steps for so many vectors

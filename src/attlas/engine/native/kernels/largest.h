@@ -25,27 +25,39 @@ struct Largest {
   void take(const V* peaks, int places, int step, Where where) const {
     // What is no larger than the last of the calls before is not looked at: its key is later.
     const T floor = values[k - 1];
-    V peak = peaks[0];
-    for (int x = 1; x < places; ++x) peak = larger<T>(peak, peaks[x]);
+    V peak = peaks[0], second = all(-INF<T>);
+    for (int x = 1; x < places; ++x) {
+      second = larger<T>(second, smaller<T>(peak, peaks[x]));
+      peak = larger<T>(peak, peaks[x]);
+    }
     if (!above<T>(peak, all(floor))) return;
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float>)
       if (k <= W) return take_few(peaks, places, step, floor, peak, where);
 #endif
     T bound = floor;
-    if (floor == -INF<T> && k <= W) {
-      // At least k logits reach the k-th largest of these maxima: nothing below it is among the k largest.
-      T sorted[W];
+    if (floor == -INF<T> && k <= 2 * W) {
+      // At least k logits reach the k-th largest of the two largest maxima of each lane: nothing below it is among the k
+      // largest.
+      T sorted[2 * W];
       store(sorted, peak);
-      std::nth_element(sorted, sorted + k - 1, sorted + W, std::greater<T>());
+      store(sorted + W, second);
+      std::nth_element(sorted, sorted + k - 1, sorted + 2 * W, std::greater<T>());
       bound = sorted[k - 1];
     }
     for (int place = 0; place < places; ++place) {
       const T* row;
       int64_t key, size;
       where(place, row, key, size);
-      for (uint32_t found = reach(peaks[place], floor, bound); found; found &= found - 1)
-        for (int64_t j = __builtin_ctz(found); j < size; j += step) offer(row[j], int32_t(key + j));
+      for (uint32_t found = reach(peaks[place], floor, bound); found; found &= found - 1) {
+        const int64_t lane = __builtin_ctz(found);
+        uint64_t large = 0;  // found without a branch: which one is large cannot be foreseen
+        for (int64_t x = 0; lane + x * step < size; ++x) large |= uint64_t(row[lane + x * step] >= bound) << x;
+        for (; large; large &= large - 1) {
+          const int64_t j = lane + __builtin_ctzll(large) * step;
+          offer(row[j], int32_t(key + j));
+        }
+      }
       bound = std::max(bound, values[k - 1]);
     }
   }

@@ -13,6 +13,7 @@ namespace ATTLAS_ISA {
 template <class T>
 struct Logits {
   static constexpr int ROWS = 12;  // the most rows that are taken at a time
+  bool only_masked = false;        // whether the mask alone makes logits of -infinity
 
   virtual ~Logits() = default;
   // Rows first to first + some of one head are those of the rectangles that follow.

@@ -116,6 +116,18 @@ template <>
 ATTLAS_INLINE Vec<double> smaller<double>(Vec<double> a, Vec<double> b) {
   return (Vec<double>)_mm256_min_pd((__m256d)a, (__m256d)b);
 }
+template <>
+ATTLAS_INLINE float sum<float>(Vec<float> x) {
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+template <>
+ATTLAS_INLINE float most<float>(Vec<float> x) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
 #elif defined(__SSE2__) && !defined(__AVX2__)
 template <>
 ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
@@ -235,6 +247,19 @@ ATTLAS_INLINE __m512 two_to_the(__mmask16 wanted, __m512 rounded, __m512 n, __m5
   const __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.24022673f), r, _mm512_set1_ps(0.6931573f));
   return _mm512_maskz_scalef_ps(wanted, _mm512_fmadd_ps(_mm512_mul_ps(p, r), t, t), n);
 }
+#elif defined(__AVX2__)
+// 2^s from rounded = s + ROUNDING and r = s - (rounded - ROUNDING), for s from -126 to 128, and exactly 0 for s = -127; what
+// is between them is below the normal numbers, and wrong. 2^s without r is the bits of a number of a table, with the whole
+// power of two added to its exponent; 2^r, |r| <= 1/16, is a polynomial within 2.6e-8.
+constexpr float ROUNDING = 1572864.0f;  // 1.5 * 2^20: adding it rounds to a multiple of 1/8
+ATTLAS_INLINE Vec<float> two_to_the(Vec<float> rounded, Vec<float> r) {
+  // The bits of 2^(k/8), less k as the shift below adds it.
+  const Ints<float> roots = {0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
+  const Ints<float> root = (Ints<float>)_mm256_permutevar8x32_epi32((__m256i)roots, (__m256i)rounded);
+  const Vec<float> t = (Vec<float>)(root + ((Ints<float>)rounded << 20));
+  const Vec<float> p = (all(0.055496223f) * r + all(0.24025764f)) * r + all(0.69314724f);
+  return t * r * p + t;
+}
 #endif
 
 // exp(x) of a number that is not above 0 and not NaN, as in a softmax that takes its maximum off first.
@@ -248,6 +273,11 @@ ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
   __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(1.44269502f), n);
   r = _mm512_fmadd_ps(v, _mm512_set1_ps(1.92596303e-8f), r);
   return (Vec<float>)two_to_the(normal, rounded, n, r);
+#elif defined(__AVX2__)
+  const Vec<float> rounded = x * all(1.44269502f) + all(ROUNDING);
+  // log2(e) in two parts, as above.
+  const Vec<float> r = x * all(1.92596303e-8f) + (x * all(1.44269502f) - (rounded - all(ROUNDING)));
+  return (Vec<float>)((Ints<float>)two_to_the(rounded, r) & (x > all(-87.3365f)));
 #else
   return exp_(x);
 #endif
@@ -399,14 +429,16 @@ struct Weight {
   ATTLAS_INLINE Vec<T> add_plogp(Vec<T> total) const { return total + e * log; }
 };
 
-#if defined(__AVX512F__)
-// The unit is log 2, which saves the way there.
+#if defined(__AVX2__)
+// The unit is log 2, which saves the way there. With AVX2, a Flush must live.
 template <>
 struct Weight<float> {
   static constexpr double UNIT = 0.69314718055994530942;
   using V = Vec<float>;
   V e, log;
+#if defined(__AVX512F__)
   __mmask16 normal;  // where the weight is not below the normal numbers
+#endif
 
   // The nearest number in the unit of x, and what it lacks in the unit of the logarithm: the difference is exact where
   // the weight is large, however large the logits are.
@@ -415,6 +447,7 @@ struct Weight<float> {
     const float high = float(x);
     return {high, std::isfinite(x) ? float((x - double(high)) * double(scale) / UNIT) : 0.0f};
   }
+#if defined(__AVX512F__)
   ATTLAS_INLINE Weight(V x, V factor, V high, V low) {
     const __m512 s = _mm512_fmsub_ps((__m512)(x - high), (__m512)factor, (__m512)low);
     normal = _mm512_cmp_ps_mask(s, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
@@ -425,6 +458,13 @@ struct Weight<float> {
   ATTLAS_INLINE V add_plogp(V total) const {
     return (V)_mm512_mask3_fmadd_ps((__m512)e, (__m512)log, (__m512)total, normal);
   }
+#else
+  ATTLAS_INLINE Weight(V x, V factor, V high, V low) : log(larger<float>((x - high) * factor - low, all(-127.0f))) {
+    const V rounded = log + all(ROUNDING);
+    e = two_to_the(rounded, log - (rounded - all(ROUNDING)));
+  }
+  ATTLAS_INLINE V add_plogp(V total) const { return total + e * log; }
+#endif
 };
 #endif
 

@@ -38,7 +38,8 @@ class StatisticsPass {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr int64_t CHUNK = M::COLUMNS * (128 / M::COLUMNS);  // columns of one rectangle of logits, at most
+  static constexpr bool NARROW = VECTOR_BYTES == 32;
+  static constexpr int64_t CHUNK = M::COLUMNS * ((NARROW ? 256 : 128) / M::COLUMNS);  // columns of one rectangle of logits, at most
   static constexpr int64_t STRIDE = CHUNK + 16;
   static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
@@ -104,7 +105,13 @@ class StatisticsPass {
 
   // The same where the rows are packed, or logits have a source of their own.
   void pass(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, Found& found) {
-    const Flush flush;
+    begin(b, h, first, count, found);
+    take_rows(0, count, right);
+    finish();
+  }
+
+  // The same in steps: what stands before all rows, some rows from a multiple of ROWS on, and what stands after all.
+  void begin(int64_t b, int64_t h, int64_t first, int64_t count, Found& found) {
     batch_ = b;
     head_ = b * p_.heads + h;
     first_ = first;
@@ -115,17 +122,44 @@ class StatisticsPass {
     std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
     std::fill(top_keys_.begin(), top_keys_.end(), -1);
     prepare(found);
-    const MaskView mask(p_, b, h);
+  }
+
+  void take_rows(int64_t from, int64_t to, const Number* right) {
+    const Flush flush;
+    const MaskView mask(p_, batch_, head_ % p_.heads);
     int64_t left, end;
-    mask.hull(first, first + count, left, end);
+    mask.hull(first_ + from, first_ + to, left, end);
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
       stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
       open_ = 0;
       open_row_ = -1;
-      for (int64_t r = 0; r < count; r += M::ROWS) strip(mask, r, std::min<int64_t>(count - r, M::ROWS), right);
+      for (int64_t r = from; r < to; r += M::ROWS) strip(mask, r, std::min<int64_t>(to - r, M::ROWS), right);
       if (open_row_ >= 0) close(open_, open_row_);
     }
-    finish();
+  }
+
+  void finish() {
+    for (int64_t r = 0; r < count_; ++r) {
+      const Numbers& row = rows_[r];
+      const int64_t at = head_ * p_.m + first_ + r;
+      const double lse = lse_[r];
+      // Not below 0, as rounding may have it where one key has all the weight.
+      const double entropy = -row.plogp;
+      RowStatistics<T>{
+          .entropy = entropy > 0 ? T(entropy) : T(0),
+          .squares = T(row.squares),
+          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
+          .max_logit = row.peak * scale_,
+          .mean = T(row.mean),
+          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+      }
+          .store(p_, at);
+      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
+        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
+        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
+        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
+      }
+    }
   }
 
   // What the tasks of one head found of its columns, added up in their order.
@@ -225,7 +259,8 @@ class StatisticsPass {
     if (wanted & ~WANTED) return false;
     wanted_ = WANTED;
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
-    constexpr int TOGETHER = LIGHT && !(WANTED & DIAGONALS) ? 4 : 2;  // rows whose sums fit into registers
+    // Rows whose sums fit into registers.
+    constexpr int TOGETHER = (LIGHT && !(WANTED & DIAGONALS) ? 4 : 2) / (NARROW ? 2 : 1);
     core_[0][0] = &StatisticsPass::core<WANTED, 1>;
     core_[0][1] = &StatisticsPass::core<WANTED, TOGETHER>;
     constexpr int GAPPED = WANTED & MOMENTS ? WANTED | GAPS : WANTED;
@@ -233,7 +268,7 @@ class StatisticsPass {
     core_[1][1] = &StatisticsPass::core<GAPPED, TOGETHER>;
     // The fewer numbers a row needs, the sooner a small rectangle pays, which leaves the cache to the tokens.
     together_ = TOGETHER;
-    chunk_ = LIGHT ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
+    chunk_ = LIGHT && !NARROW ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
     return true;
   }
 
@@ -295,7 +330,7 @@ class StatisticsPass {
       next.left = left;
       next.end = std::min(left + chunk_, end);
       // A source may have logits of -infinity anywhere.
-      next.gaps = source_ || mask.allowed || left < inner_left || next.end > inner_end;
+      next.gaps = (source_ && !source_->only_masked) || mask.allowed || left < inner_left || next.end > inner_end;
       if (!plan(next, right)) {
         for (int64_t i = 0; (wanted_ & PEAKS) && i < some; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
         continue;
@@ -604,30 +639,6 @@ class StatisticsPass {
     const int64_t stop = std::min(end_ - left_ + M::ROWS - 1, int64_t(found_->diagonals.size()) - shift);
     double* to = found_->diagonals.data();
     for (int64_t x = std::max<int64_t>(0, -shift); x < stop; ++x) to[shift + x] += double(even[x] + odd[x]);
-  }
-
-  void finish() {
-    for (int64_t r = 0; r < count_; ++r) {
-      const Numbers& row = rows_[r];
-      const int64_t at = head_ * p_.m + first_ + r;
-      const double lse = lse_[r];
-      // Not below 0, as rounding may have it where one key has all the weight.
-      const double entropy = -row.plogp;
-      RowStatistics<T>{
-          .entropy = entropy > 0 ? T(entropy) : T(0),
-          .squares = T(row.squares),
-          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
-          .max_logit = row.peak * scale_,
-          .mean = T(row.mean),
-          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
-      }
-          .store(p_, at);
-      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
-        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
-      }
-    }
   }
 
   const attlas::Dot& p_;

@@ -8,15 +8,12 @@ namespace ATTLAS_ISA {
 ATTLAS_INLINE constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A lies as [row][depth], B as [block of columns][depth][columns of the block].
-template <class T_>
+template <class T_, int TILES = 1>
 struct Whole {
   using T = T_;
   using Number = T;  // what a packed number is kept in
-#if defined(__AVX512F__)
-  static constexpr int ROWS = 12;  // rows of A that are multiplied together
-#else
-  static constexpr int ROWS = 6;
-#endif
+  static constexpr int TILE = VECTOR_BYTES == 64 ? 12 : 6;  // rows of A whose sums stay in registers
+  static constexpr int ROWS = TILES * TILE;                 // rows of A that are multiplied together
   static constexpr int VECTORS = 2;
   static constexpr int COLUMNS = VECTORS * WIDTH<T>;  // columns of B that are multiplied together
   static constexpr int MOST_PARTS = 1;
@@ -59,20 +56,25 @@ struct Whole {
   // One tile of ROWS x COLUMNS; `steps` numbers deep, out of `depth` that a row of A holds.
   template <bool ADD>
   static void multiply(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c, int64_t stride) {
-    Vec<T> sums[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r)
+    for (int r = 0; r < ROWS; r += TILE) tile<ADD>(a + r * depth, depth, b, steps, c + r * stride, stride);
+  }
+  template <bool ADD>
+  static ATTLAS_INLINE void tile(const Number* a, int64_t depth, const Number* b, int64_t steps, T* c, int64_t stride) {
+    Vec<T> sums[TILE][VECTORS];
+    for (int r = 0; r < TILE; ++r)
       for (int x = 0; x < VECTORS; ++x) sums[r][x] = ADD ? load(c + r * stride + x * WIDTH<T>) : Vec<T>{};
     for (int64_t t = 0; t < steps; ++t) {
       Vec<T> right[VECTORS];
       for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * COLUMNS + x * WIDTH<T>);
+      __builtin_prefetch(b + (t + 16) * COLUMNS);
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < TILE; ++r) {
         const Vec<T> left = all(a[r * depth + t]);
 #pragma GCC unroll 2
         for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
       }
     }
-    for (int r = 0; r < ROWS; ++r)
+    for (int r = 0; r < TILE; ++r)
       for (int x = 0; x < VECTORS; ++x) store(c + r * stride + x * WIDTH<T>, sums[r][x]);
   }
   // What there is to do between the products of a tile register has no place here.
@@ -85,7 +87,7 @@ struct Whole {
   class Product {
    public:
     static constexpr bool STEPS = false;
-    static constexpr int MOST = 128 / COLUMNS;
+    static constexpr int MOST = 256 / COLUMNS;
 
     Product() = default;
     Product(const Number* a, int, int64_t depth, int, int64_t stride) : a_(a), depth_(depth), stride_(stride) {}

@@ -1,0 +1,61 @@
+"""Two recordings beside each other: their entries, their texts, and what is refused."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from tests.view.cases import facts, numbers
+
+import attlas
+from attlas.atlas import Atlas, Entry
+from attlas.errors import ShapeError
+from attlas.view import Service
+
+N = 40
+
+
+def recording(seed: int, tokens: list[str], n: int = N, **details: Any) -> Atlas:
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn((2, 1, 2, n, 8), generator=generator)
+    A = attlas.attend(q, k, mask=attlas.Causal())
+    return Atlas(
+        [Entry("layers.0", 0, "self", 0, (0, 1), (0, n), 0, tuple(A.shape), A)], tokens=tokens, details=details
+    )
+
+
+WORDS = [f" w{i}" for i in range(N)]
+
+
+def test_two_checkpoints_on_one_text_share_its_positions() -> None:
+    first, second = recording(0, WORDS), recording(1, WORDS)
+    with closing(Service(first, title="before", compare=second, compare_title="after")) as service:
+        info = facts(service, "info")
+        assert (info["title"], info["texts"]) == ("before ↔ after", N)
+        one, other = info["entries"]
+        assert (one["recording"], other["recording"]) == ("", "after")
+        assert one["first_query"] == other["first_query"] == other["origin"] == 0
+        row = numbers(service, "row", entry=1, head=1, i=30)
+        torch.testing.assert_close(torch.tensor(row), second.entries[0].matrix[0, 1, 30])
+        rows = [atlas.entries[0].matrix[0, head, 30] for atlas in (first, second) for head in (0, 1)]
+        found = facts(service, "pair", entry=1, head="mean", i=30, j0=2, j1=9, with_entry=0, with_head=0)
+        assert found["weights"] == pytest.approx([float(row[2:9].sum()) for row in rows[2:]], rel=1e-5)
+        shared = [float(torch.minimum(row, rows[0]).sum()) for row in rows[2:]]
+        assert found["agreement"] == pytest.approx(shared, rel=1e-5)
+
+
+def test_another_text_stands_behind_the_first_with_its_own_tokens() -> None:
+    second = recording(1, [f" v{i}" for i in range(N)], token_bytes={"3": "e6", "4": "97a5"})
+    second.tokens = [*second.tokens[:3], "", "日", *second.tokens[5:]]
+    with closing(Service(recording(0, WORDS), compare=second)) as service:
+        info = facts(service, "info")
+        assert (info["texts"], info["text_length"]) == (2 * N, 2 * N)
+        assert [entry["first_key"] for entry in info["entries"]] == [0, N]
+        given = facts(service, "tokens", start=N - 1, stop=N + 6)
+        assert given["tokens"] == [" w39", " v0", " v1", " v2", "⟨E6⟩", "⟨97 A5⟩", " v5"]
+        assert given["joined"] == [[N + 3, N + 5, "日"]]
+
+
+def test_recordings_of_other_sizes_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"40 × 40 and of 30 × 30.*|as many tokens"):
+        Service(recording(0, WORDS), compare=recording(1, WORDS[:30], n=30))

@@ -1,0 +1,48 @@
+"""The texts of the page in every language: each there, none left over, each with the values of the English one."""
+
+import json
+import re
+from importlib import resources
+
+import pytest
+
+from attlas.view.statistics import _DESCRIBED, _UNKNOWN, _WORDS
+
+STATIC = resources.files("attlas.view").joinpath("static")
+USED = re.compile(r'\bt\(\s*("(?:[^"\\]|\\.)*")')
+LINE = re.compile(r'^  ("(?:[^"\\]|\\.)*"): ("(?:[^"\\]|\\.)*"),$', re.M)
+
+
+def texts_of(language: str) -> dict[str, str]:
+    lines = LINE.findall(STATIC.joinpath(f"{language}.js").read_text("utf-8"))
+    found = {json.loads(key): json.loads(text) for key, text in lines}
+    assert len(found) == len(lines), "a text twice"
+    return found
+
+
+def texts_in_the_code() -> set[str]:
+    files = [file for file in STATIC.iterdir() if file.name.endswith(".js")]
+    return {json.loads(text) for file in files for text in USED.findall(file.read_text("utf-8"))}
+
+
+def texts_of_the_server() -> set[str]:
+    """Names and descriptions of statistics, what is said of heads, and the titles of what is known of a recording."""
+    columns = {text for column in _DESCRIBED for text in (column.label, column.unit, column.description)}
+    fields = ("short", "does", "definition", "headline", "evidence")
+    kinds = {str(kind[field]) for kind in _WORDS.values() for field in fields} | set(_WORDS)
+    return (columns | kinds | {_UNKNOWN, "Recorded", "Memory", "Again", "Made with"}) - {""}
+
+
+@pytest.mark.parametrize("language", ["zh"])
+def test_every_text_is_there_and_none_is_left_over(language: str) -> None:
+    texts = texts_of(language)
+    needed = texts_in_the_code() | texts_of_the_server()
+    assert needed - set(texts) == set()
+    # Those that the code passes on by a name: names of axes and of statistics that tracks share.
+    assert set(texts) - needed == {"query", "key"} - needed
+
+
+@pytest.mark.parametrize("language", ["zh"])
+def test_every_text_has_the_values_of_the_english_one(language: str) -> None:
+    for english, text in texts_of(language).items():
+        assert sorted(re.findall(r"\{\d\}", text)) == sorted(re.findall(r"\{\d\}", english)), english
