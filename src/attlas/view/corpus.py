@@ -250,7 +250,7 @@ class CorpusService:
             model(torch.tensor([sample.ids], device=model.device))
         if not atlas.entries:
             raise RecordingError("view", "the model must run its attention.", found="nothing recorded", fix="see above")
-        atlas.tokens = tuple(sample.tokens)
+        atlas.tokens = list(sample.tokens)
         atlas.model = self._corpora[at].config["model"]["name"]
         return atlas
 
@@ -318,7 +318,7 @@ def _below(found: Mapping[str, Any], values: Array) -> Array:
     total = np.cumsum(found["count"], dtype=np.float64)
     marks = np.stack([lower, np.maximum(upper, np.nextafter(lower, np.inf))], axis=1).ravel()
     below = np.stack([total - found["count"], total], axis=1).ravel()
-    result = np.interp(values, marks, below)
+    result: Array = np.interp(values, marks, below)
     result[np.asarray(values) >= found["max"]] = total[-1]
     result[0] = 0.0 if values[0] <= found["min"] else result[0]
     return result

@@ -230,20 +230,20 @@ def serve(
     http://127.0.0.1:8750/FmmJ2cW4qA9b5cYzX0oLr1Qd7u3ePpTk/
     """
     need_extra()
+    shown, other = (attlas.load(each) if isinstance(each, str | os.PathLike) else each for each in (source, compare))
     settings: dict[str, Any] = {} if title is None else {"title": title}
     if isinstance(source, str | os.PathLike):
-        folder = Path(source)
-        settings = {"title": folder.resolve().name, "store": store_beside(folder)} | settings
-        source = attlas.load(folder)
-    if not isinstance(source, Atlas | AttentionMatrix):
-        titles, loaders = title and [title], None if model is None else [lambda: model]
-        with contextlib.closing(CorpusService([source], titles=titles, loaders=loaders)) as corpus:
-            return stay(corpus, port=port, browser=browser, announce=announce or _print, at=at)
+        settings = {"title": Path(source).resolve().name, "store": store_beside(Path(source))} | settings
     if isinstance(compare, str | os.PathLike):
         settings |= {"compare_title": Path(compare).resolve().name}
-        compare = attlas.load(compare)
-    with contextlib.closing(Service(source, tokens=tokens, compare=compare, **settings)) as service:
-        return stay(service, port=port, browser=browser, announce=announce or _print, at=at)
+    service: Service | CorpusService
+    if isinstance(shown, Atlas | AttentionMatrix):
+        service = Service(shown, tokens=tokens, compare=other, **settings)
+    else:
+        named, loaders = settings.get("title"), None if model is None else [lambda: model]
+        service = CorpusService([shown], titles=named and [named], loaders=loaders)
+    with contextlib.closing(service):
+        stay(service, port=port, browser=browser, announce=announce or _print, at=at)
 
 
 def stay(
