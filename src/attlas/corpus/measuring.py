@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.corpus.numbers import COUNTS, SUMS
-from attlas.corpus.repeats import Repeated, repeated_weights
+from attlas.corpus.repeats import Copies, Repeated, repeated_weights
 from attlas.errors import RecordingError
 from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
@@ -85,7 +87,7 @@ class _Rows:
 
 
 @torch.no_grad()
-def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
+def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | None = None) -> list[TextNumbers]:
     """Return the numbers of each text of a batch without padding.
 
     Parameters
@@ -94,6 +96,8 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
         Self-attention of a layer.
     ids : Tensor of int64, shape (batch, n)
         Tokens, on the CPU.
+    copies : sequence of Copies, optional
+        Those of each text, which all layers share.
 
     Raises
     ------
@@ -126,7 +130,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
     ]
     wanted += [] if problem.sink is None else [stats.RowMass()]
     entropy, effective, top, columns, offsets, *mass = A.collect(*wanted)
-    repeats = repeated_weights(A, ids, first, stop)
+    repeats = repeated_weights(A, ids, first, stop, copies)
     found = []
     for b in range(batch):
         rows = _Rows(first[b], stop[b], mass[0][b].double().cpu() if mass else torch.ones(1, n, dtype=torch.float64))
@@ -138,7 +142,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
 
 
 def _check_finite(parts: list[Tensor], weights: Tensor) -> None:
-    if not all(bool(part.isfinite().all()) for part in (*parts, weights)):
+    if not math.isfinite(sum(float(part.sum()) for part in (*parts, weights))):
         raise RecordingError("corpus()", "weights must be finite.", found="NaN", fix="look at the model and its dtype.")
 
 
