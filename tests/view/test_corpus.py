@@ -141,7 +141,7 @@ def test_wrong_questions_are_refused(corpus: Any) -> None:
 
 
 def test_a_file_holds_as_many_texts_as_fit(corpus: Any, tmp_path: Path) -> None:
-    whole = export_corpus(corpus, tmp_path / "whole.html").read_text("utf-8")
+    whole = corpus.export(tmp_path / "whole.html").read_text("utf-8")
     few = export_corpus(corpus, tmp_path / "few.html", limit=16_000).read_text("utf-8")
     none = export_corpus(corpus, tmp_path / "none.html", limit=0).read_text("utf-8")
     counts = [text.count('"sample:') for text in (whole, few, none)]

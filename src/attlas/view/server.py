@@ -230,7 +230,8 @@ def serve(
     http://127.0.0.1:8750/FmmJ2cW4qA9b5cYzX0oLr1Qd7u3ePpTk/
     """
     need_extra()
-    shown, other = (attlas.load(each) if isinstance(each, str | os.PathLike) else each for each in (source, compare))
+    shown: Any = attlas.load(source) if isinstance(source, str | os.PathLike) else source
+    other: Any = attlas.load(compare) if isinstance(compare, str | os.PathLike) else compare
     settings: dict[str, Any] = {} if title is None else {"title": title}
     if isinstance(source, str | os.PathLike):
         settings = {"title": Path(source).resolve().name, "store": store_beside(Path(source))} | settings
