@@ -226,6 +226,17 @@ class Sample:
         The tokens.
     keys, weights : array, shape (tokens, 8)
         The largest keys of each row and their weights; -1 and 0 where there is none from 0.005 on.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     sample = corpus.samples(1, 0)[0]
+    ...     sample.text, sample.ids, sample.keys.shape
+    (0, [1, 2, 3, 1, 2], (5, 8))
     """
 
     text: int
@@ -254,6 +265,17 @@ class HeadPage:
         Weight by distance: ``lower``, ``upper``, ``weight``, ``kept_weight``.
     tokens : dict of str to list of (str, float)
         Top tokens by weight, of ``query``, ``key`` and ``key_mass``.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     page = corpus.head(1, 0)
+    ...     page.numbers["queries"], page.distributions["entropy"]["texts"], len(page.distances)
+    (5, 1, 5)
     """
 
     numbers: dict[str, Any]
@@ -280,6 +302,17 @@ class Corpus:
     See Also
     --------
     attlas.corpus : makes one.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     opened = attlas.load(folder)
+    ...     opened.heads, opened.table()["texts"].tolist()
+    ([(0, 0), (0, 1), (1, 0), (1, 1)], [1, 1, 1, 1])
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
