@@ -70,7 +70,7 @@ export function createHeadColumn(context, at, head, partners) {
       const value = values[row];
       const known = values.filter((each) => each !== null);
       const rank = value === null ? null : 1 + known.filter((each) => each > value).length;
-      const words = rank === null ? "not known" : `${rank}${placed(rank)} of ${whole(known.length)}`;
+      const words = rank === null ? "not known" : `${whole(rank)}${placed(rank)} of ${whole(known.length)}`;
       const pressable = { type: "button", title: `${measure.description} Show its spread over the texts.`, "aria-pressed": String(store.state.measure === measure.name) };
       const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
         make("span", { class: "number-name" }, titled(measure)), make("span", { class: "number-value" }, digits(value)), make("span", { class: "number-rank", title: "from the highest on" }, words), strip({ values, own: value, width: 150, look, label: `${words}, from the highest on` }));
