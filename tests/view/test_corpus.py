@@ -106,6 +106,8 @@ def test_an_opened_text_is_the_exact_map(corpus: Any, model: Any) -> None:
         other = next(each.text for each in corpus.samples(0, 0) if each.text != sample.text)
         assert ask(service, "open", corpus=0, row=0, text=other)["path"].startswith("text/2/")
         assert len(loads) == 1
+        block = service.opened(1).source.atlas.details["block"]
+        assert block["induction"] == corpus.table().induction.to_numpy().reshape(2, 2).tolist()
         with torch.no_grad(), attlas.record(model) as atlas:
             model(torch.tensor([sample.ids]))
         row = np.frombuffer(

@@ -252,7 +252,18 @@ class CorpusService:
             raise RecordingError("view", "the model must run its attention.", found="nothing recorded", fix="see above")
         atlas.tokens = list(sample.tokens)
         atlas.model = self._corpora[at].config["model"]["name"]
+        atlas.details["block"] = self._on_block(at)
         return atlas
+
+    def _on_block(self, at: int) -> dict[str, list[list[float]]]:
+        """Return the scores on repeated random tokens by layer and head, so that heads have the same names there."""
+        table = self._tables[at]
+        found: dict[str, list[list[float]]] = {}
+        for name in ("induction", "duplicate"):
+            found[name] = [[] for _ in range(max(table["layer"]) + 1)]
+            for layer, value in zip(table["layer"], table[name], strict=True):
+                found[name][layer].append(value)
+        return found
 
 
 def excerpt(sample: Sample, window: int) -> dict[str, Any]:
