@@ -234,7 +234,8 @@ def serve(
     other: Any = attlas.load(compare) if isinstance(compare, str | os.PathLike) else compare
     settings: dict[str, Any] = {} if title is None else {"title": title}
     if isinstance(source, str | os.PathLike):
-        settings = {"title": Path(source).resolve().name, "store": store_beside(Path(source))} | settings
+        folder = Path(source)
+        settings = {"title": folder.resolve().name, "store": store_beside(folder), "folder": folder} | settings
     if isinstance(compare, str | os.PathLike):
         settings |= {"compare_title": Path(compare).resolve().name}
     service: Service | CorpusService
