@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -421,6 +422,28 @@ class Corpus:
             facts |= {name: text[name] for name in ("source", "start", "ids", "tokens")}
             found.append(Sample(**facts, keys=held["keys"], weights=held["weights"]))
         return found
+
+    def view(self, **options: Any) -> None:
+        """Open the page of all heads in the browser, and serve it until Ctrl-C.
+
+        See `attlas.view.serve` for the options; with ``model=``, a sampled text opens its full map.
+        """
+        from attlas.view import serve  # an upper package, imported only when it is asked for
+
+        serve(self, **options)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the page of all heads as one HTML file that needs no server.
+
+        See `attlas.view.export_corpus` for the options.
+
+        Returns
+        -------
+        Path
+        """
+        from attlas.view import export_corpus
+
+        return export_corpus(self, path, **options)
 
 
 def read_rows(path: Path, row: int) -> dict[str, NDArray[Any]]:
