@@ -22,7 +22,7 @@ from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
-__all__ = ["attend", "attention"]
+__all__ = ["as_mask", "attend", "attention", "pool"]
 
 
 def attend(
@@ -108,7 +108,7 @@ def attend(
     score.check(q, k, inputs.q.shape[1])
     lead, (batch, heads) = inputs.leading, inputs.q.shape[:2]
     if mask is not None:
-        mask = _as_mask(mask)
+        mask = as_mask(mask)
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
         for extra in mask.log_weights():
             score = score + extra
@@ -174,7 +174,12 @@ def attention(
         rule = "dropout_p must be a probability, from 0 to 1."
         raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
     matrix = attend(q, k, score, mask, scale, sink, plan)
-    return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
+    return pool(matrix, v, dropout_p)
+
+
+def pool(A: AttentionMatrix, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """Return ``A @ v`` with some weights dropped."""
+    return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
 
 
 _DEFAULT_PLAN = Plan()
@@ -206,7 +211,8 @@ def _per_head(scale: Tensor, q: Tensor) -> Tensor:
     raise ShapeError("attend()", rule, {"scale": scale, "q (batch, heads, m, d)": q}, found=found, fix=fix)
 
 
-def _as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
+def as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
+    """Return what stands in the place of a mask as a mask, or raise a DtypeError."""
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor):

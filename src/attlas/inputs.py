@@ -157,12 +157,7 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
 
 
 def check_values(
-    where: str,
-    v: Tensor,
-    tokens: Tensor,
-    axes: Axes,
-    heads: int,
-    names: tuple[str, str, str] = ("v", "n", "key"),
+    where: str, v: Tensor, tokens: Tensor, axes: Axes, heads: int, names: tuple[str, str, str] = ("v", "n", "key")
 ) -> Tensor:
     """Check the tensor that a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
 

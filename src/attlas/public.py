@@ -18,6 +18,7 @@ from attlas.errors import (
     ShapeError,
     TooLargeError,
 )
+from attlas.interventions import intervene
 from attlas.loading import load
 from attlas.masks import (
     BlockState,
@@ -99,6 +100,7 @@ __all__ = [
     "explain",
     "from_function",
     "from_tensor",
+    "intervene",
     "join",
     "load",
     "record",

@@ -328,6 +328,16 @@ MASKS: dict[str, MaskCase] = {
     ),
     "function": MaskCase(lambda s: checkers, lambda s, b, h, i, j: checkers(b, h, i, j)),
     "own": MaskCase(lambda s: Even(), lambda s, b, h, i, j: (i + j + h) % 2 == 0),
+    "Heads": MaskCase(
+        lambda s: attlas.masks.Heads({0: attlas.Window(3, 1)} | ({2: None} if s.heads > 2 else {}), attlas.Causal()),
+        lambda s, b, h, i, j: torch.where(
+            h == 0, (j - i - s.n + s.m >= -3) & (j - i - s.n + s.m <= 1), (j - i <= s.n - s.m) | (h == 2)
+        ),
+    ),
+    "Heads(function) & Padding": MaskCase(
+        lambda s: attlas.masks.Heads({1: attlas.from_function(checkers)}) & attlas.Padding(lengths(s)),
+        lambda s, b, h, i, j: ((h != 1) | checkers(b, h, i, j)) & (j < lengths(s).view(-1, 1, 1, 1)),
+    ),
     "nothing": MaskCase(lambda s: ~attlas.Prefix(10**6), lambda s, b, h, i, j: j < 0),
 }  # fmt: skip
 

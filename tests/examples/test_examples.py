@@ -52,6 +52,16 @@ def test_a_recorded_model_is_read_from_its_folder(tmp_path: Path, capsys: pytest
     assert "previous token 0.9" in capsys.readouterr().out
 
 
+def test_without_induction_heads_a_model_copies_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    found = run("induction_heads", ["--draws", "3"], tmp_path / "induction.png")
+    assert found["plain"] < 5.0
+    assert found["without"] > found["plain"] + 6.0  # nearly that of tokens that occur for the first time
+    assert found["worst"] < found["plain"] + 3.0
+    assert found["control"] < found["plain"] + 2.0
+    assert "and head 2.4" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run("date_translation", ["--seconds", "300", "--steps", "130"], tmp_path / "dates.png")

@@ -213,6 +213,7 @@ class Writer:
                 "k": self._put("k", problem.k),
                 "lse": self._put("lse", entry.matrix._known_lse()),
                 "sink": None if problem.sink is None else self._put("sink", problem.sink),
+                **({"partial": True} if problem.partial else {}),
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),
                 "batch_ids": problem.batch_ids.tolist(),

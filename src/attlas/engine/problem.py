@@ -274,14 +274,9 @@ class Problem:
             k = self.k[batches, first:last]
         else:
             k = self.k[batches][:, key_heads.to(self.device)]
-        return replace(
-            self,
-            q=self.q[batches][:, heads if isinstance(heads, slice) else heads.to(self.device)],
-            k=k,
-            sink=None if self.sink is None else self.sink[heads],
-            batch_ids=self.batch_ids[batches],
-            head_ids=self.head_ids[heads],
-        )
+        q = self.q[batches][:, heads if isinstance(heads, slice) else heads.to(self.device)]
+        sink, ids = None if self.sink is None else self.sink[heads], self.batch_ids[batches]
+        return replace(self, q=q, k=k, sink=sink, batch_ids=ids, head_ids=self.head_ids[heads])
 
 
 def through(tokens: Any, f: Callable[[Tensor], Tensor]) -> Any:

@@ -92,10 +92,5 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
 
 def in_float64(problem: Problem) -> Problem:
     """Return the same problem with tokens, sink and score parameters in float64."""
-    return replace(
-        problem,
-        q=problem.q.double(),
-        k=problem.k.double(),
-        score=without_graph(problem.score).double(),
-        sink=None if problem.sink is None else problem.sink.double(),
-    )
+    sink, score = None if problem.sink is None else problem.sink.double(), without_graph(problem.score).double()
+    return replace(problem, q=problem.q.double(), k=problem.k.double(), score=score, sink=sink)

@@ -22,12 +22,12 @@ from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
 from attlas.estimators.observations import Observations, are_copies, by_place, distinct
 from attlas.estimators.pooling import Pool
-from attlas.estimators.progress import Progress
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
 from attlas.matrix import AttentionMatrix
+from attlas.progress import Progress
 from attlas.scores import Score
 
 __all__ = ["AttentionEstimator", "check_choice"]

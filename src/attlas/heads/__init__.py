@@ -7,6 +7,7 @@
 
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
+from attlas.heads.effects import effect
 from attlas.heads.patterns import (
     NEAR,
     CurrentToken,
@@ -64,6 +65,7 @@ __all__ = [
     "current_token",
     "diagonal",
     "duplicate_token",
+    "effect",
     "first_token",
     "fixed_distance",
     "flow",

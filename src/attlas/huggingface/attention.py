@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas._compat import changes
-from attlas.attend import attend, attention
+from attlas.attend import attend
+from attlas.attend import pool as pool_values
 from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.hooks import offer
+from attlas.recording.hooks import pooled
 from attlas.recording.parallel import refuse_context_parallel
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
@@ -119,16 +120,19 @@ def attention_forward(
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
-    pooled: Tensor | None = None
-    if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager then ignores it
-        pooled = attention(query, key, value, score=score, mask=mask, sink=sink, dropout_p=dropout)
-    elif query.shape[2] == 1 and softcap is None and sink is None and position_bias is None:
-        pooled = _decode_step(query, key, value, attention_mask, scaling)
-    if pooled is None:
-        pooled = A @ value
+
+    def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:
+        if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager ignores it then
+            return pool_values(weights, values, dropout)
+        out: Tensor | None = None
+        plain = softcap is None and sink is None and position_bias is None
+        if plain and query.shape[2] == 1 and weights is A and values is value:  # nothing is changed
+            out = _decode_step(query, key, value, attention_mask, scaling)
+        return weights @ values if out is None else out
+
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
-    offer(module, A, first_query=first_query, first_key=first_key)
-    return pooled.transpose(1, 2).contiguous(), A
+    out, matrix = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)
+    return out.transpose(1, 2).contiguous(), matrix
 
 
 def _score(scaling: float | None, softcap: float | None) -> Score:

@@ -227,7 +227,32 @@ def _boolean(mask: Mask, operator: str) -> Mask:
     raise ShapeError(f"{operator} of masks", rule, {"mask": mask.name()}, found=found, fix=fix)
 
 
-class _Pair(Mask):
+class Combined(Mask):
+    """What masks that are made of others share."""
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks that it is made of, each once."""
+        return tuple(dict.fromkeys((self.to_dict() or {}).values()))
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        for part in self.parts:
+            part.check(batch, heads, m, n)
+
+    def size(self) -> tuple[int | None, int | None]:
+        m, n = zip(*(part.size() for part in self.parts), strict=True)
+        return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        moved = {part: part.translate(rows, columns, m, n) for part in self.parts}
+        settings = {name: moved[part] for name, part in (self.to_dict() or {}).items()}
+        return None if None in moved.values() else self.from_dict(settings)
+
+    def reach(self) -> int:
+        return max(part.reach() for part in self.parts)
+
+
+class _Pair(Combined):
     """Two masks that are combined, pair by pair."""
 
     stored = ("left", "right")
@@ -262,21 +287,6 @@ class _Pair(Mask):
         self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """Return the run of each row that the runs of both masks make, or None where they make two."""
-
-    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        self.left.check(batch, heads, m, n)
-        self.right.check(batch, heads, m, n)
-
-    def size(self) -> tuple[int | None, int | None]:
-        (m, n), (other_m, other_n) = self.left.size(), self.right.size()
-        return other_m if m is None else m, other_n if n is None else n
-
-    def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
-        left, right = (part.translate(rows, columns, m, n) for part in (self.left, self.right))
-        return None if left is None or right is None else type(self)(left, right)
-
-    def reach(self) -> int:
-        return max(self.left.reach(), self.right.reach())
 
 
 class And(_Pair):
@@ -371,7 +381,7 @@ class Or(_Pair):
         return f"({self.left.name()} | {self.right.name()})"
 
 
-class Not(Mask):
+class Not(Combined):
     """Pairs that a mask forbids; made by ``~mask``.
 
     Parameters
@@ -400,15 +410,6 @@ class Not(Mask):
 
     def coverage(self, at: Tile) -> BlockState:
         return _OPPOSITE[self.inner.coverage(at)]
-
-    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        self.inner.check(batch, heads, m, n)
-
-    def size(self) -> tuple[int | None, int | None]:
-        return self.inner.size()
-
-    def reach(self) -> int:
-        return self.inner.reach()
 
     def name(self) -> str:
         inner = self.inner.name()

@@ -27,9 +27,7 @@ class _Counted(Mask):
         where = f"{type(self).__name__}()"
         # Lengths stay on the CPU: `coverage` reads them for every tile, and must not wait for a GPU.
         given = _integers(where, label, lengths, "give one whole number for each sequence: [7, 5].")
-        self.label = label
-        self.axes = tuple(given.shape)
-        self.lengths = given.flatten()
+        self.label, self.axes, self.lengths = label, tuple(given.shape), given.flatten()
         if self.lengths.numel() and int(self.lengths.min()) < 0:
             rule = f"{label} must be 0 or more."
             fix = f"use {label} = 0 for a sequence without such keys."

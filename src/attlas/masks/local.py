@@ -303,9 +303,7 @@ class Dilated(_Local):
 def _whole(where: str, label: str, value: int) -> int:
     """Return a whole number as an int, or raise."""
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
+        return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # None raises
     except TypeError:
         rule = f"{label} must be a whole number."
         fix = f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4."

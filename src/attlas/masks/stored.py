@@ -98,10 +98,9 @@ class _Stored(Mask):
         if self._changes != _changes(self.tensor):  # between two matrices it may change
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
-        sizes = tuple(self.cells.shape)
         wrong = [
             f"{label} = {size} in mask, {full} in matrix"
-            for label, size, full in zip(("batch", "heads", "m", "n"), sizes, wanted, strict=True)
+            for label, size, full in zip(("batch", "heads", "m", "n"), self.cells.shape, wanted, strict=True)
             if size not in (1, full)
         ]
         per_head = len(self.axes) == 3 and self.axes[0] == heads

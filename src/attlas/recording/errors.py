@@ -13,7 +13,8 @@ from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAtte
 __all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
 
 _SHOWN = 4
-_PATCH = "attlas.record(model, patch_sdpa=True)"
+_AS = {"record()": " as atlas", "intervene()": ""}
+_CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
 _EAGER = (
     'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
     "or let the module call attlas.recording.offer()."
@@ -21,28 +22,32 @@ _EAGER = (
 
 
 def no_attention(
-    model: nn.Module, attentions: ModelAttentions, ran: set[str], passes: int, *, patched: bool
+    model: nn.Module, attentions: ModelAttentions, ran: set[str], passes: int, *, patched: bool, where: str
 ) -> RecordingError:
-    """Return the error of a recording without any attention."""
+    """Return the error of a block in which no attention was heard of."""
     arguments = {"model": type(model).__name__}
     if not passes and not ran:
         return RecordingError(
-            "record()",
+            where,
             "the model must run inside the block.",
             arguments,
             found="no call of the model, and no attention",
-            fix="with attlas.record(model) as atlas: model(ids), the same model, in the same thread.",
+            fix=f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread.",
         )
     unrecorded = attentions.unrecorded(ran, ())
     found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
-    rule = "an attention that computes its weights by itself cannot be recorded, and this model has no other."
-    return RecordingError("record()", rule, arguments, found=found, fix=_fix(unrecorded, patched=patched))
+    done = "recorded" if where == "record()" else "changed"
+    rule = f"an attention that computes its weights by itself cannot be {done}, and this model has no other."
+    return RecordingError(where, rule, arguments, found=found, fix=_fix(unrecorded, where, patched=patched))
 
 
-def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> RecordingWarning:
-    """Return the warning about attentions that ran and were not recorded."""
-    rule = "some attentions of the model computed their weights by themselves, and are not in the atlas."
-    error = RecordingError("record()", rule, found=_listed(unrecorded), fix=_fix(unrecorded, patched=patched))
+def some_unrecorded(
+    unrecorded: Sequence[tuple[str, nn.Module]], where: str = "record()", *, patched: bool
+) -> RecordingWarning:
+    """Return the warning about attentions that ran and were not heard of."""
+    done = "are not in the atlas" if where == "record()" else "were not changed"
+    rule = f"some attentions of the model computed their weights by themselves, and {done}."
+    error = RecordingError(where, rule, found=_listed(unrecorded), fix=_fix(unrecorded, where, patched=patched))
     return RecordingWarning(error)
 
 
@@ -53,15 +58,16 @@ def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
     return f"{shown} and {len(unrecorded) - _SHOWN} more" if len(unrecorded) > _SHOWN else shown
 
 
-def _fix(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
+def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:
+    patch = f"{_CALLS[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
     callers = [m for m in modules if mentions(m, SDPA) or any(mentions(c, SDPA) for c in type(m).__subclasses__())]
     if any(type(m).__module__.startswith("transformers.") for m in callers):
         # Falcon and SAM have their own code for "eager", which cannot be recorded.
-        return f'load the model with attn_implementation="sdpa", then {_PATCH}'
+        return f'load the model with attn_implementation="sdpa", then {patch}'
     if not patched and (torch_layers or any(mentions(m, SDPA) for m in callers)):
-        return _PATCH
+        return patch
     if any(mentions(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if torch_layers:
@@ -70,7 +76,7 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], *, patched: bool) -> str:
             "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
         )
     if not modules:
-        first = "" if patched else f"{_PATCH}, if it calls scaled_dot_product_attention. "
+        first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention. "
         return f"{first}State-space, linear and convolutional layers have no attention weights to record."
     return _EAGER
 
@@ -91,10 +97,10 @@ def no_query_recorded(queries: slice | range | None) -> RecordingError:
     )
 
 
-def negative_layer_of_reused_module(site: AttentionSite) -> RecordingError:
+def negative_layer_of_reused_module(site: AttentionSite, where: str) -> RecordingError:
     """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
     return RecordingError(
-        "record()",
+        where,
         "layers that share a module are known one by one as they run, so there is no last one to count from.",
         {"module": site.path},
         found="a negative layer, and a module that is used again in one pass",

@@ -34,7 +34,7 @@ def model_name(model: nn.Module) -> str:
     return str(getattr(config, "name_or_path", "") or type(model).__name__)
 
 
-def model_details(model: nn.Module, keep: str) -> dict[str, Any]:
+def model_details(model: nn.Module, keep: str = "") -> dict[str, Any]:
     """Return the metadata of a model, as JSON can hold it."""
     config = getattr(model, "config", None)
     text = getattr(config, "text_config", config)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.attend import attend
+from attlas.attend import pool as pool_values
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.hooks import is_recording, offer, uncompiled
+from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 
 __all__ = ["matrix_of", "patched_sdpa"]
 
@@ -53,9 +54,9 @@ _fast_path = True
 
 
 def _install(finder: Callable[[], nn.Module | None]) -> None:
-    global _fast_path, _offer  # noqa: PLW0603 - what is put back when the last recording ends, and what is called
+    global _fast_path, _offer, _change  # noqa: PLW0603 - what is put back when the last recording ends, and what is called
     with _lock:
-        _offer = uncompiled(_offer_to_finders)
+        _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
         _finders.append(finder)
         if len(_finders) > 1:
             return
@@ -90,25 +91,57 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return what torch returns, and offer the weights on the way."""
-    out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    """Return what torch returns, as interventions change it, and offer the weights on the way."""
+    options = (attn_mask, is_causal, scale, enable_gqa)
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
-    if is_recording() and not sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
-        _offer(query, key, attn_mask, is_causal, scale, enable_gqa)
+    if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
+        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_changing():
+        return _change(query, key, value, dropout_p, *options)  # type: ignore[no-any-return]  # a Tensor
+    out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    _offer(query, key, *options)
     return out
 
 
+def _modules() -> list[nn.Module]:
+    """Return the modules that run now, each once, of all models that are followed."""
+    found = [finder() for finder in tuple(_finders)]
+    return list({id(module): module for module in found if module is not None}.values())
+
+
 def _offer_to_finders(query: Tensor, key: Tensor, *options: Any) -> None:
-    offered: set[int] = set()
-    for finder in tuple(_finders):
-        module = finder()
-        if module is not None and id(module) not in offered:
-            offered.add(id(module))
-            offer(module, matrix_of(query, key, *options))
+    for module in _modules():
+        offer(module, matrix_of(query, key, *options))
+
+
+def _pool_for_finders(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """Return the output of one call of torch's function as interventions change it."""
+    own = matrix_of(query, key, attn_mask, is_causal, scale, enable_gqa)
+
+    def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
+        if A is own and v is values:  # nothing is changed
+            out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return out.reshape(*own.shape[:-1], out.shape[-1])
+        return pool_values(A, v, dropout_p)
+
+    lead = _leading(query, key, enable_gqa)
+    values = _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
+    out, _ = pooled_in(_modules(), own, values, pool)
+    return out.reshape(*lead, *out.shape[-2:])
 
 
 # What `_install` makes of it before the function is caught.
 _offer: Callable[..., None] = _offer_to_finders
+_change: Callable[..., Any] = _pool_for_finders
 
 
 def matrix_of(
@@ -136,24 +169,28 @@ def matrix_of(
     enable_gqa : bool, default False
         Whether key has fewer heads.
     """
-    lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    axis = 0 if enable_gqa or query.ndim == 2 else 1
-
-    def four(t: Tensor, own: tuple[int, ...]) -> Tensor:
-        """Give a tensor the axes (batch, heads, tokens, size)."""
-        t = t.expand(*own, *t.shape[-2:])
-        if t.ndim == 2:
-            return t[None, None]
-        if t.ndim == 3:
-            return t.unsqueeze(axis)
-        return t if t.ndim == 4 else t.flatten(0, -4)
-
+    lead = _leading(query, key, enable_gqa)
     mask: Mask | None = Causal(0) if is_causal else None
     if attn_mask is not None:
-        t = attn_mask.detach()
+        t = attn_mask
         if t.ndim > 4 or len(lead) != 2:
-            t = four(t, tuple(lead))
+            t = _four_axes(t, lead, enable_gqa)
         mask = from_tensor(t[(None,) * (4 - t.ndim)])
-    q = four(query, tuple(lead))
-    k = four(key, (*lead[:-1], key.shape[-3]) if enable_gqa else tuple(lead))
+    q = _four_axes(query, lead, enable_gqa)
+    k = _four_axes(key, (*lead[:-1], key.shape[-3]) if enable_gqa else lead, enable_gqa)
     return attend(q, k, mask=mask, scale=scale)
+
+
+def _leading(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """Return the leading axes of what torch's function returns."""
+    return tuple(query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
+
+
+def _four_axes(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
+    """Give a tensor with these leading axes the axes (batch, heads, tokens, size)."""
+    t = t.expand(*lead, *t.shape[-2:])
+    if t.ndim == 2:
+        return t[None, None]
+    if t.ndim == 3:
+        return t.unsqueeze(0 if enable_gqa else 1)
+    return t if t.ndim == 4 else t.flatten(0, -4)

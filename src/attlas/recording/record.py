@@ -17,17 +17,14 @@ from torch import Tensor, nn
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
-from attlas.errors import DtypeError, RecordingError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
-from attlas.recording.attn_implementation import attending_with_attlas
-from attlas.recording.discovery import AttentionSite, ModelAttentions
+from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
-from attlas.recording.hooks import is_recording, subscribed
+from attlas.recording.following import ModelFollower
 from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here, refuse_context_parallel
-from attlas.recording.passes import Passes
-from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
 from attlas.stats import Statistic
@@ -177,7 +174,7 @@ def record(
     )
 
 
-class Recording(AbstractContextManager[Atlas]):
+class Recording(ModelFollower, AbstractContextManager[Atlas]):
     """A recording of one model; made by `record`, entered once.
 
     See Also
@@ -202,57 +199,28 @@ class Recording(AbstractContextManager[Atlas]):
         patch_sdpa: bool,
         tokens: Any,
     ) -> None:
-        self._model = model
+        super().__init__(model, (selection,), patch_sdpa=patch_sdpa)
         self._selection = selection
-        self._patch = patch_sdpa
         self._tokens = tokens
         self._keep = keep
         self._folder = folder
         self._statistics = statistics
-        self._attentions = ModelAttentions(model, patched=patch_sdpa)
-        sites = list(self._attentions.sites.values())
-        # A model that says it has more layers than attentions may use one for several: that shows when it runs.
-        if sites and metadata.model_details(model, keep).get("num_hidden_layers", 0) <= self._attentions.count("self"):
-            selection.check(sites)
-        self._stack = ExitStack()
-        self._entered = False
         self._disk: RecordingFolder | None = None
         self._policy = RetentionPolicy(statistics)
         self._sequences: dict[tuple[str, int], RecordedSequence] = {}
         self._calls: dict[tuple[str, int], int] = {}
-        self._ran: set[str] = set()
-        self._recorded: set[str] = set()
-        # Of the pass that runs: the layers that came, those of each kind counted, and where its text goes on.
-        self._visits: dict[tuple[str, int], AttentionSite] = {}
-        self._first_query: int | None = None
-        self._reused: set[str] = set()
-        self._reused_sites: set[AttentionSite] = set()
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._input_ids: Tensor | None = None
         self._padding_masks: dict[str, Tensor] = {}
         self._ids: Tensor | None = None
-        watched = list(model.named_modules()) if patch_sdpa else self._attentions.candidates()
-        self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
 
     def __enter__(self) -> Atlas:
-        if self._entered:
-            raise RecordingError(
-                "record()",
-                "a recording is entered once.",
-                found="the same recording in a second `with`",
-                fix="with attlas.record(model) as atlas: each time anew; recordings of their own may be nested.",
-            )
-        refuse_context_parallel("record()")
-        self._entered = True
+        fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
+        self._enter_once("a recording", fix)
         with ExitStack() as stack:
             self._policy = self._retention_policy(stack)
-            stack.enter_context(attending_with_attlas(self._model))
-            stack.enter_context(self._passes.followed())
-            if self._patch:
-                stack.enter_context(patched_sdpa(lambda: self._passes.innermost if is_recording(self) else None))
-            stack.enter_context(subscribed(self))
-            self._stack = stack.pop_all()
+            self._follow(stack)
         return self.atlas
 
     def _retention_policy(self, stack: ExitStack) -> RetentionPolicy:
@@ -287,12 +255,7 @@ class Recording(AbstractContextManager[Atlas]):
         """Close what is open, put the entries in the order of the model, and say what is missing."""
         for key in list(self._sequences):
             self._close(key)
-        sites = self._attentions.sites.values()
-        if not self._recorded:
-            raise errors.no_attention(
-                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch
-            )
-        self._selection.check([*sites, *self._reused_sites])
+        self._check_complete()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
@@ -316,17 +279,12 @@ class Recording(AbstractContextManager[Atlas]):
     # ------------------------------------------------------------------------------------------------- passes
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._visits.clear()
-        self._first_query = None
+        super()._begin(args, kwargs)
         self._input_ids = metadata.input_ids_of(args, kwargs)
         self._padding_masks = metadata.padding_masks(self._model, args, kwargs)
 
     def _end(self) -> None:
-        self._ran |= {path for path, count in self._passes.calls.items() if count}
-        if not self._recorded:
-            raise errors.no_attention(
-                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch
-            )
+        super()._end()
         self._ids = metadata.extended_ids(self._ids, self._input_ids, self._first_query)
         self._padding_masks = {}  # an encoder that runs by itself has another text
 
@@ -335,26 +293,13 @@ class Recording(AbstractContextManager[Atlas]):
     def on_attention(
         self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
     ) -> None:
-        """Record the matrix of one attention; called by `offer` inside the forward pass.
-
-        Parameters
-        ----------
-        module : nn.Module
-            The attention layer.
-        matrix : AttentionMatrix, shape (batch, heads, m, n)
-            Its weights.
-        first_query, first_key : int, optional
-            Positions in the text of query 0 and of key 0.
-        """
         if in_backward():
             return
-        refuse_context_parallel("record()")
-        known_site = self._attentions.site(module)
-        if known_site is None:
+        refuse_context_parallel(self.where)
+        call = self._call_of(module)
+        if call is None:
             return
-        self._recorded.add(known_site.path)
-        occurrence = self._passes.occurrence(known_site.path)
-        site = self._visit(known_site, occurrence)
+        site, occurrence = call
         step = self._step(site, matrix, first_query, first_key)
         sites = list(self._attentions.sites.values())
         if step is None or not self._selection.includes(site, sites):
@@ -370,40 +315,13 @@ class Recording(AbstractContextManager[Atlas]):
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             self._take(site, occurrence, heads, step)
 
-    def _visit(self, site: AttentionSite, occurrence: int) -> AttentionSite:
-        """Return the layer of a call: a module that is used again in one pass counts as another layer."""
-        if not self._passes.inside:
-            return site
-        key = (site.path, occurrence)
-        if key not in self._visits:
-            of_kind = [visit for visit in self._visits if self._visits[visit].kind == site.kind]
-            if occurrence or any(again for _, again in of_kind):
-                if self._selection.counts_from_the_end:
-                    raise errors.negative_layer_of_reused_module(site)
-                self._reused.add(site.kind)
-                site = replace(site, layer=len(of_kind))
-                self._reused_sites.add(site)
-            self._visits[key] = site
-        return self._visits[key]
-
     def _step(
         self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
     ) -> Step | None:
         """Return a call with its position in the text; None where none of its queries is recorded."""
-        m, n = matrix.problem.shape[2:]
-        first_key = 0 if first_key is None else int(first_key)
         cross, has_position = site.kind == "cross", first_query is not None
-        if cross:
-            # Only the self-attention of the same pass knows how much of the text was read before.
-            first_query = self._first_query or 0
-        elif first_query is None:
-            mask = matrix.problem.mask
-            position = None if mask is None else mask.first_query(m, n)
-            first_query = max(n - m if position is None else position, 0) + first_key
-        first_query = int(first_query)
-        if site.kind == "self" and self._first_query is None:
-            self._first_query = first_query
-        rows = self._selection.rows(first_query, m)
+        first_query, first_key = self._position(site, matrix, first_query, first_key)
+        rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
             return None
         query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)

@@ -28,16 +28,17 @@ class Selection:
         Places in the text; negative ends of a slice count from the end of each call.
     """
 
-    def __init__(self, layers: Any, heads: Any, queries: Any) -> None:
-        self.layers = None if layers is None else _layer_list(layers)
+    def __init__(self, layers: Any, heads: Any, queries: Any = None, where: str = "record()") -> None:
+        self.where = where
+        self.layers = None if layers is None else _layer_list(where, layers)
         self.by_layer: dict[int | str, tuple[int, ...]] = {}
         self.heads: tuple[int, ...] | None = None
         if isinstance(heads, Mapping):
-            keys = _layer_list(heads.keys())
-            self.by_layer = {key: _head_list(heads[key]) for key in keys}
+            keys = _layer_list(where, heads.keys())
+            self.by_layer = {key: _head_list(where, heads[key]) for key in keys}
             self.layers = keys if layers is None else self.layers
         elif heads is not None:
-            self.heads = _head_list(heads)
+            self.heads = _head_list(where, heads)
         _check_queries(queries)
         self.queries: slice | range | None = queries
 
@@ -60,7 +61,7 @@ class Selection:
                 paths = [site.path for site in sites]
                 more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
                 raise OutOfRangeError(
-                    "record()",
+                    self.where,
                     "each layer must be one of the model's attentions.",
                     {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
                     found=f"layer {name!r}",
@@ -91,7 +92,7 @@ class Selection:
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
             raise OutOfRangeError(
-                "record()",
+                self.where,
                 "each head must be one of the layer's.",
                 {"layer": f"{site.key} ({site.path})"},
                 found=f"head {wrong[0]}, the layer has {count}",
@@ -129,12 +130,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _layer_list(given: Any) -> tuple[int | str, ...]:
+def _layer_list(where: str, given: Any) -> tuple[int | str, ...]:
     items = (given,) if isinstance(given, int | str) else tuple(given) if isinstance(given, Iterable) else None
     if items is None or not all(_is_number(item) or isinstance(item, str) for item in items):
         wrong = given if items is None else next(i for i in items if not (_is_number(i) or isinstance(i, str)))
         raise DtypeError(
-            "record()",
+            where,
             "layers must be numbers or names of attentions.",
             {"layers": repr(given)[:80]},
             found=kind(wrong),
@@ -143,11 +144,11 @@ def _layer_list(given: Any) -> tuple[int | str, ...]:
     return items
 
 
-def _head_list(given: Any) -> tuple[int, ...]:
+def _head_list(where: str, given: Any) -> tuple[int, ...]:
     items = (given,) if _is_number(given) else tuple(given) if isinstance(given, Iterable) else None
     if items is None or not items or not all(map(_is_number, items)):
         raise DtypeError(
-            "record()",
+            where,
             "heads must be whole numbers, at least one.",
             {"heads": repr(given)[:80]},
             found="no head" if items == () else kind(given),

@@ -128,8 +128,8 @@ def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None =
 
 def holds_function(mask: Mask) -> bool:
     """Return whether a mask calls a user's function, which may use tensors that attlas cannot move."""
-    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
-    return hasattr(mask, "mask_mod") or any(map(holds_function, parts))
+    held = (part for value in vars(mask).values() for part in (value if isinstance(value, tuple) else (value,)))
+    return hasattr(mask, "mask_mod") or any(holds_function(part) for part in held if isinstance(part, Mask))
 
 
 def fingerprint(k: Tensor) -> Tensor:

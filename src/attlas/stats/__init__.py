@@ -28,7 +28,6 @@ from attlas.stats.values import Pooled
 __all__ = [
     "ArgMax", "ColumnArgMax", "ColumnMass", "ColumnMax", "Coverage", "EffectiveKeys", "Entropy", "Largest",
     "LogitMoments", "MaxLogit", "MaxWeight", "Moments", "Offsets", "Part", "Picture", "Pooled", "RowMass", "Spans",
-    "Statistic", "TailMass", "TopK",
-    "column_mass", "column_max", "coverage", "effective_keys", "entropy", "logit_moments", "max_logit",
-    "max_weight", "offsets", "picture", "row_mass", "spans", "tail_mass", "topk",
+    "Statistic", "TailMass", "TopK", "column_mass", "column_max", "coverage", "effective_keys", "entropy",
+    "logit_moments", "max_logit", "max_weight", "offsets", "picture", "row_mass", "spans", "tail_mass", "topk",
 ]  # fmt: skip

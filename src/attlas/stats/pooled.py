@@ -65,12 +65,7 @@ class Picture(Statistic):
     """
 
     def __init__(
-        self,
-        height: int,
-        width: int,
-        pool: Pool = "mean",
-        rows: Span | None = None,
-        columns: Span | None = None,
+        self, height: int, width: int, pool: Pool = "mean", rows: Span | None = None, columns: Span | None = None
     ) -> None:
         whole_number("Picture()", "height", height, "height=8")
         whole_number("Picture()", "width", width, "width=8")
@@ -298,12 +293,7 @@ def _skewed_sums(x: Tensor) -> Tensor:
 
 
 def picture(
-    A: Weights,
-    height: int,
-    width: int,
-    pool: Pool = "mean",
-    rows: Span | None = None,
-    columns: Span | None = None,
+    A: Weights, height: int, width: int, pool: Pool = "mean", rows: Span | None = None, columns: Span | None = None
 ) -> Tensor:
     """Return a window of the matrix pooled into blocks; see `Picture`.
 

@@ -1,4 +1,4 @@
-"""A sign of life from a long fit, on the standard error."""
+"""A sign of life from a long computation, on the standard error."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _QUICK, _SLOW = 0.1, 10.0  # seconds between two messages: on a terminal, and in
 
 
 class Progress:
-    """Messages of a search: one moving line on a terminal, elsewhere a line every ten seconds at most.
+    """Messages of a long computation: one moving line on a terminal, elsewhere a line every ten seconds at most.
 
     Parameters
     ----------
     name : str
-        Who searches.
+        Who computes.
     on : bool
         Whether anything is written.
 
     Examples
     --------
-    >>> from attlas.estimators.progress import Progress
+    >>> from attlas.progress import Progress
     >>> with Progress("AttentionRegressor", on=False) as report:
     ...     report("evaluation 1")
     """
@@ -38,7 +38,7 @@ class Progress:
         self._text = ""
 
     def __call__(self, text: str) -> None:
-        """Tell where the search is."""
+        """Tell how far it is."""
         self._text, seconds = text, time.perf_counter() - self._begin
         if self._on and seconds - self._told >= (_QUICK if self._moves else _SLOW):
             self._told = seconds

@@ -1,0 +1,284 @@
+"""What each head, or each span of a text, does to a model: the loss, or a logit, without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attlas.atlas.table import frame
+from attlas.errors import DtypeError, ShapeError, kind
+from attlas.interventions import Intervention, Suppress, intervene
+from attlas.interventions.edits import Call
+from attlas.matrix import AttentionMatrix
+from attlas.progress import Progress
+from attlas.recording.hooks import Pool
+from attlas.stats.spans import Span, check_span, place_span
+
+__all__ = ["effect"]
+
+Target: TypeAlias = "tuple[int, int] | Callable[[Tensor], Tensor] | None"
+Record: TypeAlias = "dict[str, Any]"
+
+_NUMBERS = 1 << 26  # logits that are computed at once, 256 MB of float32
+_MOST = 16  # copies of a text that are read together
+
+
+@torch.no_grad()
+def effect(
+    model: nn.Module,
+    ids: Tensor,
+    *,
+    layers: Any = None,
+    heads: Any = None,
+    spans: Mapping[str, Span] | None = None,
+    target: Target = None,
+    positions: Span | None = None,
+    patch_sdpa: bool = False,
+    batch_size: int | None = None,
+    data: str = "records",
+    verbose: bool = False,
+) -> Any:
+    """Return what leaving out each head, or each span of a text, does to the loss or to a logit.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A language model that `attlas.intervene` can change: called with `ids`, it gives logits, or an object with
+        ``logits``, shape (batch, n, vocabulary).
+    ids : Tensor of int, shape (n,) or (batch, n)
+        Tokens of the text.
+    layers, heads
+        Which heads, as in `attlas.record`; the default is all. With `spans`, the heads that stop attending to them.
+    spans : mapping of str to slice, range or (start, stop), optional
+        Named spans of the text. Each is suppressed for all later queries, in place of heads.
+    target : (int, int) or callable, optional
+        What is measured. The default is the loss, in nats per token. A pair is a position and a token: the logit of
+        the token as the one that follows the position. A function takes the logits, shape (batch, n, vocabulary), and
+        gives one number per sequence, shape (batch,).
+    positions : slice, range or (start, stop), optional
+        Tokens whose loss counts. The default is all but the first.
+    patch_sdpa : bool, default False
+        As in `attlas.intervene`.
+    batch_size : int, optional
+        Heads that are left out in one forward pass, each in a copy of the text of its own. The default is as many as
+        give 67 million logits, at most 16.
+    data : {"records", "pandas", "polars"}, default "records"
+        A list of dicts, or a data frame of a library that is installed.
+    verbose : bool, default False
+        Whether progress is written to the standard error.
+
+    Returns
+    -------
+    list of dict, or data frame
+        For each head ``layer``, ``head``, ``kind`` and ``name``; for each span ``span``, ``start`` and ``stop``. Then
+        ``value``, what was measured without it, and ``effect``, what it was more than with it.
+
+    Raises
+    ------
+    DtypeError
+        If `ids` are no tensor of integers, or the model gives no logits.
+    ShapeError
+        If a span or a position lies outside the text, or `target`, `batch_size` or `data` cannot be used.
+    OutOfRangeError
+        If the model lacks a layer or a head.
+    RecordingError
+        If the attention of the model cannot be changed.
+
+    See Also
+    --------
+    attlas.intervene : interventions of one's own.
+    measure : what kind of head each is.
+
+    Notes
+    -----
+    A head is left out by setting its output to 0 (`attlas.interventions.Ablate`), a span by a mask before softmax
+    (`attlas.interventions.Suppress`), for queries after the span only: its own tokens read it as before. The model is
+    in evaluation mode for the time. Effects of several heads do not add up: others may take over what one did [1]_.
+
+    Cost: a forward pass for each head, several in one batch, or for each span.
+
+    References
+    ----------
+    .. [1] Wang et al., "Interpretability in the wild: a circuit for indirect object identification in GPT-2 small",
+       2023.
+
+    Examples
+    --------
+    >>> import torch, attlas.models
+    >>> from attlas import heads
+    >>> from transformers import AutoModelForCausalLM
+    >>> model = AutoModelForCausalLM.from_pretrained(attlas.models.path())
+    >>> ids = heads.repeated_block(4096, period=32, blocks=1)
+    >>> table = heads.effect(model, ids, layers=0, positions=(32, 64))
+    >>> len(table), max(table, key=lambda record: record["effect"])["head"]
+    (6, 0)
+    >>> rows = heads.effect(model, ids, spans={"first copy": (0, 32)}, positions=(33, 64))
+    >>> rows[0]["effect"] > 1
+    True
+    """
+    where = "heads.effect()"
+    ids = _checked_ids(where, ids)
+    n = ids.shape[1]
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        rule = "batch_size must be a whole number above 0."
+        raise ShapeError(where, rule, found=f"batch_size = {batch_size!r}", fix="batch_size=8")
+    for name, span in (spans or {}).items():
+        check_span(where, name, span)
+    places = {name: place_span(where, name, span, n, "tokens") for name, span in (spans or {}).items()}
+    measure = _measure(where, target, positions, n)
+    probe = _Heads(layers, heads)
+
+    def run(interventions: Sequence[Intervention], copies: int) -> Tensor:
+        with intervene(model, interventions, patch_sdpa=patch_sdpa):
+            logits = _logits(where, model(ids.repeat(copies, 1)))
+        found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
+        return found
+
+    training = model.training
+    model.eval()
+    try:
+        with Progress(where, verbose) as report:
+            plain = float(run([probe], 1)[0])
+            if spans is not None:
+                found = _of_spans(places, plain, run, layers, heads, report)
+            else:
+                size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
+                found = _of_heads(probe.found, plain, run, size, report)
+    finally:
+        model.train(training)
+    return frame(found, data, where)
+
+
+class _Heads(Intervention):
+    """Changes nothing, and notes which heads there are."""
+
+    label = "heads.effect()"
+
+    def __init__(self, layers: Any, heads: Any) -> None:
+        super().__init__(layers, heads)
+        self.found: list[Record] = []
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        site = call.site
+        self.found += [
+            {"layer": site.layer, "head": head, "kind": site.kind, "name": site.path, "key": site.key}
+            for head in call.numbers
+        ]
+        return pool
+
+    def numbers(self, ids: Tensor, model: nn.Module) -> int:
+        """Return how many logits the model gives for a text."""
+        vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+        return ids.numel() * (vocabulary if isinstance(vocabulary, int) else 1 << 15)
+
+
+class _OneEach(Intervention):
+    """Leaves out one head in each copy of a text."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        super().__init__()
+        self.records = records
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            out = pool(A, values)
+            chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
+            for copy, record in enumerate(self.records):
+                if record["key"] == call.site.key and record["head"] in call.numbers:
+                    chosen[copy, call.heads[call.numbers.index(record["head"])]] = True
+            copies = chosen.repeat_interleave(len(out) // len(chosen), dim=0).to(out.device)
+            return out.masked_fill(copies[:, :, None, None], 0.0)
+
+        return pooled
+
+
+def _of_heads(
+    records: list[Record],
+    plain: float,
+    run: Callable[[Sequence[Intervention], int], Tensor],
+    size: int,
+    report: Callable[[str], None],
+) -> list[Record]:
+    found = []
+    for first in range(0, len(records), size):
+        some = records[first : first + size]
+        report(f"head {first + 1} of {len(records)}")
+        for record, value in zip(some, run([_OneEach(some)], len(some)).tolist(), strict=True):
+            named = {name: record[name] for name in ("layer", "head", "kind", "name")}
+            found.append(named | {"value": value, "effect": value - plain})
+    return found
+
+
+def _of_spans(
+    places: Mapping[str, range],
+    plain: float,
+    run: Callable[[Sequence[Intervention], int], Tensor],
+    layers: Any,
+    heads: Any,
+    report: Callable[[str], None],
+) -> list[Record]:
+    found = []
+    for number, (name, span) in enumerate(places.items(), start=1):
+        report(f"span {number} of {len(places)}")
+        value = plain
+        if len(span):
+            value = float(run([Suppress(layers, heads, queries=slice(span.stop, None), keys=span)], 1)[0])
+        found.append({"span": name, "start": span.start, "stop": span.stop, "value": value, "effect": value - plain})
+    return found
+
+
+def _checked_ids(where: str, ids: Tensor) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
+        found = f"{ids.dtype}" if isinstance(ids, Tensor) else kind(ids)
+        raise DtypeError(
+            where,
+            "ids must be a tensor of integers.",
+            found=found,
+            fix="tokenizer(text, return_tensors='pt').input_ids",
+        )
+    if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
+        rule = "ids must have the shape (n,) or (batch, n), with at least two tokens."
+        raise ShapeError(where, rule, {"ids": ids}, found=f"shape {tuple(ids.shape)}", fix="ids[None]")
+    return ids if ids.ndim == 2 else ids[None]
+
+
+def _logits(where: str, output: Any) -> Tensor:
+    logits = getattr(output, "logits", output)
+    if isinstance(logits, Tensor) and logits.ndim == 3:
+        return logits
+    fix = "pass a model with a head of logits: AutoModelForCausalLM."
+    raise DtypeError(where, "the model must give logits, shape (batch, n, vocabulary).", found=kind(output), fix=fix)
+
+
+def _measure(where: str, target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what takes logits and tokens and gives one number per sequence."""
+    if positions is not None:
+        check_span(where, "positions", positions)
+    span = place_span(where, "positions", positions, n, "tokens")
+    span = range(max(span.start, 1), span.stop)  # nothing tells of the first token
+    if target is None:
+        if not len(span):
+            rule = "positions must hold a token that has one before it."
+            raise ShapeError(where, rule, found=f"positions = {positions!r}", fix=f"positions=(1, {n})")
+
+        def loss(logits: Tensor, ids: Tensor) -> Tensor:
+            before = logits[:, span.start - 1 : span.stop - 1].float()
+            return functional.cross_entropy(before.mT, ids[:, span.start : span.stop], reduction="none").mean(-1)
+
+        return loss
+    if isinstance(target, tuple) and len(target) == 2 and all(isinstance(part, int) for part in target):
+        position, token = target
+        if not -n <= position < n:
+            rule = "the position of a logit must lie within the text."
+            raise ShapeError(where, rule, found=f"position {position}, {n} tokens", fix=f"target=({n - 1}, {token})")
+        return lambda logits, ids: logits[:, position, token]
+    if callable(target):
+        return lambda logits, ids: target(logits)
+    rule = "target must be a pair (position, token), or a function of the logits."
+    raise ShapeError(
+        where, rule, found=f"target = {target!r}"[:80], fix="target=(-1, token), or leave it out for the loss."
+    )

@@ -1,0 +1,665 @@
+"""What is changed: each intervention on the attention of a model is a small class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.atlas import Atlas, Entry
+from attlas.attend import as_mask
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.indexing import Axes
+from attlas.interventions.compact import per_head
+from attlas.interventions.positions import Outside, Positions, Where
+from attlas.masks import BlockState, Heads, Mask
+from attlas.matrix import AttentionMatrix
+from attlas.recording.discovery import AttentionSite
+from attlas.recording.hooks import Pool
+from attlas.recording.selection import Selection
+from attlas.recording.stacking import same_settings
+from attlas.scores import ScaledDot, Score
+from attlas.scores.base import Derived
+from attlas.tiles import Tile
+from attlas.windows import Translated, cut_out
+
+if TYPE_CHECKING:
+    from attlas.engine.problem import Problem
+
+__all__ = [
+    "Ablate",
+    "Call",
+    "DetachWeights",
+    "Intervention",
+    "ReplaceWeights",
+    "ScaleLogits",
+    "Suppress",
+    "Temperature",
+]
+
+Layers: TypeAlias = "Iterable[int | str] | int | str | None"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an attention that an intervention is about.
+
+    Parameters
+    ----------
+    site : AttentionSite
+        Which attention of the model.
+    heads : tuple of int
+        The chosen heads that are here, as indices of the matrix.
+    numbers : tuple of int
+        The numbers of these heads in the whole layer.
+    chosen : tuple of int
+        The places of these heads among all chosen ones.
+    first_query, first_key : int
+        Position of query 0 and of key 0 in the text.
+    """
+
+    site: AttentionSite
+    heads: tuple[int, ...]
+    numbers: tuple[int, ...]
+    chosen: tuple[int, ...]
+    first_query: int
+    first_key: int
+
+
+class Intervention:
+    """One change of the attention of a model, for `intervene`; the base class of all.
+
+    Parameters
+    ----------
+    layers : sequence of int or str, int or str, optional
+        Which attentions, as in `attlas.record`. The default is all.
+    heads : sequence of int, int, or mapping of layer to such, optional
+        Which query heads. A mapping alone also says which layers. The default is all.
+    queries : int, slice, range, (start, stop), or list of int, optional
+        Which queries, by their positions in the text. The default is all.
+
+    See Also
+    --------
+    attlas.intervene : applies interventions to a model.
+
+    Examples
+    --------
+    >>> from attlas.interventions import Intervention, Suppress
+    >>> isinstance(Suppress(keys=(0, 4)), Intervention)
+    True
+    """
+
+    label = ""  # the public function that an error names, where that is not the class
+
+    def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
+        self.where = self.label or f"{type(self).__name__}()"
+        self.selection = Selection(layers, heads, where=self.where)
+        self.queries = Positions.of(self.where, "queries", queries)
+
+    @property
+    def positions(self) -> dict[str, Positions]:
+        """The positions that must lie in the text: queries, keys."""
+        return {} if self.queries is None else {"queries": self.queries}
+
+    def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        """Return the weights that the attention computes with; the default changes nothing."""
+        return A
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        """Return how values are pooled, given how they are without this intervention."""
+        return pool
+
+    def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        """Return the weights that a recording hears of, given those that are computed with."""
+        return A
+
+    def _without_gradient(self, pool: Pool, call: Call) -> Pool:
+        """Return how values are pooled where no gradient flows through the weights that are chosen."""
+
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            if not (torch.is_grad_enabled() and A.requires_grad):
+                return pool(A, values)
+            chosen, stopped = self._rows(call, A), pool(A.detach(), values)
+            return stopped if bool(chosen.all()) else torch.where(chosen, stopped, pool(A, values))
+
+        return pooled
+
+    def _rows(self, call: Call, A: AttentionMatrix) -> Tensor:
+        """Return True where a head and a query are chosen, shape (1, heads, m, 1)."""
+        _, heads, m, _ = A.problem.shape
+        chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=A.device)
+        chosen[:, list(call.heads)] = True
+        if self.queries is None:
+            return chosen
+        positions = torch.arange(call.first_query, call.first_query + m, device=A.device)
+        return chosen & self.queries.has(positions).view(1, 1, m, 1)
+
+
+class _OfPairs(Intervention):
+    """An intervention on pairs of query and key."""
+
+    def __init__(self, layers: Layers, heads: Any, queries: Where | None, keys: Where | None, pairs: Any) -> None:
+        super().__init__(layers, heads, queries)
+        self.keys = Positions.of(self.where, "keys", keys)
+        self.pairs: Mask | None = None if pairs is None else as_mask(pairs)
+        if self.pairs is not None and self.pairs.log_weights():
+            rule = "pairs must be a mask that says yes or no."
+            fix = "pairs=t > 0, or a mask of attlas."
+            raise ShapeError(self.where, rule, {"pairs": self.pairs.name()}, found="an additive mask", fix=fix)
+
+    @property
+    def positions(self) -> dict[str, Positions]:
+        return super().positions | ({} if self.keys is None else {"keys": self.keys})
+
+    def others(self, A: AttentionMatrix, call: Call) -> Mask:
+        """Return the mask of all pairs but the chosen ones."""
+        batch, heads, m, n = A.problem.shape
+        others: Mask = Outside(self.queries, self.keys, call.first_query, call.first_key)
+        if self.pairs is not None:
+            size = max(call.first_query + m, call.first_key + n)
+            self.pairs.check((batch,), heads, size, size)
+            there = Translated(self.pairs, size, size, -call.first_query, -call.first_key)
+            others = ~there if self.queries is self.keys is None else ~(there & ~others)
+        return others if len(call.heads) == heads else Heads({int(A.problem.head_ids[h]): others for h in call.heads})
+
+    def without(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        """Return a matrix in which the chosen pairs may not attend."""
+        others = self.others(A, call)
+        problem = A.problem
+        mask = others if problem.mask is None else problem.mask & others
+        return _matrix(A, replace(problem, mask=mask, versions=()))
+
+
+class Suppress(_OfPairs):
+    """Chosen queries do not attend to chosen keys.
+
+    Parameters
+    ----------
+    layers : sequence of int or str, int or str, optional
+        Which attentions, as in `attlas.record`: numbers within each kind, paths, ``"cross"``, ``"cross.3"``. The
+        default is all.
+    heads : sequence of int, int, or mapping of layer to such, optional
+        Which query heads. A mapping alone also says which layers. The default is all.
+    queries, keys : int, slice, range, (start, stop), or list of int, optional
+        Which queries and which keys, by their positions in the text, from 0. The default is all.
+    pairs : Mask, Tensor of bool or callable, optional
+        Which pairs of the text, in place of or in addition to `queries` and `keys`: True where a pair is
+        suppressed. Its queries and keys are positions in the text.
+    when : {"before", "after"}, default "before"
+        Before softmax, the weights of the other keys grow to a sum of 1. After it, they stay as they are, and the
+        rows sum to less than 1.
+
+    Raises
+    ------
+    ShapeError
+        If `when` or a span cannot be used, or nothing is said to be suppressed.
+    OutOfRangeError
+        If a position is negative.
+    DtypeError
+        If layers, heads or pairs are of a wrong type.
+
+    See Also
+    --------
+    Ablate : leaves out a head's whole output.
+
+    Notes
+    -----
+    ``P_ij = exp(s_ij) / Σ_{j' not suppressed} exp(s_ij')`` before softmax, 0 for a suppressed pair; after it
+    ``P_ij`` is that of the model for all other pairs. A query whose keys are all suppressed has weights and output 0.
+    Cost: a mask; tiles that it hides are skipped. After softmax, one pass more, for the log-sum-exp.
+
+    Examples
+    --------
+    >>> from attlas.interventions import Suppress
+    >>> sink = Suppress(keys=0)  # no token attends to the first one
+    >>> sentence = Suppress(layers=[4, 5], queries=slice(30, None), keys=(12, 30))
+    """
+
+    def __init__(
+        self,
+        layers: Layers = None,
+        heads: Any = None,
+        queries: Where | None = None,
+        keys: Where | None = None,
+        pairs: Any = None,
+        when: Literal["before", "after"] = "before",
+    ) -> None:
+        super().__init__(layers, heads, queries, keys, pairs)
+        if when not in ("before", "after"):
+            rule = 'when must be "before" (the other weights grow) or "after" softmax.'
+            raise ShapeError(self.where, rule, found=f"when = {when!r}", fix='when="after"')
+        if queries is keys is pairs is None:
+            rule = "keys, queries or pairs must say what is suppressed."
+            fix = "Suppress(keys=(3, 9)); Ablate(layers, heads) leaves out the whole output of heads."
+            raise ShapeError(self.where, rule, found="none of them", fix=fix)
+        self.when = when
+
+    def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        return self.without(A, call) if self.when == "before" else A
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        if self.when == "before":
+            return pool
+
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            if self.keys is not None and self.queries is None and self.pairs is None:
+                return pool(A, self._zeroed(values, A, call))
+            B = self.without(A, call)
+            return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
+
+        return pooled
+
+    def _zeroed(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
+        """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
+        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).seen(values.shape[2])
+        seen = keys.to(values.device).view(1, 1, -1, 1)
+        if len(call.heads) == heads:
+            return values.where(seen, 0.0)
+        others = torch.ones(heads, dtype=torch.bool, device=values.device).index_fill(
+            0, _index(call.heads, values), False
+        )
+        return per_head(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
+
+    def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        if self.when == "before":
+            return A
+        with torch.no_grad():
+            problem = replace(self.without(A, call).problem, sink=None, partial=True, versions=())
+            return AttentionMatrix(problem, A.plan, _axes(problem), A._known_lse())
+
+
+class ScaleLogits(_OfPairs):
+    """Logits of chosen pairs are multiplied by a factor.
+
+    Parameters
+    ----------
+    factor : float
+        What the logits are multiplied by; 0 makes all chosen keys equal, a negative one turns their order around.
+    layers, heads, queries, keys, pairs
+        As in `Suppress`.
+
+    Raises
+    ------
+    ShapeError, OutOfRangeError, DtypeError
+        If the factor is no finite number, or as in `Suppress`.
+
+    See Also
+    --------
+    Temperature : whole rows, the sink of the layer too.
+
+    Notes
+    -----
+    Logits are those of `AttentionMatrix.logits`: after the scale of the dot product, a bias and a soft cap. Keys that
+    a mask hides stay hidden. Cost: nothing for whole rows or whole columns of dot products, whose queries or keys
+    are multiplied; other pairs are computed in tiles.
+
+    Examples
+    --------
+    >>> from attlas.interventions import ScaleLogits
+    >>> louder = ScaleLogits(1.5, layers=3, heads=[2], keys=(0, 8))
+    """
+
+    def __init__(
+        self,
+        factor: float,
+        layers: Layers = None,
+        heads: Any = None,
+        queries: Where | None = None,
+        keys: Where | None = None,
+        pairs: Any = None,
+    ) -> None:
+        super().__init__(layers, heads, queries, keys, pairs)
+        self.factor = _number(self.where, "factor", factor)
+
+    def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        problem, factor = A.problem, self.factor
+        _, heads, _, n = problem.shape
+        if not self.positions and self.pairs is None and len(call.heads) == heads:
+            return _matrix(A, replace(problem, score=problem.score * factor, versions=()))
+        # Tokens of 16 bits would round what they are multiplied by.
+        is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
+        if is_plain and self.keys is None:
+            factors = torch.where(self._rows(call, A), factor, 1.0).to(problem.q)
+            return _matrix(A, replace(problem, q=problem.q * factors, versions=()))
+        if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
+            positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
+            factors = torch.where(self.keys.has(positions), factor, 1.0).to(problem.k)
+            return _matrix(A, replace(problem, k=problem.k * factors.unsqueeze(-1), versions=()))
+        score = ScaledPairs(problem.score, factor, self.others(A, call))
+        return _matrix(A, replace(problem, score=score, versions=()))
+
+
+class ScaledPairs(Derived):
+    """A score of which the logits of some pairs are multiplied.
+
+    Parameters
+    ----------
+    inner : Score
+        The score.
+    factor : float
+        What chosen logits are multiplied by.
+    others : Mask
+        The pairs that stay as they are.
+    """
+
+    position_free = False
+
+    def __init__(self, inner: Score, factor: float, others: Mask) -> None:
+        super().__init__(inner)
+        self.position_free = False
+        self.factor, self.others = factor, others
+
+    def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        logits = self.inner(q, k, at)
+        as_they_are = self.others.allows(at) | (logits == -math.inf)
+        return torch.where(as_they_are, logits, logits * self.factor)
+
+
+class Temperature(Intervention):
+    """Softmax of chosen heads and queries at another temperature.
+
+    Parameters
+    ----------
+    temperature : float
+        What all logits of a row are divided by, the sink of the layer too: above 1 the weights become more even,
+        below 1 they become sharper.
+    layers, heads, queries
+        As in `Suppress`.
+
+    Raises
+    ------
+    ShapeError, OutOfRangeError, DtypeError
+        If the temperature is not above 0, or as in `Suppress`; in the forward pass, if a layer has sinks and only some
+        queries are chosen.
+
+    See Also
+    --------
+    ScaleLogits : some keys of a row only.
+
+    Examples
+    --------
+    >>> from attlas.interventions import Temperature
+    >>> sharper = Temperature(0.5, heads={0: [1, 3]})
+    """
+
+    def __init__(
+        self, temperature: float, layers: Layers = None, heads: Any = None, queries: Where | None = None
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        if _number(self.where, "temperature", temperature) <= 0.0:
+            rule = "the temperature must be above 0."
+            fix = "Temperature(0.5); ScaleLogits takes any factor."
+            raise ShapeError(self.where, rule, found=f"temperature = {temperature!r}", fix=fix)
+        self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
+
+    def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        scaled, sink = self._scale.matrix(A, call), A.problem.sink
+        if sink is None:
+            return scaled
+        if self.queries is not None:
+            rule = "a layer with sinks takes one temperature for all queries."
+            raise ShapeError(self.where, rule, {"layer": call.site.path}, found="queries and a sink", fix="no queries=")
+        chosen = self._rows(call, A).flatten()
+        sink = torch.where(chosen, sink * self._scale.factor, sink)
+        return _matrix(A, replace(scaled.problem, sink=sink, versions=()))
+
+
+class ReplaceWeights(Intervention):
+    """Chosen heads attend with weights that were recorded, of another text or of another model.
+
+    Parameters
+    ----------
+    recording : Atlas, Entry or AttentionMatrix
+        The recorded weights. Each attention takes those that an atlas has of it; an entry or a matrix of shape
+        (batch, heads, m, n) is taken by all chosen attentions, head h by head h.
+    layers, heads
+        As in `Suppress`.
+
+    Raises
+    ------
+    ShapeError
+        In the forward pass, if the recording is of another shape, or its score is not that of the attention.
+    OutOfRangeError, RecordingError
+        In the forward pass, if the recording lacks the attention, or a head, or has statistics only.
+    DtypeError
+        If `recording` is none, or layers or heads are of a wrong type.
+
+    See Also
+    --------
+    attlas.record : makes a recording.
+
+    Notes
+    -----
+    The queries and keys of the recording take the place of the model's, so the weights are exact, and cost no memory.
+    Values are those of the model. Positions are those of the text: a recording of a whole text serves the steps of a
+    generation too, where no query of the recording attends to later keys. No gradient flows to the replaced weights.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.interventions import ReplaceWeights
+    >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+    >>> patch = ReplaceWeights(A, layers=0, heads=[1])
+    """
+
+    def __init__(self, recording: Atlas | Entry | AttentionMatrix, layers: Layers = None, heads: Any = None) -> None:
+        super().__init__(layers, heads)
+        if not isinstance(recording, Atlas | Entry | AttentionMatrix):
+            rule = "recording must be an Atlas, one of its entries, or an AttentionMatrix."
+            fix = "with attlas.record(model) as atlas: ..., then ReplaceWeights(atlas, ...)"
+            raise DtypeError(self.where, rule, found=kind(recording), fix=fix)
+        self.recording = recording
+
+    def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        problem = A.problem
+        batch, count, m, n = problem.shape
+        heads, source = self._source(call, A)
+        own = torch.tensor([heads.index(number) for number in self._numbers(call, A, heads)], device="cpu")
+        other = self._part(source, call, A).select(slice(None), own)
+        places = _index(call.heads, problem.q)
+        q = problem.q.index_copy(1, places, other.q.to(problem.q).expand(batch, -1, -1, -1))
+        k = per_head(other.k, len(own)).to(problem.k).expand(batch, -1, -1, -1)
+        k = per_head(problem.k, count).index_copy(1, places, k)
+        sink = problem.sink
+        if sink is not None and other.sink is not None:
+            sink = sink.index_copy(0, places, other.sink.to(sink))
+        # What an additive mask adds is a part of the score, which is the same: here it only hides.
+        theirs, mask = (None if part is None else Translated(part, m, n, 0, 0) for part in (other.mask, problem.mask))
+        hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
+        return _matrix(A, replace(problem, q=q, k=k, mask=hiding, sink=sink, versions=()))
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        # A bias that is learned is a part of the model's score.
+        stopped = self._without_gradient(pool, call)
+
+        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            _, _, *others = A.problem.leaves  # queries and keys come first
+            return (stopped if any(t.requires_grad for t in others) else pool)(A, values)
+
+        return pooled
+
+    def _numbers(self, call: Call, A: AttentionMatrix, heads: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the chosen heads as the recording counts them, all of which it must have."""
+        absent = [number for number in call.numbers if number not in heads]
+        if absent:
+            rule = "the recording must have each head whose weights are replaced."
+            given = {"attention": call.site.path}
+            raise OutOfRangeError(
+                self.where, rule, given, found=f"head {absent[0]}, recorded are {heads}", fix=f"heads={list(heads)}"
+            )
+        return call.numbers
+
+    def _source(self, call: Call, A: AttentionMatrix) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
+        """Return the heads that the recording of an attention has, and the recording."""
+        recording = self.recording
+        if isinstance(recording, AttentionMatrix):
+            return tuple(range(recording.problem.shape[1])), recording
+        if isinstance(recording, Entry):
+            return recording.heads, recording
+        found = [
+            entry for entry in recording.entries if entry.name == call.site.path and entry.layer == call.site.layer
+        ]
+        if len(found) != 1:
+            rule = "the recording must have one text of each attention whose weights are replaced."
+            fix = "record one pass, or give the entry: ReplaceWeights(atlas.entry(...), layers=...)"
+            given = {"attention": f"{call.site.path} ({call.site.key})"}
+            raise RecordingError(self.where, rule, given, found=f"{len(found)} entries", fix=fix)
+        return found[0].heads, found[0]
+
+    def _part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
+        """Return the queries and keys of the recording that stand where those of a call stand."""
+        is_entry = isinstance(source, Entry)
+        matrix = source.need_matrix(self.where) if isinstance(source, Entry) else source
+        first_query, first_key = (source.queries[0], source.first_key) if isinstance(source, Entry) else (0, 0)
+        problem, theirs = A.problem, matrix.problem
+        (batch, _, m, n), (own_batch, _, rows, columns) = problem.shape, theirs.shape
+        row, column = call.first_query - first_query, call.first_key - first_key
+        if not is_entry and (rows, columns) == (m, n):
+            row = column = 0
+        fits = row >= 0 and row + m <= rows and column >= 0 and column + n <= columns
+        fits = fits and own_batch in (1, batch) and theirs.q.shape[-1] == problem.q.shape[-1]
+        found = f"{tuple(theirs.shape)} from position {first_query}, {tuple(problem.shape)} from {call.first_query}"
+        rule = "the recording must have the shape of the attention: as many sequences, queries and keys."
+        fix = "record a text of the same length with a model of the same size."
+        span, keys = range(row, row + m), range(column, column + n)
+        if fits and len(keys) < columns:
+            outside = [part for part in (range(column), range(column + n, columns)) if len(part)]
+            tiles = [theirs.tile(range(own_batch), range(theirs.shape[1]), span, part) for part in outside]
+            fits = theirs.mask is not None and all(theirs.mask.coverage(at) is BlockState.EMPTY for at in tiles)
+            rule, fix = "the recording must not attend to keys that the attention lacks.", "replace whole texts only."
+        if fits and theirs.partial:
+            fits, rule, found = False, "the rows of the recording must sum to 1.", "weights of a window"
+            fix = "record without suppressing weights after softmax."
+        part = cut_out(theirs, span, keys) if fits else theirs
+        if fits and not (same_settings(part.score, problem.score) and (part.sink is None) == (problem.sink is None)):
+            fits, rule = False, "the recording must have the score of the attention."
+            found = f"{type(part.score).__name__} and {type(problem.score).__name__}, or their settings differ"
+            fix = "record the same attention of a model of the same kind."
+        if fits:
+            return part
+        raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
+
+
+class DetachWeights(Intervention):
+    """No gradient flows through the weights of chosen heads and queries; values keep theirs.
+
+    Parameters
+    ----------
+    layers, heads, queries
+        As in `Suppress`.
+
+    Raises
+    ------
+    ShapeError, OutOfRangeError, DtypeError
+        As in `Suppress`.
+
+    Notes
+    -----
+    No number of the forward pass changes. Cost: nothing where all heads and queries are chosen or no gradient is
+    recorded, else one more product.
+
+    Examples
+    --------
+    >>> from attlas.interventions import DetachWeights
+    >>> frozen = DetachWeights(layers=[0, 1])
+    """
+
+    def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
+        super().__init__(layers, heads, queries)
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        return self._without_gradient(pool, call)
+
+
+class Ablate(Intervention):
+    """The output of chosen heads is left out, or replaced by a mean.
+
+    Parameters
+    ----------
+    layers, heads, queries
+        As in `Suppress`.
+    value : float or Tensor, default 0.0
+        What takes the place of the output: a number, or a mean that was computed before, shape (e,) or
+        (chosen heads, e).
+
+    Raises
+    ------
+    ShapeError, OutOfRangeError, DtypeError
+        As in `Suppress`; in the forward pass, if `value` does not fit the heads.
+
+    See Also
+    --------
+    Suppress : leaves out some keys only.
+    attlas.heads.effect : what leaving out each head does to the loss.
+
+    Notes
+    -----
+    The output of a head is its pooled values, before the output projection of the layer. No gradient flows to it.
+    A recording has the weights as they are.
+
+    Examples
+    --------
+    >>> from attlas.interventions import Ablate
+    >>> without = Ablate(heads={4: [1, 5]})
+    """
+
+    def __init__(
+        self,
+        layers: Layers = None,
+        heads: Any = None,
+        queries: Where | None = None,
+        value: float | Tensor = 0.0,
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        if not isinstance(value, Tensor):
+            value = torch.tensor(_number(self.where, "value", value))
+        if value.ndim > 2 or not value.is_floating_point():
+            rule = "value must be a number, or a tensor of shape (e,) or (chosen heads, e)."
+            raise ShapeError(self.where, rule, {"value": value}, found=f"shape {tuple(value.shape)}", fix="value=0.0")
+        self.value = value
+
+    def pool(self, pool: Pool, call: Call) -> Pool:
+        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A), call)
+
+    def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
+        value = self.value.to(out)
+        if value.ndim == 2 and len(value) > 1:
+            fits = max(call.chosen, default=0) < len(value)
+            value = value[list(call.chosen)] if fits else value
+        fits = value.ndim == 0 or (value.shape[-1] == out.shape[-1] and (value.ndim == 1 or fits))
+        if not fits:
+            rule = "value must have one row for each chosen head, and the size of the values."
+            found = f"{tuple(value.shape)} for {len(call.chosen)} heads of size {out.shape[-1]}"
+            raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix="value=0.0")
+        filled = out.new_zeros(1, out.shape[1], 1, out.shape[-1])
+        filled[0, list(call.heads), 0] = value
+        return torch.where(chosen, filled, out)
+
+
+def _matrix(A: AttentionMatrix, problem: Problem) -> AttentionMatrix:
+    """Return the matrix of a changed problem; the log-sum-exp of rows that sum to less than 1 stays."""
+    return AttentionMatrix(problem, A.plan, _axes(problem), A._known_lse() if problem.partial else None)
+
+
+def _axes(problem: Problem) -> Axes:
+    return Axes(problem.shape[:2], (True, True))
+
+
+def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """Return the part of each row's weight that is left, from two log-sum-exps; 0 where nothing is."""
+    empty = part == -math.inf
+    return torch.where(empty, 0.0, torch.exp(torch.where(empty, 0.0, part) - torch.where(empty, 0.0, whole)))
+
+
+def _number(where: str, name: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise ShapeError(where, f"{name} must be a finite number.", found=f"{name} = {value!r}"[:80], fix=f"{name}=0.5")

@@ -1,0 +1,228 @@
+"""`intervene()` changes what a model attends to, for the time of a ``with`` block."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from torch import nn
+
+from attlas._compat import in_backward
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.interventions.compact import without_hidden_keys
+from attlas.interventions.edits import Call, Intervention
+from attlas.matrix import AttentionMatrix
+from attlas.recording import errors
+from attlas.recording.discovery import AttentionSite
+from attlas.recording.following import ModelFollower
+from attlas.recording.hooks import Change
+from attlas.recording.parallel import heads_here, refuse_context_parallel
+
+__all__ = ["Intervening", "intervene"]
+
+
+def intervene(
+    model: nn.Module, interventions: Intervention | Iterable[Intervention], *, patch_sdpa: bool = False
+) -> Intervening:
+    """Change what a model attends to, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A model of transformers, or any other whose attention `attlas.record` records.
+    interventions : Intervention or iterable of Intervention
+        What is changed, in this order: `Suppress`, `ScaleLogits`, `Temperature`, `ReplaceWeights`, `DetachWeights`,
+        `Ablate` of `attlas.interventions`.
+    patch_sdpa : bool, default False
+        Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
+
+    Returns
+    -------
+    Intervening
+        A context manager that gives the model. After the block the model is as it was.
+
+    Raises
+    ------
+    DtypeError
+        If `model` is no module, or an intervention is none.
+    OutOfRangeError
+        If the model has no such layer; in the forward pass, if a layer has no such head; at the end of the block, if
+        a position lay beyond the longest text.
+    RecordingError
+        In the block, if the model computes its attention by itself, or does not run.
+
+    Warns
+    -----
+    UserWarning
+        If some of the model's attentions ran and could not be changed; they are named.
+
+    See Also
+    --------
+    attlas.record : inside the block it records the weights as they were changed.
+    attlas.heads.effect : the effect of many interventions on the loss.
+
+    Notes
+    -----
+    Positions are those of the text, from its first token (padding included): a suppressed span of the prompt stays
+    suppressed in every step of a generation. Blocks may be nested, the outer one is applied first. It belongs to the
+    thread that entered it. With gradient checkpointing, call ``backward()`` inside the block, which computes the
+    attention again.
+
+    Cost: that of the changed attention with the kernels of attlas. A mask hides what is suppressed, and whole tiles
+    of it are skipped.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.interventions import Ablate, Suppress
+    >>> from torch import nn
+    >>> layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    >>> x = torch.randn(1, 10, 32)
+    >>> with attlas.intervene(model, [Suppress(keys=(2, 5)), Ablate(heads={1: [0]})], patch_sdpa=True):
+    ...     changed = model(x)
+    >>> bool((changed == model(x)).all())
+    False
+    """
+    where = "intervene()"
+    if not isinstance(model, nn.Module):
+        fix = "attlas.intervene(model, [...]), the model itself: pipe.model of a pipeline."
+        raise DtypeError(where, "model must be an nn.Module.", found=kind(model), fix=fix)
+    given = [interventions] if isinstance(interventions, Intervention) else interventions
+    items = list(given) if isinstance(given, Iterable) else [given]
+    wrong = next((item for item in items if not isinstance(item, Intervention)), None)
+    if wrong is not None or not items:
+        rule = "interventions must be objects of attlas.interventions, at least one."
+        fix = "attlas.intervene(model, [attlas.interventions.Suppress(keys=(3, 9))])"
+        raise DtypeError(where, rule, found="none" if not items else kind(wrong), fix=fix)
+    return Intervening(model, tuple(items), patch_sdpa)
+
+
+class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
+    """Interventions on one model; made by `intervene`, entered once.
+
+    See Also
+    --------
+    intervene : makes one.
+
+    Examples
+    --------
+    >>> from attlas.interventions import Intervening, Suppress, intervene
+    >>> from torch import nn
+    >>> isinstance(intervene(nn.MultiheadAttention(8, 2), Suppress(keys=0)), Intervening)
+    True
+    """
+
+    where = "intervene()"
+
+    def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
+        super().__init__(model, tuple(item.selection for item in interventions), patch_sdpa=patch_sdpa)
+        self._interventions = interventions
+        self._changed: set[str] = set()
+        # By intervention and axis, one more than the last position of the longest text that it was asked about.
+        self._reached: dict[tuple[int, str], int] = {}
+
+    def __enter__(self) -> nn.Module:
+        fix = "with attlas.intervene(model, interventions): each time anew; blocks may be nested."
+        self._enter_once("a block of interventions", fix)
+        with ExitStack() as stack:
+            self._follow(stack)
+        return self._model
+
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with self._stack:  # everything is put back, whatever happens
+            if error_type is None:
+                self._complete()
+
+    def _complete(self) -> None:
+        """Raise an error where something that was asked for did not happen."""
+        self._check_complete()
+        for number, item in enumerate(self._interventions):
+            for axis, positions in item.positions.items():
+                reached = self._reached.get((number, axis))
+                if reached is not None and positions.last >= reached:
+                    rule = f"{axis} must lie within the text."
+                    found = f"position {positions.last}, the longest text has {reached} tokens"
+                    fix = f"{axis}=slice({max(reached - 8, 0)}, {reached}), or an open end: slice(3, None)."
+                    raise OutOfRangeError(item.where, rule, {axis: str(positions)}, found=found, fix=fix)
+        unchanged = self._attentions.unrecorded(self._ran, self._recorded)
+        if unchanged:
+            warnings.warn(errors.some_unrecorded(unchanged, self.where, patched=self._patch), stacklevel=3)
+
+    def on_attention(
+        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> None:
+        call = None if in_backward() else self._call_of(module)
+        if call is None or not any(self._chosen(item, call[0]) for item in self._interventions):
+            return
+        rule = "an attention that only offers its weights cannot be changed."
+        fix = "let it call attlas.recording.pooled(module, A, v) in place of offer(module, A) and A @ v."
+        raise RecordingError(self.where, rule, {"module": call[0].path}, found=type(module).__name__, fix=fix)
+
+    def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
+        return item.selection.includes(site, list(self._attentions.sites.values()))
+
+    def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
+        """Return how an attention computes; called by `attlas.recording.pooled` inside the forward pass.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The attention layer.
+        change : Change
+            How it computes without these interventions.
+        first_query, first_key : int, optional
+            Positions in the text of query 0 and of key 0.
+        """
+        refuse_context_parallel(self.where)
+        found = self._call_of(module)
+        if found is None:
+            return change
+        site, _ = found
+        if in_backward() and site.kind in self._reused:
+            rule = "a module that is used again in one pass is not known again when it is computed again."
+            fix = "model.gradient_checkpointing_disable()"
+            raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
+        if change.matrix.ndim != 4:
+            rule = "the weights that an intervention changes must have the axes (batch, heads, m, n)."
+            fix = "pooled(module, A, v) with A = attend(q[None], k[None]), and out[0]."
+            found_shape = f"shape {tuple(change.matrix.shape)}"
+            raise ShapeError(self.where, rule, {"module": site.path}, found=found_shape, fix=fix)
+        query, key = self._position(site, change.matrix, first_query, first_key)
+        change = change._replace(pool=without_hidden_keys(change.pool))
+        for number, item in enumerate(self._interventions):
+            if self._chosen(item, site):
+                change = self._applied(number, item, module, site, change, (query, key))
+        return change
+
+    def _applied(
+        self,
+        number: int,
+        item: Intervention,
+        module: nn.Module,
+        site: AttentionSite,
+        change: Change,
+        position: tuple[int, int],
+    ) -> Change:
+        """Return how an attention computes with one more intervention."""
+        (query, key), (_, own, m, n) = position, change.matrix.problem.shape
+        # A static cache has room for keys that no query has reached.
+        known = {
+            "queries": query + m,
+            "keys": key + n if site.kind == "cross" else min(key + n, max(query + m, key + 1)),
+        }
+        for axis, reached in known.items():
+            self._reached[number, axis] = max(self._reached.get((number, axis), 0), reached)
+        first, count = heads_here(module, change.matrix)
+        heads = item.selection.heads_of(site, list(self._attentions.sites.values()), count)
+        here = [(head - first, head, place) for place, head in enumerate(heads) if first <= head < first + own]
+        if not here:
+            return change
+        indices, numbers, places = zip(*here, strict=True)
+        call = Call(site, indices, numbers, places, query, key)
+        shown = change.shown
+        return Change(
+            item.matrix(change.matrix, call), item.pool(change.pool, call), lambda A: item.shown(shown(A), call)
+        )

@@ -1,0 +1,123 @@
+"""Different masks for different heads of one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from attlas.errors import OutOfRangeError
+from attlas.headwise import groups_of_heads, head_mapping, merged_heads
+from attlas.masks.base import BlockState, Combined, Mask, _boolean
+from attlas.masks.local import Window
+from attlas.tiles import Tile
+
+__all__ = ["Heads"]
+
+
+class Heads(Combined):
+    """Each head obeys a mask of its own.
+
+    Parameters
+    ----------
+    masks : mapping of int to Mask or None
+        Mask of each head, by the number of the query head in the whole matrix, from 0; None hides nothing.
+    default : Mask, optional
+        Mask of all other heads; without one they see every key.
+
+    Raises
+    ------
+    DtypeError
+        If a head is no whole number of 0 or more, or a mask is no mask of attlas.
+    ShapeError
+        If a mask is additive.
+    OutOfRangeError
+        At `attend`, if the matrix has no such head.
+
+    See Also
+    --------
+    Documents, Padding : masks that differ between the sequences of a batch.
+
+    Notes
+    -----
+    Pair (i, j) of head h is allowed where ``masks[h]`` allows it. Heads keep their numbers in a part of the matrix:
+    ``A[:, [3]]`` obeys ``masks[3]``. Heads with one and the same mask object are asked together. A tile is skipped
+    where no head of it may attend, and the compiled kernels take runs of keys per head, so a mask of windows of
+    different sizes costs as much as its windows.
+
+    Examples
+    --------
+    >>> from attlas.masks import Causal, Heads, Window
+    >>> print(Heads({2: Window(1, 0)}, default=Causal()))
+    Heads({2: Window(1, 0)}, default=Causal())
+    Window(1, 0)
+      ■ · · · · · · ·
+      ■ ■ · · · · · ·
+      · ■ ■ · · · · ·
+      · · ■ ■ · · · ·
+      · · · ■ ■ · · ·
+      · · · · ■ ■ · ·
+      · · · · · ■ ■ ·
+      · · · · · · ■ ■
+      8 queries × 8 keys
+    Causal()
+      ■ · · · · · · ·
+      ■ ■ · · · · · ·
+      ■ ■ ■ · · · · ·
+      ■ ■ ■ ■ · · · ·
+      ■ ■ ■ ■ ■ · · ·
+      ■ ■ ■ ■ ■ ■ · ·
+      ■ ■ ■ ■ ■ ■ ■ ·
+      ■ ■ ■ ■ ■ ■ ■ ■
+      8 queries × 8 keys
+    """
+
+    def __init__(self, masks: Mapping[int, Mask | None], default: Mask | None = None) -> None:
+        fix = "name each head: Heads({0: Window(64, 0), 1: Window(64, 0)}, default=Causal())"
+        found = head_mapping("Heads()", "masks", masks, lambda mask: isinstance(mask, Mask | None), fix)
+        head_mapping("Heads()", "masks", {0: default}, lambda mask: isinstance(mask, Mask | None), fix)
+        every = Window(None, None)
+        *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*found.values(), default))
+        self.heads, self.masks = tuple(found), tuple(own)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(zip(map(str, self.heads), self.masks, strict=True)) | {"default": self.default}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Heads:
+        return cls({int(head): mask for head, mask in settings.items() if head != "default"}, settings["default"])
+
+    def split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
+        """Return which heads of a tile have which mask, and the tile of these heads."""
+        return groups_of_heads(at, dict(zip(self.heads, self.masks, strict=True)), self.default)
+
+    def allows(self, at: Tile) -> Tensor:
+        return merged_heads([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
+
+    def coverage(self, at: Tile) -> BlockState:
+        states = {mask.coverage(part) for _, mask, part in self.split(at)}
+        return states.pop() if len(states) == 1 else BlockState.PARTIAL
+
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        firsts, stops = [], []
+        for places, mask, part in self.split(at):
+            runs = mask.allowed_runs(part)
+            if runs is None:
+                return None
+            firsts.append((places, runs[0]))
+            stops.append((places, runs[1]))
+        return merged_heads(firsts, at.shape[1:3]), merged_heads(stops, at.shape[1:3])
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        super().check(batch, heads, m, n)
+        if max(self.heads, default=0) >= max(heads, 1):
+            rule, found = "Heads() must name heads that the matrix has.", f"head {max(self.heads)}, {heads} heads"
+            raise OutOfRangeError("attend()", rule, {"mask": self.name()}, found=found, fix=f"use 0 to {heads - 1}.")
+
+    def name(self) -> str:
+        shown = ", ".join(f"{head}: {mask.name()}" for head, mask in zip(self.heads, self.masks, strict=True))
+        return f"Heads({{{shown}}}, default={self.default.name()})"
+
+    def __repr__(self) -> str:
+        return "\n".join([self.name(), *map(repr, self.parts)])

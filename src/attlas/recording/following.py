@@ -1,0 +1,159 @@
+"""Follows the attentions of a model while it runs: which layer each call is, and where it stands in its text."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from attlas.errors import RecordingError
+from attlas.matrix import AttentionMatrix
+from attlas.recording import errors, metadata
+from attlas.recording.attn_implementation import attending_with_attlas
+from attlas.recording.discovery import AttentionSite, ModelAttentions
+from attlas.recording.hooks import is_recording, subscribed
+from attlas.recording.parallel import refuse_context_parallel
+from attlas.recording.passes import Passes
+from attlas.recording.patch import patched_sdpa
+from attlas.recording.selection import Selection
+
+__all__ = ["ModelFollower"]
+
+
+class ModelFollower:
+    """What follows one model for the time of a ``with`` block: the base of a recording and of interventions.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    selections : sequence of Selection
+        What is asked for: layers that the model cannot have are refused at once.
+    patch_sdpa : bool
+        Whether torch's ``scaled_dot_product_attention`` is caught.
+    """
+
+    where = "record()"
+
+    def __init__(self, model: nn.Module, selections: tuple[Selection, ...], *, patch_sdpa: bool) -> None:
+        self._model = model
+        self._selections = selections
+        self._patch = patch_sdpa
+        self._attentions = ModelAttentions(model, patched=patch_sdpa)
+        sites = list(self._attentions.sites.values())
+        # A model that says it has more layers than attentions may use one for several: that shows when it runs.
+        if sites and metadata.model_details(model).get("num_hidden_layers", 0) <= self._attentions.count("self"):
+            for selection in selections:
+                selection.check(sites)
+        self._stack = ExitStack()
+        self._entered = False
+        self._ran: set[str] = set()
+        self._recorded: set[str] = set()
+        # Of the pass that runs: the layers that came, those of each kind counted, and where its text goes on.
+        self._visits: dict[tuple[str, int], AttentionSite] = {}
+        self._first_query: int | None = None
+        self._reused: set[str] = set()
+        self._reused_sites: set[AttentionSite] = set()
+        watched = list(model.named_modules()) if patch_sdpa else self._attentions.candidates()
+        self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
+
+    def _follow(self, stack: ExitStack) -> None:
+        """Let the model attend with attlas, and hear of each of its attentions, until the stack is closed."""
+        stack.enter_context(attending_with_attlas(self._model))
+        stack.enter_context(self._passes.followed())
+        if self._patch:
+            stack.enter_context(patched_sdpa(lambda: self._passes.innermost if is_recording(self) else None))
+        stack.enter_context(subscribed(self))
+        self._stack = stack.pop_all()
+
+    def _enter_once(self, name: str, fix: str) -> None:
+        """Raise an error where the block was entered before, or cannot be entered here."""
+        if self._entered:
+            rule, found = f"{name} is entered once.", f"the same {name.split()[-1]} in a second `with`"
+            raise RecordingError(self.where, rule, found=found, fix=fix)
+        refuse_context_parallel(self.where)
+        self._entered = True
+
+    def _check_complete(self) -> None:
+        """Raise an error where no attention was heard of, or one of the layers asked for does not exist."""
+        self._check_recorded()
+        for selection in self._selections:
+            selection.check([*self._attentions.sites.values(), *self._reused_sites])
+
+    def _check_recorded(self) -> None:
+        if not self._recorded:
+            raise errors.no_attention(
+                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch, where=self.where
+            )
+
+    # ------------------------------------------------------------------------------------------------- passes
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._visits.clear()
+        self._first_query = None
+
+    def _end(self) -> None:
+        self._ran |= {path for path, count in self._passes.calls.items() if count}
+        self._check_recorded()
+
+    # -------------------------------------------------------------------------------------------- attentions
+
+    def on_attention(
+        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> None:
+        """Hear of the matrix of one attention; called by `offer` inside the forward pass.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The attention layer.
+        matrix : AttentionMatrix, shape (batch, heads, m, n)
+            Its weights.
+        first_query, first_key : int, optional
+            Positions in the text of query 0 and of key 0.
+        """
+
+    def _call_of(self, module: nn.Module) -> tuple[AttentionSite, int] | None:
+        """Return which layer a call is, and how often its module ran before in this pass; None for another model."""
+        known_site = self._attentions.site(module)
+        if known_site is None:
+            return None
+        self._recorded.add(known_site.path)
+        occurrence = self._passes.occurrence(known_site.path)
+        return self._visit(known_site, occurrence), occurrence
+
+    def _visit(self, site: AttentionSite, occurrence: int) -> AttentionSite:
+        """Return the layer of a call: a module that is used again in one pass counts as another layer."""
+        if not self._passes.inside:
+            return site
+        key = (site.path, occurrence)
+        if key not in self._visits:
+            of_kind = [visit for visit in self._visits if self._visits[visit].kind == site.kind]
+            if occurrence or any(again for _, again in of_kind):
+                if any(selection.counts_from_the_end for selection in self._selections):
+                    raise errors.negative_layer_of_reused_module(site, self.where)
+                self._reused.add(site.kind)
+                site = replace(site, layer=len(of_kind))
+                self._reused_sites.add(site)
+            self._visits[key] = site
+        return self._visits[key]
+
+    def _position(
+        self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+    ) -> tuple[int, int]:
+        """Return the positions in the text of query 0 and of key 0."""
+        m, n = matrix.problem.shape[2:]
+        first_key = 0 if first_key is None else int(first_key)
+        if site.kind == "cross":
+            # Only the self-attention of the same pass knows how much of the text was read before.
+            first_query = self._first_query or 0
+        elif first_query is None:
+            mask = matrix.problem.mask
+            position = None if mask is None else mask.first_query(m, n)
+            first_query = max(n - m if position is None else position, 0) + first_key
+        first_query = int(first_query)
+        if site.kind == "self" and self._first_query is None:
+            self._first_query = first_query
+        return first_query, first_key
