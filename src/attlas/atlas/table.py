@@ -253,4 +253,9 @@ def frame(table: list[Record], library: str, where: str = "atlas.table()") -> An
             found=f"no module named {library}",
             fix=f'pip install {library}, or data="records" for a list of dicts.',
         ) from error
-    return module.DataFrame(table)
+    return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
+
+
+def _utf8(value: Any) -> Any:
+    """Return a text without lone surrogates, which stand for bytes that are no UTF-8: Arrow does not hold them."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
