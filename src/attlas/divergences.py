@@ -16,6 +16,7 @@ from attlas.engine.online import larger
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, GradientError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
+from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
 
 __all__ = ["Distance", "divergence"]
@@ -86,8 +87,8 @@ def divergence(
     problems = A.current("divergence()"), B.current("divergence()")
     if any(problem.is_symbolic for problem in problems):
         return _of_dense(A, B, kind, mean)
-    if not mean and kind in ("kl", "cross_entropy") and (found := _by_products(A, B, kind)) is not None:
-        return found
+    if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
+        return quick
     rows = _Rows(A, B, kind, mean, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.needs_graph:
@@ -115,7 +116,7 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
         if value not in known:
             rule = f"{name} must be one of {', '.join(map(repr, known))}."
             raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={known[0]!r}")
-    mean = heads == "mean"
+    mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
         rule, found = (
             "heads='mean' compares means of weights over the axis before the last two.",
@@ -157,9 +158,10 @@ def _shows_all(first: Problem, second: Problem) -> bool:
     """Return whether a query of the second matrix is known to see each key that it sees in the first."""
     if second.mask is None or second.mask is first.mask:
         return True
-    if first.mask is None or first.interval is None or second.interval is None:
+    runs = interval_of(first), interval_of(second)
+    if runs[0] is None or runs[1] is None:
         return False
-    (start, stop), (low, high) = first.interval, second.interval
+    (start, stop), (low, high) = runs
     return bool(((start == stop) | ((low <= start) & (stop <= high))).all())
 
 

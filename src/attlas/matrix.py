@@ -338,14 +338,16 @@ class AttentionMatrix(TensorLike):
             return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
         if problem.is_symbolic:
             found = graph.dense("A[...]", problem, rows)
-            cells = found.logits if before_softmax else found.weights
-            return cells[..., columns.start : columns.stop] if isinstance(columns, range) else cells[..., columns]
+            whole = found.logits if before_softmax else found.weights
+            return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
 
         def compute() -> tuple[list[Any], Tensor]:
             lse = self._known_lse()
             return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
 
-        (cells,), _ = operations.record(problem, [reads.Cells(rows, columns, before_softmax)], self.plan, compute)
+        cells: Tensor = operations.record(problem, [reads.Cells(rows, columns, before_softmax)], self.plan, compute)[0][
+            0
+        ]
         if before_softmax:
             self._gradient.lose("log-weights were read")
         else:

@@ -64,5 +64,6 @@ class Cells(Statistic):
             return out.masked_fill_(part.hidden, 0.0) if self.of_logits else out
 
         taken = torch.zeros(problem.shape[2], dtype=torch.bool, device="cpu").index_fill_(0, self.rows, True)
-        functions = {"logits" if self.of_logits else "weights": (of_tile,)}
-        return CellGradient(rows=taken, **functions)
+        if self.of_logits:
+            return CellGradient(rows=taken, logits=(of_tile,))
+        return CellGradient(rows=taken, weights=(of_tile,))

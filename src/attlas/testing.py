@@ -418,7 +418,7 @@ def _check_gradient(where: str, given: Given, statistic: Statistic, matrices: di
     for plan, A in matrices.items():
         problem = A.problem
         leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, problem.sink) if t is not None]
-        A = attend(*leaves[:2], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
+        A = attend(leaves[0], leaves[1], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
         wanted = wanted or _slopes(graph.collect(where, A.problem, [statistic])[0], leaves)
         for name, a, b in zip(("q", "k", "the sink"), _slopes(A.collect(statistic)[0], leaves), wanted, strict=False):
             if (error := _difference(a, b)) > _CLOSE * max(1.0, float(b.abs().max())):

@@ -152,14 +152,14 @@ class Replay:
         return torch.zeros_like(logits) if found is None else found.masked_fill_(part.hidden, 0.0)
 
 
-def _with_leaves(carry: Any) -> tuple[Any, list[Tensor | None]]:
+def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
     """Return a copy of a carry that may be written into, and what it is a copy of, in which autograd has gradients."""
     leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_of(carry)]
     copies = {id(t): leaf.clone() for t, leaf in zip(tensors_of(carry), leaves, strict=True)}
     return copy.deepcopy(carry, copies), leaves
 
 
-def _vjp(results: list[Tensor], grads: list[Tensor | None], wanted: list[Tensor | None]) -> list[Tensor | None]:
+def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Return the gradients in the tensors that want one, given those of results, None where there is none."""
     pairs = [(t, g) for t, g in zip(results, grads, strict=True) if g is not None and t.requires_grad]
     leaves = [t for t in wanted if t is not None and t.requires_grad]
