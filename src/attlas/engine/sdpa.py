@@ -93,8 +93,9 @@ class Sdpa(Backend):
     def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # A plain scaled dot product is one call of the kernel.
         q, k, score = problem.q, problem.k, problem.score
-        plain = type(score) is ScaledDot and problem.mask is None and problem.sink is None
-        if not plain or q.device.type != "cpu":
+        if type(score) is not ScaledDot or problem.mask is not None or problem.sink is not None:
+            return None
+        if q.device.type != "cpu":
             return None
         if k.shape != v.shape or q.shape[1] != k.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel()):
             return None
