@@ -7,6 +7,7 @@ from.
 
     python examples/date_translation.py               # trains until it is right, at most a minute; writes a picture
     python examples/date_translation.py --seconds 15  # stops earlier
+    python examples/date_translation.py --guide 0.3   # the weights of the year's letters are part of the loss
 """
 
 import argparse
@@ -102,6 +103,16 @@ class Translator(nn.Module):
         memory, _ = nn.utils.rnn.pad_packed_sequence(memory, batch_first=True)
         return memory, torch.tanh(self.start(torch.cat([last[0], last[1]], dim=-1))), attlas.Padding(lengths)
 
+    def year(self, codes: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+        """Return the weight of each letter of the year on its own letter, which stands in the text's last four.
+
+        That is a diagonal of the weights, and it carries a gradient as any other read: shape (batch, 4).
+        """
+        memory, _, mask = self.read(codes, lengths)
+        A = attlas.attend(states[:, :4], memory, score=self.attention.score, mask=mask)
+        places = lengths.unsqueeze(-1) - 4 + torch.arange(4)
+        return A[:, :, :].gather(-1, places.unsqueeze(-1)).squeeze(-1)
+
     def forward(self, codes: Tensor, lengths: Tensor, truth: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return logits (batch, 10, letters) and the decoder's states; without `truth` it goes on with its own."""
         memory, state, mask = self.read(codes, lengths)
@@ -134,8 +145,10 @@ def accuracy(model: Translator, dates: list[dt.date], styles: list[int]) -> floa
     return float((logits.argmax(-1) == encode_answers(dates)).all(-1).double().mean())
 
 
-def train(model: Translator, dates: list[dt.date], seconds: float, steps: float, held: list[dt.date]) -> None:
-    """Train until the time or the steps are over, or what was held out is all right."""
+def train(
+    model: Translator, dates: list[dt.date], seconds: float, steps: float, held: list[dt.date], guide: float = 0.0
+) -> None:
+    """Train until the time or the steps are over, or what was held out is all right; guided alignment has a weight."""
     chance = random.Random(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
     styles = [chance.randrange(8) for _ in held]
@@ -146,8 +159,10 @@ def train(model: Translator, dates: list[dt.date], seconds: float, steps: float,
         batch = chance.choices(dates, k=64)
         codes, lengths = encode([written(date, chance.randrange(8)) for date in batch])
         answers = encode_answers(batch)
-        logits, _ = model(codes, lengths, answers)
+        logits, states = model(codes, lengths, answers)
         loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+        if guide:
+            loss = loss - guide * model.year(codes, lengths, states).clamp(min=1e-6).log().mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -196,6 +211,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         "--seconds", type=float, default=45.0, help="longest processor time to train (default: %(default)s)"
     )
     parser.add_argument("--steps", type=float, default=math.inf, help="most steps to train (default: no limit)")
+    parser.add_argument("--guide", type=float, default=0.0, help="weight of guided alignment (default: %(default)s)")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
 
@@ -205,7 +221,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model = Translator()
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(seen):,} dates to learn from, {len(held):,} held out, eight ways to write each; {count:,} parameters")
-    train(model, seen, options.seconds, options.steps, held)
+    train(model, seen, options.seconds, options.steps, held, options.guide)
 
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)

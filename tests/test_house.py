@@ -42,9 +42,9 @@ FUNCTION_STATEMENTS = 40
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 # What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
 HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
-         "pandas", "anywidget"]  # fmt: skip
+         "pandas", "anywidget", "pyarrow"]  # fmt: skip
 # Packages whose public names must be documented; those of an extra that is not installed are left out.
-PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.distributed", "attlas.estimators", "attlas.heads",
+PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.corpus", "attlas.distributed", "attlas.estimators", "attlas.heads",
                 "attlas.huggingface", "attlas.interventions", "attlas.models", "attlas.nn", "attlas.pictures",
                 "attlas.recording",
                 "attlas.scaling", "attlas.stats", "attlas.testing", "attlas.view"]  # fmt: skip

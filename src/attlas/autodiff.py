@@ -10,7 +10,9 @@ from torch import Tensor
 __all__ = ["recorded_gradients"]
 
 
-def recorded_gradients(result: Tensor, wanted: Sequence[Tensor | None], grad: Tensor) -> tuple[Tensor | None, ...]:
+def recorded_gradients(
+    result: Tensor | Sequence[Tensor], wanted: Sequence[Tensor | None], grad: Tensor | Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of a result that autograd has recorded, with their graph.
 
     A backward of our own computes numbers only. Where the gradient is to be differentiated in its turn
@@ -18,11 +20,11 @@ def recorded_gradients(result: Tensor, wanted: Sequence[Tensor | None], grad: Te
 
     Parameters
     ----------
-    result : Tensor
+    result : Tensor, or sequence of them
         The definition of what the forward returned.
     wanted : sequence of Tensor or None
         The inputs of the forward.
-    grad : Tensor
+    grad : Tensor, or sequence of them
         Gradient of the result.
     """
     leaves = [t for t in wanted if t is not None and t.requires_grad]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from attlas import reads
 from attlas.engine import graph, operations, reference, tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
@@ -19,7 +20,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, tracing, whole_number
+from attlas.inputs import check_values, tracing, transforming, whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.masks import Mask
 from attlas.reductions import Dim, axis_of, reduced
@@ -193,7 +194,8 @@ class AttentionMatrix(TensorLike):
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
             self._gradient.lose("the log-sum-exp was read")
-            lse = operations.recorded_lse(problem, self._known_lse(), self.plan)
+            known = self._known_lse()
+            (lse,), _ = operations.record(problem, [reads.LogSumExp()], self.plan, lambda: ([known.clone()], known))
         else:
             lse = self._known_lse()
         return self._axes.restore(lse.to(self.dtype))
@@ -334,13 +336,21 @@ class AttentionMatrix(TensorLike):
         problem = self.current("A[...]")
         if not problem.needs_graph:
             return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
-        found = graph.dense("A[...]", problem, rows)
-        cells = found.logits if before_softmax else found.weights
+        if problem.is_symbolic:
+            found = graph.dense("A[...]", problem, rows)
+            cells = found.logits if before_softmax else found.weights
+            return cells[..., columns.start : columns.stop] if isinstance(columns, range) else cells[..., columns]
+
+        def compute() -> tuple[list[Any], Tensor]:
+            lse = self._known_lse()
+            return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
+
+        (cells,), _ = operations.record(problem, [reads.Cells(rows, columns, before_softmax)], self.plan, compute)
         if before_softmax:
             self._gradient.lose("log-weights were read")
-        elif not tracing():
-            self._gradient.add_rows(rows, cells)
-        return cells[..., columns.start : columns.stop] if isinstance(columns, range) else cells[..., columns]
+        else:
+            self._gradient.add_cells(rows, columns, cells)
+        return cells
 
     def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix.
@@ -384,16 +394,29 @@ class AttentionMatrix(TensorLike):
                     given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
                 raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
         problem = self._with_numbers("A.collect()")
-        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph else []
+        graph_of_values = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
+        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or graph_of_values else []
         others = [s for s in statistics if s not in recorded]
         results: dict[Statistic, Any] = {}
         if recorded:
             self._gradient.lose("statistics were collected")
-            results |= zip(recorded, graph.collect(problem, recorded), strict=True)
+            results |= zip(recorded, self._record(problem, recorded), strict=True)
         if others:
             found, self._given_lse = operations.collect(problem, others, self.plan, self._lse)
             results |= zip(others, found, strict=True)
         return tuple(self._axes.restore_all(results[s]) for s in statistics)
+
+    def _record(self, problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
+        """Return statistics with their graph."""
+        if problem.is_symbolic or transforming():
+            return graph.collect("A.collect()", problem, statistics)
+
+        def compute() -> tuple[list[Any], Tensor]:
+            results, lse = operations.collect(problem, statistics, self.plan, self._lse)
+            return results, operations.log_sum_exp(problem, self.plan) if lse is None else lse
+
+        results, self._given_lse = operations.record(problem, statistics, self.plan, compute)
+        return results
 
     @like_tensors
     def sum(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

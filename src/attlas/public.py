@@ -4,6 +4,7 @@ from attlas import stats, testing
 from attlas.atlas import Atlas, Entry
 from attlas.attend import attend, attention
 from attlas.corpus import corpus, join
+from attlas.divergences import divergence
 from attlas.engine.plan import Plan
 from attlas.errors import (
     AttlasError,
@@ -97,6 +98,7 @@ __all__ = [
     "attend",
     "attention",
     "corpus",
+    "divergence",
     "explain",
     "from_function",
     "from_tensor",

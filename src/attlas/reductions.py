@@ -91,7 +91,7 @@ def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Ten
         if len(dims) > 1 or not dims & {keys, queries}:
             found: Tensor = A._call("argmax", dim, keepdim)
             return found
-    elif A.needs_graph:
+    elif A.needs_graph and (name != "amax" or not dims & {keys, queries}):
         return _recorded(A, name, dims, keepdim)
     if not dims & {keys, queries}:
         out = _over_leading(A, name, dims)
@@ -109,7 +109,7 @@ def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Ten
 def _recorded(A: AttentionMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     """Return a sum, mean or maximum with its graph: sums over rows or columns are products, at any length."""
     keys, queries = A.ndim - 1, A.ndim - 2
-    if name == "amax" or not dims & {keys, queries}:
+    if not dims & {keys, queries}:
         found: Tensor = getattr(A.to_dense(), name)(sorted(dims), keepdim)
         return found
     first = keys if keys in dims else queries

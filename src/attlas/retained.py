@@ -31,7 +31,7 @@ class WeightGradient:
         self.lost: str | None = None
         self._products: list[tuple[Any, int, Tensor, bool]] = []
         self._factors: list[tuple[Tensor, Tensor]] = []
-        self._rows: list[tuple[Tensor | range, Tensor]] = []
+        self._cells: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add_product(self, out: Tensor, right: Tensor, *, transposed: bool = False) -> None:
         """Note a product with a graph, shape (batch, heads, tokens, e), and what the matrix was multiplied with."""
@@ -41,11 +41,12 @@ class WeightGradient:
         if self.retained:
             self._watch(*product)
 
-    def add_rows(self, rows: Tensor | range, weights: Tensor) -> None:
-        """Note whole rows that were read with a graph, shape (batch, heads, len(rows), n)."""
+    def add_cells(self, rows: Tensor | range, columns: Tensor | range, weights: Tensor) -> None:
+        """Note weights that were read with a graph, shape (batch, heads, len(rows), len(columns))."""
         self._lose_whole()
         if self.retained:
-            weights.register_hook(lambda grad: self._rows.append((rows, grad)))
+            i, j = (torch.tensor(t) if isinstance(t, range) else t for t in (rows, columns))
+            weights.register_hook(lambda grad: self._cells.append((i.unsqueeze(-1), j, grad)))
         else:
             self.lose("cells were read before")
 
@@ -71,15 +72,14 @@ class WeightGradient:
 
     def total(self, like: Tensor) -> Tensor | None:
         """Return the gradient of the weights, of the shape of `like`; None where nothing has flowed back."""
-        if not (self._factors or self._rows):
+        if not (self._factors or self._cells):
             return None
         out = torch.zeros_like(like)
         for left, right in self._factors:
             left, right = (spread_heads(t, like.shape[1]).to(like.dtype) for t in (left, right))
             out += left @ right.mT
-        for rows, grad in self._rows:
-            index = torch.tensor(rows) if isinstance(rows, range) else rows
-            out.index_add_(2, index.to(out.device), grad)
+        for rows, columns, grad in self._cells:
+            out.permute(2, 3, 0, 1).index_put_((rows, columns), grad.permute(2, 3, 0, 1), accumulate=True)
         return out
 
     def _watch(self, node: Any, output: int, right: Tensor, transposed: bool) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.engine import tiled
+from attlas.engine import graph, tiled
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through
@@ -184,8 +184,9 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     ContractError
         If the result depends on the plan, on an earlier run or on what else is collected; if it lacks the
         axes (batch, heads), or that of one head is not what it is in the whole; if a step writes into what
-        other statistics read; if it differs from `dense`; if `merge`, where it is defined, does not make the
-        whole of two halves of the rows, or of the columns unless the statistic needs whole rows.
+        other statistics read; if it differs from `dense`; if its gradient is not that of its steps; if `merge`, where
+        it is defined, does not make the whole of two halves of the rows, or of the columns unless the statistic needs
+        whole rows.
 
     See Also
     --------
@@ -220,6 +221,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
             _check_results(where, given, statistic, matrices, dense, ties=isinstance(mask, Causal))
+            _check_gradient(where, given, statistic, matrices)
 
 
 def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:
@@ -405,6 +407,37 @@ def _check_results(
                 rule, fix = "the result must be that of the dense formula.", "compare statistic and dense on one row; "
                 found = f"off by {error:.2g} with plan {plan}"
                 raise _broken(where, rule, given, found=found, fix=fix + "a row that sees no key has weights 0.")
+
+
+@torch.enable_grad()
+def _check_gradient(where: str, given: Given, statistic: Statistic, matrices: dict[Plan, AttentionMatrix]) -> None:
+    """Check the gradient of a statistic against that of autograd through its steps over the whole matrix."""
+    if not statistic.differentiable:
+        return
+    wanted: list[Tensor] = []
+    for plan, A in matrices.items():
+        problem = A.problem
+        leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, problem.sink) if t is not None]
+        A = attend(*leaves[:2], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
+        wanted = wanted or _slopes(graph.collect(where, A.problem, [statistic])[0], leaves)
+        for name, a, b in zip(("q", "k", "the sink"), _slopes(A.collect(statistic)[0], leaves), wanted, strict=False):
+            if (error := _difference(a, b)) > _CLOSE * max(1.0, float(b.abs().max())):
+                rule = "gradient() must give the gradient that autograd finds in the steps."
+                fix = (
+                    "derive it from finish(step(start())), cell by cell; or leave it out: autograd then runs the steps."
+                )
+                raise _broken(where, rule, given, found=f"gradient in {name} off by {error:.2g} with {plan}", fix=fix)
+
+
+def _slopes(result: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of a loss that weighs the numbers of a result."""
+    found = [t for t in _tensors(result) if t.requires_grad]
+    loss = torch.zeros((), dtype=torch.float64)
+    for t in found:
+        loss = (
+            loss + (t.nan_to_num(0.0, 0.0, 0.0) * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape)).sum()
+        )
+    return _gradients(loss, leaves, torch.ones_like(loss)) if found else [torch.zeros_like(t) for t in leaves]
 
 
 @torch.no_grad()

@@ -719,6 +719,7 @@ LATIN = """() => {
 }"""
 NAMES = {
     "attlas",
+    "Python",
     "HTML",
     "PNG",
     "SVG",

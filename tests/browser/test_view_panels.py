@@ -4,12 +4,9 @@ import base64
 import csv
 import io
 import json
-import os
 import queue
 import re
-import shutil
 import struct
-import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -53,7 +50,6 @@ WORDS = (
 )
 TOKENS = ["start", *(WORDS[i % len(WORDS)] for i in range(N - 2)), "needle"]
 SHOWN = Text(TOKENS).shown  # an empty token is a part of the next character
-AXE = "4.10.3"
 
 
 def matrix(layer: int) -> attlas.AttentionMatrix:
@@ -658,34 +654,6 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any) -> None:
     page.keyboard.press("Enter")
     page.keyboard.press("]")
     link_says(page, "h", "1")
-
-
-@pytest.fixture(scope="session")
-def axe() -> str:
-    """The text of axe-core, fetched once into a folder outside of this repository."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "attlas-tests" / f"axe-core-{AXE}"
-    file = folder / "node_modules" / "axe-core" / "axe.min.js"
-    if not file.is_file():
-        if shutil.which("npm") is None:
-            pytest.skip("npm, which fetches axe-core, is not installed")
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            "npm",
-            "install",
-            "--prefix",
-            str(folder),
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            f"axe-core@{AXE}",
-        ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm does not answer")
-        if done.returncode:
-            pytest.skip(f"axe-core cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
-    return file.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

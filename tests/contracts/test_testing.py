@@ -349,3 +349,21 @@ def test_another_kind_of_thing_is_stopped(check: Callable[[Any], None]) -> None:
 def test_contract_error_is_an_assertion_error() -> None:
     assert issubclass(ContractError, AssertionError)
     assert issubclass(ContractError, attlas.AttlasError)
+
+
+class WrongGradient(stats.RowMass):
+    """A statistic whose formula for its gradient is not that of its steps."""
+
+    def of(self, part):
+        return part.weights.square().sum(-1)
+
+    def outputs(self, problem):
+        return None
+
+    def gradient(self, problem, grad, result):
+        return stats.ColumnMass().gradient(problem, grad.new_ones(*problem.shape[:2], problem.shape[3]), result)
+
+
+def test_a_wrong_gradient_is_found():
+    with pytest.raises(attlas.errors.ContractError, match=r"gradient\(\) must give the gradient"):
+        attlas.testing.check_statistic(WrongGradient())

@@ -19,12 +19,12 @@ TOKENS = 512
 
 @pytest.fixture(scope="module")
 def dense() -> dict[str, Any]:
-    """Give the shipped model in float64, texts of 512 and 200 tokens, and their weights by eager attention."""
+    """Give the shipped model in float64, texts of 512, 100 and 60 tokens, and their weights by eager attention."""
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel.from_pretrained(models.path(), attn_implementation="eager").double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(models.path())
     ids = tokenizer(Path(json.__file__).read_text(encoding="utf-8"))["input_ids"]
-    texts = [ids[:TOKENS], ids[1000:1200], ids[TOKENS : 2 * TOKENS], ids[1200:1400]]
+    texts = [ids[:TOKENS], ids[1000:1100], ids[1100:1200], ids[1200:1260]]
     with torch.no_grad():
         weights = [model(torch.tensor([t]), output_attentions=True, use_cache=False).attentions for t in texts]
     heads = {(layer, h): [w[layer][0, h].numpy() for w in weights] for layer in range(4) for h in range(6)}

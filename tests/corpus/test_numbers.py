@@ -11,7 +11,7 @@ import torch
 
 import attlas
 from attlas import heads
-from attlas.corpus import Corpus
+from attlas.corpus import Corpus, repeats
 from attlas.corpus.measuring import measure_layer
 from attlas.corpus.numbers import COUNTS, SUMS
 
@@ -230,3 +230,21 @@ def test_a_mask_with_two_runs_of_keys_is_refused() -> None:
     A = attlas.attend(q, q, mask=attlas.Dilated(6, 0, 2))
     with pytest.raises(attlas.RecordingError, match="one run of keys"):
         measure_layer(A, torch.zeros(1, 16, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("mask", [attlas.Causal(), attlas.Window(9, 0)])
+def test_few_cells_at_once_give_the_same(mask: attlas.Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that stand alone in a block or with others, and blocks that are cut by rows."""
+    ids = torch.tensor([[*texts()[1], *[3] * 20, *texts()[1]]])
+    q, k = torch.randn(2, 1, 2, 100, 8, dtype=torch.float64)
+    A = attlas.attend(q, k, mask=mask)
+    found = measure_layer(A, ids)[0]
+    for side, cells in (4, 64), (32, 64), (64, 1 << 20):
+        monkeypatch.setattr(repeats, "_SIDE", side)
+        monkeypatch.setattr(repeats, "_CELLS", cells)
+        again = measure_layer(A, ids)[0]
+        np.testing.assert_allclose(again.sums, found.sums, atol=1e-12)
+        np.testing.assert_array_equal(again.counts, found.counts)
+    expected = heads.induction(A, ids)[0]
+    sums, counts = (dict(zip(names, x.T, strict=True)) for names, x in ((SUMS, found.sums), (COUNTS, found.counts)))
+    np.testing.assert_allclose(sums["induction_text"] / counts["induction_text"], expected, atol=1e-12)

@@ -77,7 +77,7 @@ def check(on_ranks: OnRanks, cases: dict[str, Any], ranks: int, shape: tuple[int
         for name, case in cases.items():
             for q_to, k_to in pairs:
                 for what, error in differences(mesh, case, q_to, k_to).items():
-                    if not error < 1e-11:
+                    if not error < 1e-12:
                         wrong.append(f"{name}, {q_to}, {k_to}: {what} is off by {error:.1e}")
         return wrong
 
@@ -147,28 +147,33 @@ def test_every_statistic(on_ranks: OnRanks, mask: str, ranks: int, shape: tuple[
 
     def job(rank: int, world: int) -> list[str]:
         mesh = init_device_mesh("cpu", shape)
-        return [text for pair in pairs for text in statistics_of(mesh, case, *pair, 1e-11)]
+        return [text for pair in pairs for text in statistics_of(mesh, case, *pair, 1e-12)]
 
     assert not [text for texts in on_ranks(ranks, job) for text in texts]
 
 
 def test_float32(on_ranks: OnRanks) -> None:
     q, k, v = (torch.randn(2, 4, 50, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    A, exact = (
+        attlas.attend(q.to(dtype), k.to(dtype), mask=attlas.Causal()) for dtype in (torch.float32, torch.float64)
+    )
+    asked, names = PER_ROW[:4], ["output", "lse", "entropy", "keys", "weight", "logit"]
+    one = [A @ v, A.lse, *A.collect(*asked)]
+    true = [exact @ v.double(), exact.lse, *exact.collect(*asked)]
 
-    def job(rank: int, world: int) -> float:
-        mesh, A, errors = init_device_mesh("cpu", (3,)), attlas.attend(q, k, mask=attlas.Causal()), []
+    def job(rank: int, world: int) -> None:
+        mesh = init_device_mesh("cpu", (3,))
         for q_to, k_to in LINE:
             B = attlas.attend(shard(q, mesh, q_to), shard(k, mesh, k_to), mask=attlas.Causal())
-            errors += [gap(B @ shard(v, mesh, k_to), A @ v), gap(B.lse, A.lse)]
-            errors += [
-                gap(found, true) for found, true in zip(B.collect(*PER_ROW[:4]), A.collect(*PER_ROW[:4]), strict=True)
-            ]
-            same = B @ shard(v, mesh, k_to)
+            found = [B @ shard(v, mesh, k_to), B.lse, *B.collect(*asked)]
             if k_to in ([BATCH], [HEADS]):
-                assert torch.equal(same.full_tensor(), A @ v)  # bit for bit
-        return max(errors)
+                assert torch.equal(found[0].full_tensor(), one[0])  # bit for bit
+            for name, many, single, whole in zip(names, found, one, true, strict=True):
+                # Effective keys have the rounding of squares: one process is off by 0.9e-6 itself.
+                assert name == "keys" or gap(many, single) < 1e-6, (name, q_to, k_to)
+                assert gap(many, whole) < 1.2 * gap(single, whole) + 2e-7, (name, q_to, k_to)
 
-    assert max(on_ranks(3, job)) < 2e-6
+    on_ranks(3, job)
 
 
 def test_transposed_product(on_ranks: OnRanks) -> None:
@@ -186,7 +191,7 @@ def test_transposed_product(on_ranks: OnRanks) -> None:
             errors += [gap(found, out), *(gap(a, b) for a, b in zip(slopes, wanted, strict=True))]
         return errors
 
-    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-12
 
 
 def test_gradients_of_statistics(on_ranks: OnRanks) -> None:
@@ -209,7 +214,7 @@ def test_gradients_of_statistics(on_ranks: OnRanks) -> None:
             attlas.attend(shard(case.q, mesh, [TOKENS]), k).collect(stats.ColumnMax())
         return errors
 
-    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-12
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3, 2)], ids=str)
@@ -242,7 +247,7 @@ def test_fewer_key_heads_than_ranks(on_ranks: OnRanks, key_heads: int) -> None:
         return [error for pair in pairs for error in differences(mesh, case, *pair).values()]
 
     for ranks in (2, 4):
-        assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-11
+        assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-12
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -272,7 +277,7 @@ def test_head_and_tail_shards(on_ranks: OnRanks, ranks: int) -> None:
             errors += [gap(B.mT @ shard(x[:, :, order], mesh, [TOKENS]), A.mT @ x)]
         return errors
 
-    assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-11
+    assert max(max(errors) for errors in on_ranks(ranks, job)) < 1e-12
 
 
 def test_a_scale_of_each_head(on_ranks: OnRanks) -> None:
@@ -290,4 +295,4 @@ def test_a_scale_of_each_head(on_ranks: OnRanks) -> None:
             errors += [gap(found, out), gap(slope, wanted[0])]
         return errors
 
-    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-11
+    assert max(max(errors) for errors in on_ranks(3, job)) < 1e-12

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.contracts.conftest import Sizes, build
 from tests.distributed.test_equality import LINE, STATISTICS, differences, gap, shard, tensors
+from tests.distributed.test_saving import atlas_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 import attlas
-from attlas.errors import ShapeError
+from attlas.distributed import save, saving
+from attlas.errors import RecordingError, ShapeError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -28,7 +33,7 @@ def _process(rank: int, folder: str) -> None:
         mesh, case = init_device_mesh("cpu", (2,)), build("Gaussian(learn)", "Causal", Sizes(19, 23), sink=True)
         for pair in LINE:
             errors = differences(mesh, case, *pair)
-            assert max(errors.values()) < 1e-11, (pair, errors)
+            assert max(errors.values()) < 1e-12, (pair, errors)
             q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
             with torch.no_grad():
                 A = attlas.attend(case.q, case.k, mask=case.mask).collect(
@@ -39,7 +44,7 @@ def _process(rank: int, folder: str) -> None:
                 )
             for found, wanted in zip(B, A, strict=True):
                 for one, true in zip(tensors(found), tensors(wanted), strict=True):
-                    assert gap(one, true) < 1e-11, pair
+                    assert gap(one, true) < 1e-12, pair
         with pytest.raises(ShapeError, match="mask"):
             attlas.attend(q, shard(case.k, mesh, LINE[0][0]), mask=torch.ones(3, 3) > 0 if rank else case.mask)
     finally:
@@ -48,3 +53,39 @@ def _process(rank: int, folder: str) -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(_process, (str(tmp_path),), nprocs=2, start_method="fork")
+
+
+def _killed(rank: int, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    written = saving._SharedWriter._write_own
+
+    def killed(*given: Any) -> Any:
+        done = written(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    if rank == 1:
+        saving._SharedWriter._write_own = killed
+    try:
+        save(atlas_of(rank), folder / "run.atlas", init_device_mesh("cpu", (2,)), [Shard(1)])
+    except RuntimeError as error:
+        (folder / "error").write_text(str(error))
+    os._exit(0)  # the group is broken, and cannot be left in good order
+
+
+def test_a_killed_rank(tmp_path: Path) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_killed, args=(rank, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, -signal.SIGKILL]
+    assert (tmp_path / "error").read_text()
+    assert not (tmp_path / "run.atlas").exists()
+    with pytest.raises(RecordingError):
+        attlas.load(tmp_path / "run.atlas")
+    atlas_of(0).save(tmp_path / "run.atlas")
+    assert attlas.load(tmp_path / "run.atlas").entries
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -1,20 +1,29 @@
 """Each example runs, keeps its promise, and writes its picture and nothing else."""
 
+import datetime as dt
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, arguments: list[str], out: Path) -> dict[str, float]:
-    """Run an example's main() and return what it measured."""
+def load(name: str) -> Any:
+    """Return an example as a module."""
     spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, arguments: list[str], out: Path) -> dict[str, float]:
+    """Run an example's main() and return what it measured."""
+    module = load(name)
     found: dict[str, float] = module.main([*arguments, "--out", str(out)])
     assert out.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in out.parent.iterdir()] == [out.name]
@@ -77,3 +86,35 @@ def test_gpt2_learns_more_than_pairs_of_letters(tmp_path: Path, capsys: pytest.C
     assert found["loss"] < found["baseline"]  # nobody who looks back one letter only can do that
     assert found["written"] > 60
     assert "bigram model" in capsys.readouterr().out
+
+
+def test_entropy_that_is_kept_up_lets_attention_learn() -> None:
+    found = load("keep_entropy").main([])
+    assert found["error with"] < 0.25 * found["error without"]
+    assert found["entropy with"] > found["entropy without"] + 0.5
+
+
+def test_two_heads_learn_from_eight() -> None:
+    found = load("distill_heads").main(["--steps", "60", "--tokens", "48"])
+    assert found["last"] < 0.7 * found["first"]
+
+
+def test_guidance_looks_at_the_words() -> None:
+    pytest.importorskip("diffusers", reason="the model is one of diffusers")
+    found = load("guide_diffusion").main([])
+    assert found["cells"] == 64 * 64 * 77
+    assert found["after"] < found["before"]
+
+
+def test_guided_alignment_draws_the_year_to_its_letters() -> None:
+    module = load("date_translation")
+    weights = []
+    for guide in (0.0, 1.0):
+        torch.manual_seed(0)
+        model, dates = module.Translator(), [module.FIRST + dt.timedelta(days=37 * i) for i in range(400)]
+        module.train(model, dates, 300.0, 15, dates[:50], guide)
+        codes, lengths = module.encode([module.written(date, i % 8) for i, date in enumerate(dates[:50])])
+        with torch.no_grad():
+            _, states = model(codes, lengths)
+            weights.append(float(model.year(codes, lengths, states).mean()))
+    assert weights[1] > 2 * weights[0]

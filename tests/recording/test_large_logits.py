@@ -66,12 +66,12 @@ def test_steps_of_a_generation(sharp, ids, keep, tmp_path) -> None:
 def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     with attlas.record(sharp) as atlas, torch.no_grad():
         sharp(ids)
-    put = storage.Writer._put
+    put = storage.Writer.put
 
     def older(self, name, t):
         return put(self, name, t.float() if name == "lse" else t)
 
-    monkeypatch.setattr(storage.Writer, "_put", older)
+    monkeypatch.setattr(storage.Writer, "put", older)
     monkeypatch.setattr("attlas.atlas.manifest._VERSION", 1)
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
-from attlas.errors import DtypeError, OutOfRangeError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
@@ -49,6 +49,8 @@ class Atlas:
         The attentions, in the order of the model.
     texts : list of list of str, or None
         Text of each token of every sequence of the batch, padding included; `tokens` is the first of them.
+    divided : bool
+        Whether other processes recorded further heads of the same layers (tensor parallelism).
 
     See Also
     --------
@@ -88,6 +90,7 @@ class Atlas:
         self.entries = list(entries)
         self.model = model
         self.ids = ids
+        self.divided = False
         self.texts: list[list[str]] | None = None
         if tokens and isinstance(tokens[0], list):
             self.texts = [list(text) for text in tokens]
@@ -380,9 +383,13 @@ class Atlas:
         Raises
         ------
         RecordingError
-            If the folder is there, or cannot be written.
+            If the folder is there, or cannot be written, or other processes have further heads of the layers.
         DtypeError
             If something in the atlas cannot be stored.
+
+        See Also
+        --------
+        attlas.distributed.save : one folder of what several processes recorded.
 
         Notes
         -----
@@ -390,6 +397,10 @@ class Atlas:
         it allows, exactly: every pair is asked for once. A score of your own must be given again on load. A
         log-sum-exp that is not known yet is computed, one pass over the matrix.
         """
+        if self.divided:
+            rule = "the atlas must have all heads of its layers, or all that were chosen."
+            fix = "attlas.distributed.save(atlas, folder, mesh, [Shard(1)]) on all ranks."
+            raise RecordingError("save()", rule, found="tensor parallelism: other ranks have further heads", fix=fix)
         with Writer(folder, overwrite) as writer:
             writer.finish(self, progress)
 

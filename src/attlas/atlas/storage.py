@@ -89,12 +89,16 @@ class Writer:
         self._runs: WeakKeyDictionary[Mask, dict[tuple[Any, ...], Mask]] = WeakKeyDictionary()
         self._pending: dict[str, Tensor] = {}
         self._done = False
+        self.partial, self._lock = self.begin()
+        self._reader = Reader(self.partial)
+
+    def begin(self) -> tuple[Path, int]:
+        """Return a new hidden folder beside the target, and a handle that locks it."""
         with self._writing():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _clear_leftovers(self.folder)
             self._check_target()
-            self.partial, self._lock = _new_partial(self.folder)
-        self._reader = Reader(self.partial)
+            return _new_partial(self.folder)
 
     def __enter__(self) -> Writer:
         return self
@@ -134,7 +138,7 @@ class Writer:
         """
         self._check_open("Writer.add()")
         record = self._record(entry)
-        self._flush()
+        self.flush()
         problem = None if entry.matrix is None else entry.matrix.problem
         parts = [] if problem is None else problem.score.modules()
         own = {type(part).__name__: part for part in parts if isinstance(part, Score)}
@@ -167,8 +171,8 @@ class Writer:
             records.append(self._finished(entry))
             if progress is not None:
                 progress(done + 1, len(atlas.entries))
-        ids = None if atlas.ids is None else self._put("ids", atlas.ids)
-        self._flush()
+        ids = None if atlas.ids is None else self.put("ids", atlas.ids)
+        self.flush()
         content = {
             "model": atlas.model,
             "tokens": None if atlas.tokens is None else list(atlas.tokens),
@@ -179,24 +183,28 @@ class Writer:
             "entries": records,
         }
         _check_plain(content)
+        self.seal(content)
+        self._done = True
+        os.close(self._lock)
+
+    def seal(self, content: Mapping[str, Any]) -> None:
+        """Write ``atlas.json`` and give the folder its name."""
         with self._writing():
             write_manifest(self.partial, content, self.files)
             sync_folder(self.partial)
             self._check_target()
             replace_folder(self.partial, self.folder)
-            self._done = True
-            os.close(self._lock)
 
     def _finished(self, entry: Entry) -> Spec:
         """Return the record of an entry, written now as far as it is not yet."""
         if id(entry) not in self._records:
             record = self._record(entry)
-            self._flush()
+            self.flush()
             return record
         _, record, known = self._records[id(entry)]
         new = {name: value for name, value in entry.statistics.items() if known.get(name) is not value}
         kept = {name: spec for name, spec in record["statistics"].items() if name in entry.statistics}
-        kept |= {name: result_spec(name, value, self._put) for name, value in new.items()}
+        kept |= {name: result_spec(name, value, self.put) for name, value in new.items()}
         return record | {"statistics": kept}
 
     def _record(self, entry: Entry) -> Spec:
@@ -204,15 +212,15 @@ class Writer:
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
         if entry.query_mask is not None:
-            record["query_mask"] = self._put("query_mask", entry.query_mask)
+            record["query_mask"] = self.put("query_mask", entry.query_mask)
         record["matrix"] = None
         if entry.matrix is not None:
             problem, find = entry.matrix.problem, self._runs_for(entry)
             record["matrix"] = {
-                "q": self._put("q", problem.q),
-                "k": self._put("k", problem.k),
-                "lse": self._put("lse", entry.matrix._known_lse()),
-                "sink": None if problem.sink is None else self._put("sink", problem.sink),
+                "q": self.put("q", problem.q),
+                "k": self.put("k", problem.k),
+                "lse": self.put("lse", entry.matrix._known_lse()),
+                "sink": None if problem.sink is None else self.put("sink", problem.sink),
                 **({"partial": True} if problem.partial else {}),
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),
@@ -220,7 +228,7 @@ class Writer:
                 "head_ids": problem.head_ids.tolist(),
             }
         results = entry.statistics.items()
-        record["statistics"] = {name: result_spec(name, result, self._put) for name, result in results}
+        record["statistics"] = {name: result_spec(name, result, self.put) for name, result in results}
         return record
 
     def _runs_for(self, entry: Entry) -> Callable[[Mask], Mask]:
@@ -238,9 +246,13 @@ class Writer:
 
         return find
 
-    def _put(self, name: str, t: Tensor) -> Spec:
+    def part(self, name: str, t: Tensor) -> Tensor:
+        """Return what is stored of a tensor."""
+        return storable("save()", name, t)
+
+    def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
-        own = storable("save()", name, t)
+        own = self.part(name, t)
         key, number = name, 1
         while key in self._pending:
             number += 1
@@ -253,20 +265,24 @@ class Writer:
         own = storable("save()", name, t)
         key = fingerprint(own)
         if key not in self._shared:
-            self._shared[key] = self._put(name, own)
+            self._shared[key] = self.put(name, own)
         return self._shared[key] | {"own": list(own.shape), "shape": list(t.shape)}
 
     def _file(self) -> str:
         return f"{len(self.files):04d}.safetensors"
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the tensors that are kept to a file of their own."""
         if not self._pending:
             return
         name, tensors = self._file(), self._pending
         self._pending = {}
+        self.files[name] = self.write(name, tensors)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> Written:
+        """Write one file of tensors, and return its size and checksum."""
         with self._writing():
-            self.files[name] = write_tensors(self.partial / name, tensors)
+            return write_tensors(self.partial / name, tensors)
 
     def _check_open(self, where: str) -> None:
         if self._done:

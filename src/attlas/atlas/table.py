@@ -253,9 +253,9 @@ def frame(table: list[Record], library: str, where: str = "atlas.table()") -> An
             found=f"no module named {library}",
             fix=f'pip install {library}, or data="records" for a list of dicts.',
         ) from error
-    return module.DataFrame([{name: _encodable(value) for name, value in record.items()} for record in table])
+    return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
 
 
-def _encodable(value: Any) -> Any:
-    """Return a text without the halves of characters that UTF-8 does not have, which data frames refuse."""
+def _utf8(value: Any) -> Any:
+    """Return a text without lone surrogates, which stand for bytes that are no UTF-8: Arrow does not hold them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 
-__all__ = ["Written", "fingerprint", "sha256_of", "storable", "write_tensors"]
+__all__ = ["Written", "fingerprint", "header_of", "sha256_of", "storable", "write_tensors"]
 
 _SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
@@ -59,28 +59,33 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     Memory: a slice of 1 MiB. safetensors' own writer copies each tensor whole, and its file would have to be
     read again for the checksum.
     """
-    # The widest first, so that each tensor lies at a multiple of its own size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, offset = {}, 0
-    for name in order:
-        t = tensors[name]
-        end = offset + t.numel() * t.element_size()
-        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    total = hashlib.sha256()
+    total, (header, places, size) = hashlib.sha256(), header_of(tensors)
     with path.open("xb") as file:
-        for piece in (len(text).to_bytes(8, "little"), text):
-            total.update(piece)
-            file.write(piece)
-        for name in order:
+        total.update(header)
+        file.write(header)
+        for name in places:
             for part in _slices(tensors[name]):
                 total.update(part)
                 file.write(part)
         file.flush()
         os.fsync(file.fileno())
-    return Written(8 + len(text) + offset, total.hexdigest())
+    return Written(size, total.hexdigest())
+
+
+def header_of(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """Return the first bytes of a safetensors file, where each tensor begins in the order of the file, and its size."""
+    # The widest first, so that each tensor lies at a multiple of its own size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, place, starts = {}, 0, {}
+    for name in order:
+        t = tensors[name]
+        starts[name], end = place, place + t.numel() * t.element_size()
+        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in starts.items()}, begin + place
 
 
 def storable(where: str, name: str, t: Tensor) -> Tensor:

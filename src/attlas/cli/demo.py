@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attlas import models, pictures
 from attlas.atlas import load as load_atlas
 from attlas.cli.corpus import write_demo
+from attlas.cli.corpus_view import export, is_corpus
 from attlas.cli.demo_figures import atlas_figure, head_figure
 from attlas.cli.demo_result import DemoResult
 from attlas.cli.demo_run import read
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if arguments.text is None and arguments.model is None:
         terminal.say()
         write_demo(loaded, arguments.out / "corpus", terminal)
+        if is_corpus(arguments.out / "corpus"):
+            export([arguments.out / "corpus"], arguments.out / "heads.html", terminal)
         terminal.say()
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 

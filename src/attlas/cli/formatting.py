@@ -98,7 +98,7 @@ def memory(cost: MemoryCost) -> str:
     )
     if cost.peak is None:
         return line + "."
-    return line + f". DemoResult every cell took {in_bytes(cost.peak)} more at the peak."
+    return line + f". Reading every cell took {in_bytes(cost.peak)} more at the peak."
 
 
 def visible(text: str) -> str:

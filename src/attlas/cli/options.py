@@ -51,10 +51,9 @@ def _add(
     return command
 
 
-def _atlas(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def _atlas(command: argparse.ArgumentParser) -> None:
     """Add the folder of a recording to the arguments of a command."""
-    nargs = "?" if optional else None
-    command.add_argument("atlas", nargs=nargs, type=Path, metavar="FOLDER", help="what attlas record has written")
+    command.add_argument("atlas", type=Path, metavar="FOLDER", help="what attlas record has written")
 
 
 _SAMPLE = "timeit.py of the standard library"
@@ -168,17 +167,21 @@ examples:
   attlas view run.atlas
   attlas view --text book.txt --tokens 4096
   attlas view --model ./my-model --text book.txt -o run.atlas
+  attlas view stdlib.corpus
+  attlas view first.corpus second.corpus
+  attlas view stdlib.corpus --export heads.html
 """
 
 
 def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``attlas view``."""
     about = (
-        "Open a recording in the browser: pan and zoom through the whole matrix of every head. The page "
-        "is served to this machine only, until Ctrl-C."
+        "Open a recording in the browser: pan and zoom through the whole matrix of every head. Or open a "
+        "corpus: all heads as points, and a page for each. The page is served to this machine only, until Ctrl-C."
     )
-    command = _add(commands, "view", "open a recording in the browser", about, _VIEW_EXAMPLES)
-    _atlas(command, optional=True)
+    command = _add(commands, "view", "open a recording or a corpus in the browser", about, _VIEW_EXAMPLES)
+    known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
+    command.add_argument("atlas", nargs="*", type=Path, metavar="FOLDER", help=known)
     option = command.add_argument_group("instead of a folder, a run that is recorded now").add_argument
     option("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
     option("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
@@ -190,6 +193,7 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--no-browser", action="store_true", help="print the address and open nothing")
     option("--compare", type=Path, metavar="FOLDER", help="another recording of as many tokens, head by head")
     option("--at", metavar="LINK", help="open at this place: a copied link, or what stands behind its #")
+    option("--export", type=Path, metavar="FILE", help="write the page of a corpus as one HTML file instead")
 
 
 _STATS_EXAMPLES = """\

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attlas.cli import record
-from attlas.cli.files import open_folder, title_of
+from attlas.cli import corpus_view, record
+from attlas.cli.files import check_target, open_folder, title_of
 from attlas.cli.formatting import count
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
@@ -31,18 +31,20 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
-    need_extra()
     options = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if arguments.atlas is not None and options:
-        found = f"{arguments.atlas} and --{options[0]}"
+    if _of_corpora(arguments, options, terminal):
+        return
+    need_extra()
+    if arguments.atlas and options:
+        found = f"{arguments.atlas[0]} and --{options[0]}"
         raise _error(
-            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas}"
+            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas[0]}"
         )
-    if arguments.atlas is None and not options:
+    if not arguments.atlas and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise _error("name a recording, or a text that is recorded now.", "neither", fix)
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
-        folder = arguments.atlas or _recorded(arguments, stack, terminal)
+        folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
         idle = show(
             folder,
             terminal,
@@ -52,6 +54,29 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
             at=arguments.at or "",
         )
     _exit_if_busy(idle)
+
+
+def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> bool:
+    """Show or export corpora, and return True, where the folders are corpora."""
+    folders = arguments.atlas
+    if not any(map(corpus_view.is_corpus, folders)) and len(folders) < 2:
+        if arguments.export is not None:
+            fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
+            raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
+        return False
+    if arguments.compare is not None:
+        fix = f"attlas view {shlex.quote(str(folders[0]))} {shlex.quote(str(arguments.compare))}"
+        raise _error("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
+    if set(options) - {"model"}:
+        fix = f"attlas view {shlex.quote(str(folders[0]))}"
+        raise _error("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
+    if arguments.export is not None:
+        check_target(arguments.export, "--export", (".html", ".htm"), "view")
+        corpus_view.export(folders, arguments.export, terminal)
+    else:
+        with _exit_on_sigterm():
+            corpus_view.show(folders, terminal, arguments)
+    return True
 
 
 def show(

@@ -152,7 +152,7 @@ def corpus(
     if not 0 <= rank < world:
         raise OutOfRangeError("corpus()", "rank must be below world.", found=f"rank {rank} of {world}", fix="rank=0")
     target = Path(folder)
-    settings = {"limit": limit, "batch": batch, "seed": seed, "samples": samples, "column": column}
+    settings: dict[str, Any] = {"limit": limit, "batch": batch, "seed": seed, "samples": samples, "column": column}
     about = about_run(model, name_of(texts), tokenizer, length=length, stride=stride, **settings)
     known = _finished(target, about)
     if known is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -225,6 +226,17 @@ class Sample:
         The tokens.
     keys, weights : array, shape (tokens, 8)
         The largest keys of each row and their weights; -1 and 0 where there is none from 0.005 on.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     sample = corpus.samples(1, 0)[0]
+    ...     sample.text, sample.ids, sample.keys.shape
+    (0, [1, 2, 3, 1, 2], (5, 8))
     """
 
     text: int
@@ -253,6 +265,17 @@ class HeadPage:
         Weight by distance: ``lower``, ``upper``, ``weight``, ``kept_weight``.
     tokens : dict of str to list of (str, float)
         Top tokens by weight, of ``query``, ``key`` and ``key_mass``.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     page = corpus.head(1, 0)
+    ...     page.numbers["queries"], page.distributions["entropy"]["texts"], len(page.distances)
+    (5, 1, 5)
     """
 
     numbers: dict[str, Any]
@@ -279,6 +302,17 @@ class Corpus:
     See Also
     --------
     attlas.corpus : makes one.
+
+    Examples
+    --------
+    >>> import tempfile, attlas
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     corpus = attlas.corpus(GPT2LMHeadModel(config), [[1, 2, 3, 1, 2]], folder)
+    ...     opened = attlas.load(folder)
+    ...     opened.heads, opened.table()["texts"].tolist()
+    ([(0, 0), (0, 1), (1, 0), (1, 1)], [1, 1, 1, 1])
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -384,10 +418,32 @@ class Corpus:
         for row in self._of_head("samples", layer, head):
             text = self._sampled[row["text"]]
             held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
-            names = ("text", "interval", "max_activation", "largest")
-            of_text = {name: text[name] for name in ("source", "start", "ids", "tokens")}
-            found.append(Sample(**{name: row[name] for name in names}, **of_text, **held))
+            facts: dict[str, Any] = {name: row[name] for name in ("text", "interval", "max_activation", "largest")}
+            facts |= {name: text[name] for name in ("source", "start", "ids", "tokens")}
+            found.append(Sample(**facts, keys=held["keys"], weights=held["weights"]))
         return found
+
+    def view(self, **options: Any) -> None:
+        """Open the page of all heads in the browser, and serve it until Ctrl-C.
+
+        See `attlas.view.serve` for the options; with ``model=``, a sampled text opens its full map.
+        """
+        from attlas.view import serve  # an upper package, imported only when it is asked for
+
+        serve(self, **options)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the page of all heads as one HTML file that needs no server.
+
+        See `attlas.view.export_corpus` for the options.
+
+        Returns
+        -------
+        Path
+        """
+        from attlas.view import export_corpus
+
+        return export_corpus(self, path, **options)
 
 
 def read_rows(path: Path, row: int) -> dict[str, NDArray[Any]]:

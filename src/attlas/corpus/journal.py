@@ -112,12 +112,15 @@ class Journal:
         return self.folder / f"{self.rank:04d}.{kind}"
 
     def __enter__(self) -> Journal:
-        with _said(self.folder):
-            for kind, size in self.sizes.items():
-                file = self._file(f"{kind}.jsonl").open("ab")
-                file.truncate(size)
-                self._files[kind] = file
-            self._sweep()
+        try:
+            with _said(self.folder):
+                for kind, size in self.sizes.items():
+                    self._files[kind] = self._file(f"{kind}.jsonl").open("ab")
+                    self._files[kind].truncate(size)
+                self._sweep()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -155,8 +158,8 @@ class Journal:
         bits[list(self.done)] = 1
         tensors = state.tensors() | {"done": torch.from_numpy(np.packbits(bits))}
         tensors["sizes"] = torch.tensor([self.sizes["texts"], self.sizes["failed"]])
-        with whole_file(self._file("safetensors"), "corpus()") as file:
-            save_file(tensors, file)
+        with whole_file(self._file("safetensors"), "corpus()") as unfinished:
+            save_file(tensors, unfinished)
         self._sweep()
 
     def _sweep(self) -> None:

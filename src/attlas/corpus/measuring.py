@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.corpus.numbers import COUNTS, SUMS
-from attlas.corpus.repeats import Repeated, repeated_weights
+from attlas.corpus.repeats import Copies, Repeated, repeated_weights
 from attlas.errors import RecordingError
 from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
@@ -85,7 +87,7 @@ class _Rows:
 
 
 @torch.no_grad()
-def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
+def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | None = None) -> list[TextNumbers]:
     """Return the numbers of each text of a batch without padding.
 
     Parameters
@@ -94,6 +96,8 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
         Self-attention of a layer.
     ids : Tensor of int64, shape (batch, n)
         Tokens, on the CPU.
+    copies : sequence of Copies, optional
+        Those of each text, which all layers share.
 
     Raises
     ------
@@ -126,19 +130,19 @@ def measure_layer(A: AttentionMatrix, ids: Tensor) -> list[TextNumbers]:
     ]
     wanted += [] if problem.sink is None else [stats.RowMass()]
     entropy, effective, top, columns, offsets, *mass = A.collect(*wanted)
-    repeats = repeated_weights(A, ids, first, stop)
+    repeats = repeated_weights(A, ids, first, stop, copies)
     found = []
     for b in range(batch):
         rows = _Rows(first[b], stop[b], mass[0][b].double().cpu() if mass else torch.ones(1, n, dtype=torch.float64))
         parts = [t[b].double().cpu() for t in (entropy, effective, columns, offsets)]
         keys, weights = top.indices[b].int().cpu(), top.values[b].float().cpu()
         _check_finite(parts, weights)
-        found.append(_of_text(rows, *parts, *_kept(keys, weights), weights, keys, repeats[b], ids[b].numpy()))
+        found.append(_of_text(rows, parts, (keys, weights), repeats[b], ids[b].numpy()))
     return found
 
 
 def _check_finite(parts: list[Tensor], weights: Tensor) -> None:
-    if not all(bool(part.isfinite().all()) for part in (*parts, weights)):
+    if not math.isfinite(sum(float(part.sum()) for part in (*parts, weights))):
         raise RecordingError("corpus()", "weights must be finite.", found="NaN", fix="look at the model and its dtype.")
 
 
@@ -152,18 +156,11 @@ def _kept(keys: Tensor, weights: Tensor) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def _of_text(
-    rows: _Rows,
-    entropy: Tensor,
-    effective: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    kept_keys: NDArray[np.int32],
-    kept_weights: NDArray[np.float32],
-    weights: Tensor,
-    keys: Tensor,
-    repeats: Repeated,
-    ids: NDArray[np.int64],
+    rows: _Rows, parts: Sequence[Tensor], top: tuple[Tensor, Tensor], repeats: Repeated, ids: NDArray[np.int64]
 ) -> TextNumbers:
+    entropy, effective, columns, offsets = parts
+    keys, weights = top
+    kept_keys, kept_weights = _kept(keys, weights)
     heads, n = entropy.shape
     i = torch.arange(n)
     diagonals = offsets.numpy()
@@ -266,7 +263,7 @@ def _sum_by(place: NDArray[Any], weights: NDArray[Any], size: int) -> NDArray[np
     """Return the weights of each head summed by place, shape (heads, size)."""
     heads = len(weights)
     flat = (place.reshape(heads, -1) + np.arange(heads)[:, None] * size).ravel()
-    return np.bincount(flat, weights.ravel(), heads * size).reshape(heads, size)
+    return np.bincount(flat, weights.ravel(), heads * size).astype(np.float64).reshape(heads, size)
 
 
 def _by_token(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attlas.corpus.measuring import TextNumbers, measure_layer
+from attlas.corpus.repeats import Copies
 from attlas.errors import AttlasError, RecordingError
 from attlas.heads.classification import measure_block, repeated_block
 from attlas.matrix import AttentionMatrix
@@ -156,7 +157,8 @@ class ModelReader:
     def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
         ids = torch.from_numpy(np.stack(texts))
         layers: list[tuple[str, list[TextNumbers]]] = []
-        self._pass(ids, lambda path, A: layers.append((path, measure_layer(A, ids))))
+        copies = [Copies(row) for row in texts]
+        self._pass(ids, lambda path, A: layers.append((path, measure_layer(A, ids, copies))))
         paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
         if (paths, widths) != (self.paths, self.widths):
             raise RecordingError("corpus()", "each text must pass the same layers.", found=f"{len(paths)} layers")

@@ -156,7 +156,7 @@ def _whole(x: NDArray[np.float64], bits: int) -> NDArray[Any]:
     scaled = np.rint(np.ldexp(x, bits))
     if not scaled.size or np.abs(scaled).max() < 2.0**62:
         return scaled.astype(np.int64)
-    return np.vectorize(int, otypes=[object])(scaled)
+    return np.asarray(np.vectorize(int, otypes=[object])(scaled))
 
 
 def _rounded(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
@@ -165,4 +165,4 @@ def _rounded(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
 
 def _real(x: NDArray[Any], bits: int) -> NDArray[np.float64]:
     # Division of whole numbers in Python is rounded once, whatever their size.
-    return np.vectorize(lambda one: one / (1 << bits), otypes=[np.float64])(x)
+    return np.asarray(np.vectorize(lambda one: one / (1 << bits), otypes=[np.float64])(x))

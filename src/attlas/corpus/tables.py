@@ -46,7 +46,7 @@ def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str])
     cells = state.cells[each, best + 2]
     with np.errstate(invalid="ignore", divide="ignore"):
         fixed = np.where(cells > 0, mass[each, best] / cells, 0.0)
-    favourites = [state.by_token(SIDES.index("key_mass"), head) for head in each]
+    favourites = [state.by_token(SIDES.index("key_mass"), head) for head in range(len(best))]
     token = [int(weights.argmax()) for weights in favourites]
     further = {
         "fixed": fixed,
@@ -57,7 +57,7 @@ def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str])
         "max_activation": state.high[:, [number.name for number in NUMBERS].index("max_activation")],
     }
     columns = {name: np.asarray(x, dtype=np.float64) for name, x in (found | further).items()}
-    kinds = [_kind(columns, i, state.heads[i], rows[i] / max(texts[i], 1)) for i in each]
+    kinds = [_kind(columns, i, state.heads[i], rows[i] / max(texts[i], 1)) for i in range(len(best))]
     return pa.table(
         _places(state)
         | {"module": list(modules), "kind": kinds, "texts": texts, "queries": rows}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from attlas.errors import AttlasError
 
-__all__ = ["agreed"]
+__all__ = ["agreed", "gathered", "raise_first"]
 
 T = TypeVar("T")
 
@@ -30,14 +30,59 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
     flag = torch.tensor([error is not None], dtype=torch.int32, device=mesh.device_type)
     for group in groups:
         distributed.all_reduce(flag, distributed.ReduceOp.MAX, group)
-    if not flag.item():
-        return result  # type: ignore[return-value]  # it is what compute() gave
+    if flag.item():
+        raise_first(error, groups)
+    return result  # type: ignore[return-value]  # it is what compute() gave
+
+
+def raise_first(error: Exception | None, groups: Sequence[Any]) -> NoReturn:
+    """Raise on all ranks the first error of any; each rank gives its own, or None.
+
+    Parameters
+    ----------
+    error : Exception, optional
+        What this rank failed by.
+    groups : sequence of ProcessGroup or None
+        The groups of a mesh; None is the group of all ranks.
+    """
     first = _portable(error)
     for group in groups:
         errors: list[Exception | None] = [None] * distributed.get_world_size(group)
         distributed.all_gather_object(errors, first, group)
         first = next((one for one in errors if one is not None), None)
     raise first or RuntimeError("a rank failed.") from error
+
+
+def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
+    """Return what a function without collectives gives on each rank, or raise on all ranks the first error of any.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+        The ranks.
+    compute : callable
+        It returns plain data and tensors on the CPU.
+
+    Returns
+    -------
+    dict
+        The results by the global number of the rank, in the order of the mesh.
+    """
+    result, error = None, None
+    try:
+        result = compute()
+    except Exception as caught:  # noqa: BLE001 - any error leaves the other ranks waiting
+        error = caught
+    every: dict[int, Any] = {distributed.get_rank(): (result, _portable(error))}
+    for group in mesh.get_all_groups():
+        parts: list[Any] = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(parts, every, group)
+        every = {rank: one for part in parts for rank, one in part.items()}
+    every = {rank: every[rank] for rank in mesh.mesh.flatten().tolist()}
+    first = next((failure for _, failure in every.values() if failure is not None), None)
+    if first is not None:
+        raise first from error
+    return {rank: found for rank, (found, _) in every.items()}
 
 
 def _portable(error: Exception | None) -> Exception | None:

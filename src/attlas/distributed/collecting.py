@@ -13,7 +13,7 @@ from torch.distributed import all_gather
 from torch.nn import functional
 
 from attlas.distributed.layout import Layout, Role
-from attlas.engine.fold import Part, keep_larger, merge_sums
+from attlas.engine.fold import Part, keep_larger, merge_sums, tensors_of
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
@@ -115,7 +115,7 @@ class Collector:
     def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
         """Join what the parts of this rank give."""
         if self._by_carry(statistic):
-            carries = [one.carry for one in asked]
+            carries = [_rebuilt(one.carry, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
             return _folded(statistic, carries)
         if self._axis(statistic) == "diagonals":
             found = [self._placed(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
@@ -158,7 +158,7 @@ class Collector:
 
     def _gathered(self, carry: Any, dim: int) -> list[Any]:
         """Return the carries of all ranks along a dimension of the mesh, in their order."""
-        mesh, tensors = self.layout.mesh, _tensors(carry)
+        mesh, tensors = self.layout.mesh, tensors_of(carry)
         ranks, group = mesh.size(dim), mesh.get_group(dim)
         columns = []
         for t in tensors:
@@ -185,9 +185,9 @@ class _Carried(Statistic):
         at = original_tile(at, m, n, -self.row, -self.column)
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
-    def finish(self, carry: Any) -> tuple[()]:
+    def finish(self, carry: Any) -> tuple[Tensor, ...]:
         self.carry = carry
-        return ()
+        return tuple(tensors_of(carry))
 
 
 class _Moved:
@@ -223,17 +223,6 @@ def _each(f: Callable[..., Any], *results: Any) -> Any:
         return f(*results)
     parts = [_each(f, *some) for some in zip(*results, strict=True)]
     return type(results[0])(*parts) if hasattr(results[0], "_fields") else type(results[0])(parts)
-
-
-def _tensors(carry: Any) -> list[Tensor]:
-    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
-    if isinstance(carry, Tensor):
-        return [carry]
-    if isinstance(carry, list | tuple):
-        return [t for part in carry for t in _tensors(part)]
-    if isinstance(carry, dict):
-        return _tensors(list(carry.values()))
-    return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []
 
 
 def _rebuilt(carry: Any, tensors: list[Tensor]) -> Any:

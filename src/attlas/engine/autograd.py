@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,10 +13,17 @@ from attlas.autodiff import recorded_gradients
 from attlas.engine import graph, reference
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
+from attlas.engine.fold import Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import share_of
-from attlas.engine.problem import full_precision, spread_heads, sum_heads
+from attlas.engine.problem import flatten, full_precision, spread_heads, sum_heads
 
-__all__ = ["pool", "pool_transposed", "record_lse"]
+__all__ = ["collect", "pool", "pool_transposed"]
+
+_DEFINITION = "backward with create_graph=True"
+
+# Gives results of statistics and the log-sum-exp.
+Collect: TypeAlias = Callable[[], tuple[list[Any], Tensor]]
 
 
 def pool(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tensor, Tensor]:
@@ -38,12 +46,22 @@ def pool_transposed(request: Request, x: Tensor, lse: Tensor) -> Tensor:
     return out
 
 
-def record_lse(request: Request, lse: Tensor) -> Tensor:
-    """Return the log-sum-exp, known already, with its graph."""
-    recorded: Tensor = _LogSumExp.apply(  # type: ignore[no-untyped-call]
-        request, lse, request.problem.sink, *request.inputs()
+def collect(request: Request, statistics: Sequence[Statistic], compute: Collect) -> tuple[list[Any], Tensor]:
+    """Return statistics with their graph, and the log-sum-exp without; `compute` gives both, without a graph."""
+    values = [statistic.v for statistic in statistics]
+    forms: list[Any] = []
+    *found, lse = _Collected.apply(  # type: ignore[no-untyped-call]
+        request, statistics, compute, forms, *values, request.problem.sink, *request.inputs()
     )
-    return recorded
+    return [_rebuilt(form, found) for form in forms], lse
+
+
+def _rebuilt(form: Any, tensors: list[Any]) -> Any:
+    """Put tensors into the form of a result, a tensor or a tuple; consumes the list from its front."""
+    if isinstance(form, tuple):
+        parts = [_rebuilt(part, tensors) for part in form]
+        return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
+    return tensors.pop(0)
 
 
 @full_precision
@@ -59,13 +77,10 @@ def _transposed(request: Request, lse: Tensor, x: Tensor) -> Tensor:
 
 
 @full_precision
-def _backward(
-    request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None = None
-) -> Gradients:
-    """Return the gradients of ``sum_ij A_ij (left_i · right_j)``."""
-    given = request, lse, left, right, delta, out
+def _backward(request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
+    """Return the gradients of a loss from its gradient in each cell."""
     backends = candidates(request, "backward")
-    return next(gradients for backend in backends if (gradients := backend.backward(*given)) is not None)
+    return next(found for one in backends if (found := one.backward(request, lse, gradient, out)) is not None)
 
 
 class _Pool(torch.autograd.Function):
@@ -100,8 +115,8 @@ class _Pool(torch.autograd.Function):
             out, lse = _forward(request, v, candidates(request, "output"))
         delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
-        gradients = _backward(request, lse, grad, v, delta, out)
-        d_v = sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)
+        gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
+        d_v = None if gradients.pooled is None else sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)
         return None, None, d_v, d_sink, *_cast(gradients, inputs)
 
 
@@ -130,35 +145,81 @@ class _PoolTransposed(torch.autograd.Function):
         if request.problem.partial:
             d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
         delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
-        gradients = _backward(request, lse, x, grad, delta)
+        gradients = _backward(request, lse, CellGradient(x, grad, delta=delta))
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
         return None, None, d_x.to(x.dtype), d_sink, *_cast(gradients, inputs)
 
 
-class _LogSumExp(torch.autograd.Function):
-    """The log-sum-exp of each row: its gradient in the logits is the row of weights."""
+class _Collected(torch.autograd.Function):
+    """Statistics: one pass back over the tiles serves them all."""
 
     @staticmethod
-    def forward(ctx: Any, request: Request, lse: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
-        ctx.request = request
-        ctx.save_for_backward(lse, sink, *inputs)
-        return lse.clone()
+    def forward(
+        ctx: Any, request: Request, statistics: Sequence[Statistic], compute: Collect, forms: list[Any], *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        results, lse = compute()
+        found: list[Tensor] = []
+        for result in results:
+            # One tensor of a kernel may be the result of several statistics.
+            found += [t.clone() if any(t is other for other in found) else t for t in flatten(result)]
+        forms += results
+        ctx.request, ctx.statistics, ctx.forms = request, statistics, results
+        ctx.save_for_backward(lse, *found, *given)
+        ctx.mark_non_differentiable(lse, *(t for t in found if not t.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return *found, lse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lse, sink, *inputs = ctx.saved_tensors
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        statistics: Sequence[Statistic] = ctx.statistics
+        lse, *saved = ctx.saved_tensors
+        found, given = saved[: len(slopes) - 1], saved[len(slopes) - 1 :]
+        values, sink, inputs = given[: len(statistics)], given[len(statistics)], given[len(statistics) + 1 :]
         request: Request = ctx.request.with_inputs(inputs)
-        request.problem.check_unchanged("backward of A.lse")
+        request.problem.check_unchanged("backward of A.collect()")
         if torch.is_grad_enabled():
-            return None, None, *recorded_gradients(_definition(request).lse, (sink, *inputs), grad)
-        ones = grad.new_ones(*request.problem.k.shape[:3], 1)
-        gradients = _backward(request, lse, grad.unsqueeze(-1), ones, torch.zeros_like(grad))
-        d_sink = _sink_gradient(sink, lse, -grad) if ctx.needs_input_grad[2] else None
-        return None, None, d_sink, *_cast(gradients, inputs)
+            exact = graph.collect(_DEFINITION, request.problem, statistics, request.tokens)
+            pairs = [(t, g) for t, g in zip(flatten(tuple(exact)), slopes, strict=False) if g is not None]
+            results, grads = (list(some) for some in zip(*pairs, strict=True))
+            return None, None, None, None, *recorded_gradients(results, given, grads)
+        cells, replays = _cells(request, statistics, ctx.forms, found, list(slopes))
+        gradients = _backward(request, lse, cells)
+        d_sink = None
+        if ctx.needs_input_grad[4 + len(statistics)]:
+            d_sink = _sink_gradient(sink, lse, gradients.delta)
+            d_sink += sum(replay.sink for replay in replays if replay.sink is not None)
+        d_values: list[Tensor | None] = [None] * len(values)
+        if cells.left is not None and gradients.pooled is not None:
+            with_values = [i for i, statistic in enumerate(statistics) if statistic.v is not None]
+            sizes = [values[i].shape[-1] for i in with_values]
+            for i, pooled in zip(with_values, gradients.pooled.split(sizes, dim=-1), strict=True):
+                v = values[i]
+                own = v.shape[:-2].numel() // request.problem.shape[0]
+                d_values[i] = sum_heads(pooled, own).reshape(v.shape).to(v.dtype)
+        return None, None, None, None, *d_values, d_sink, *_cast(gradients, inputs)
+
+
+def _cells(
+    request: Request, statistics: Sequence[Statistic], forms: list[Any], found: list[Tensor], slopes: list[Any]
+) -> tuple[CellGradient, list[graph.Replay]]:
+    """Return the gradient of a loss in each cell, from that in the results of statistics."""
+    slopes = [
+        torch.zeros_like(t) if slope is None and t.is_floating_point() else slope
+        for t, slope in zip(found, slopes, strict=False)
+    ]
+    every, replays = [], []
+    for statistic, form in zip(statistics, forms, strict=True):
+        result, grad = _rebuilt(form, found), _rebuilt(form, slopes)
+        cells = statistic.gradient(request.problem, grad, result)
+        if cells is None:
+            replays.append(graph.Replay(statistic, request.problem, request.plan, grad))
+            cells = CellGradient(logits=(replays[-1],))
+        every.append(cells)
+    return reduce(CellGradient.__add__, every), replays
 
 
 def _definition(request: Request) -> reference.Dense:
-    return graph.dense("backward with create_graph=True", request.problem, tokens=request.tokens)
+    return graph.dense(_DEFINITION, request.problem, tokens=request.tokens)
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild, tensors_of
+from attlas.engine.problem import Problem, flatten, rebuild, tensors_of, through
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
 
@@ -27,12 +28,17 @@ MISSING = object()
 
 
 class Gradients(NamedTuple):
-    """Gradients of one product: tokens of q and of k, parameters of the score, and ``A.mT @ left``."""
+    """Gradients of a loss.
+
+    Those in the tokens of q and of k, in the parameters of the score, in the vectors of the columns (``A.mT @ left``),
+    and, with the sign changed, in the log-sum-exp of each row that the weights are computed with.
+    """
 
     q: list[Tensor]
     k: list[Tensor]
     parameters: list[Tensor | None]
-    pooled: Tensor
+    pooled: Tensor | None
+    delta: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +98,9 @@ class Request:
             score = SoftCap(score, dot.cap)
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
-        return replace(self, problem=replace(self.problem, score=score), tokens=tokens, fused=replace(dot, row=None))
+        problem = replace(self.problem, score=score)
+        vars(problem)["tokens"] = through(tokens[0], Tensor.detach), through(tokens[1], Tensor.detach)
+        return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 
     def inputs(self) -> list[Tensor]:
         """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
@@ -164,12 +172,9 @@ class Backend(ABC):
         raise NotImplementedError
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        """Return the gradients of ``sum_ij A_ij (left_i · right_j)`` by recomputation.
-
-        Both products of the matrix have this form: for ``A @ v`` left is the gradient of the output and right is v;
-        for ``A.mT @ x`` left is x and right is the gradient of the output.
+        """Return the gradients of a loss by recomputation, from its gradient in each cell.
 
         Parameters
         ----------
@@ -177,14 +182,11 @@ class Backend(ABC):
             The matrix.
         lse : Tensor, shape (batch, heads, m)
             Log-sum-exp of each row.
-        left : Tensor, shape (batch, heads, m, e)
-            Vectors of the rows.
-        right : Tensor, shape (batch, value heads, n, e)
-            Vectors of the columns.
-        delta : Tensor, shape (batch, heads, m)
-            ``sum_j A_ij (left_i · right_j)``, known from the output without a pass.
+        gradient : CellGradient
+            For ``A @ v`` left is the gradient of the output and right is v; for ``A.mT @ x`` left is x and right is the
+            gradient of the output. Statistics add to it.
         out : Tensor, optional, shape (batch, heads, m, e)
-            The output, where the product is ``A @ v``.
+            The output, where there is nothing but the product ``A @ v``.
         """
         raise NotImplementedError
 

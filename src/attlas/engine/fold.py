@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import CACHED, exp, finite_shift, in_parts
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock
@@ -19,7 +20,7 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums", "tensors_of"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
@@ -158,6 +159,17 @@ class Part:
         return self._raw if self._inverse is None else self._raw.mul_(self._inverse.unsqueeze(-1))
 
     @cached_property
+    def log_weights(self) -> Tensor:
+        """Logarithms of the weights, where those are 0 a low number whose product with them is 0."""
+        rest = (finite_shift(self.exact_lse) - self.shift).to(self.shifted.dtype).unsqueeze(-1)
+        return torch.sub(self.shifted, rest, out=self.scratch("log weights")).clamp_(min=-1e4)
+
+    @property
+    def hidden(self) -> Tensor:
+        """True where a logit is -inf, shape (B, H, r, c)."""
+        return self.shifted <= lowest(self.shifted.dtype) / 2
+
+    @cached_property
     def mass(self) -> Tensor:
         """Sum of each row's weights in this part, shape (B, H, r)."""
         return self._sums if self._inverse is None else self._sums * self._inverse
@@ -265,7 +277,7 @@ class Part:
     def logits(self) -> Tensor:
         """Log-weights before softmax, -inf where masked, shape (B, H, r, c). Costs a tile of memory."""
         logits = self.shifted + self.shift.unsqueeze(-1)
-        return logits.masked_fill_(self.shifted <= lowest(logits.dtype) / 2, -math.inf)
+        return logits.masked_fill_(self.hidden, -math.inf)
 
     @cached_property
     def peaks(self) -> Tensor:
@@ -308,13 +320,14 @@ class Statistic(ABC):
     whole_rows : bool
         Whether `step` needs all columns of a row in one part. Costs speed beyond some 100,000 keys.
     differentiable : bool
-        Whether the result has a gradient; positions and counts have none. Where one is recorded, `step` is handed the
-        whole matrix as one part, and runs on tensors with a graph.
+        Whether the result has a gradient; positions and counts have none.
     of_logits : bool
         Whether it needs log-weights, which a dense tensor of weights does not tell.
     axis : {"rows", "columns", "diagonals"}, optional
         What the axis after (batch, heads) of the result counts in the whole matrix, where results of matrices that are
         stacked on each other tell that of the whole: those of rows stand one after the other, others are merged.
+    v : Tensor, optional, shape (..., n, e)
+        Values that the result is a product with, and in which it has a gradient too.
     k : int
         Keys of each row that the result names, which a matrix must have; the default is 0.
 
@@ -342,6 +355,7 @@ class Statistic(ABC):
     differentiable: bool = True
     of_logits: bool = False
     axis: str | None = None
+    v: Tensor | None = None
     k: int = 0
 
     @abstractmethod
@@ -351,6 +365,20 @@ class Statistic(ABC):
     @abstractmethod
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         """Return the carry after one part."""
+
+    def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient | None:
+        """Return the gradient of a loss in each cell, from its gradient in the result.
+
+        None, the default, where no formula is known: then `step` runs again with a graph, on one tile at a time.
+
+        Parameters
+        ----------
+        problem : Problem
+            The matrix.
+        grad, result : Any
+            What `finish` returned, and the gradient of a loss in it; None for positions and counts.
+        """
+        return None
 
     def finish(self, carry: Any) -> Any:
         """Return the result: tensors whose first two axes are (batch, heads), or a named tuple of them.
@@ -423,3 +451,14 @@ def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
 def keep_larger(self: Statistic, a: Tensor, b: Tensor) -> Tensor:
     """Merge carries that are maxima; be the `merge` of a statistic. A NaN in `b` is left out."""
     return torch.where(b > a, b, a)
+
+
+def tensors_of(carry: Any) -> list[Tensor]:
+    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
+    if isinstance(carry, Tensor):
+        return [carry]
+    if isinstance(carry, list | tuple):
+        return [t for part in carry for t in tensors_of(part)]
+    if isinstance(carry, dict):
+        return tensors_of(list(carry.values()))
+    return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []

@@ -1,35 +1,33 @@
-"""Reads that carry a gradient: rows of the definition, which autograd records, and statistics of them."""
+"""What autograd itself records: the definition, statistics of it, and steps of a statistic on one tile at a time."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from attlas.engine import reference
-from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine import reference, tiled
+from attlas.engine.fold import Part, Statistic, lowest, tensors_of
+from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.engine.tiling import ColumnBlock
+from attlas.engine.tiling import ColumnBlock, row_blocks
 from attlas.engine.workspace import Workspace
 from attlas.errors import BackendError, TooLargeError
 from attlas.inputs import transforming
 from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
-from attlas.tiles import cut
 
-__all__ = ["DENSE_LIMIT", "collect", "collect_of", "dense"]
+__all__ = ["DENSE_LIMIT", "Replay", "collect", "collect_of", "dense"]
 
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
-_WHOLE = 2**26  # bytes of logits up to which the graph of all is kept
-_BLOCK = 9 * 2**22  # of a block of a larger matrix: the C library returns what is above 32 MiB to the system at once
 
 
 def dense(
@@ -53,39 +51,12 @@ def dense(
     return reference.dense(problem, rows, tokens)
 
 
-def collect(problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return statistics with their graph: from the whole matrix, or from blocks of rows that are computed again.
-
-    Raises
-    ------
-    TooLargeError
-        If the matrix takes more than 1 GiB, and a statistic cannot merge what it finds in parts of it.
-    """
-    batch, heads, m, n = problem.shape
-    row = batch * heads * n * problem.dtype.itemsize
-    in_blocks = m * row > _WHOLE and not transforming() and all(_merges(statistic) for statistic in statistics)
-    if not in_blocks:
-        logits = dense("A.collect()", problem).logits
-        return _finish(statistics, _carries(_part(problem, logits, range(m)), statistics))
-    tokens = problem.project()
-    carries: list[Any] | None = None
-    for rows in cut(m, max(_BLOCK // row, 1)):
-        block = partial(_block, problem, tokens, rows, statistics)
-        found = checkpoint(block, use_reentrant=False, preserve_rng_state=False)
-        carries = (
-            found if carries is None else [s.merge(*two) for s, *two in zip(statistics, carries, found, strict=True)]
-        )
-    return _finish(statistics, carries or [])
-
-
-def _merges(statistic: Statistic) -> bool:
-    return type(statistic).merge is not Statistic.merge
-
-
-def _block(problem: Problem, tokens: tuple[Tokens, Tokens], rows: range, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return the carries after some rows."""
-    logits = reference.dense(problem, rows, tokens).logits
-    return _carries(_part(problem, logits, rows), statistics)
+def collect(
+    where: str, problem: Problem, statistics: Sequence[Statistic], tokens: tuple[Tokens, Tokens] | None = None
+) -> list[Any]:
+    """Return statistics of the whole matrix with their graph; refused as in `dense`."""
+    logits = dense(where, problem, tokens=tokens).logits
+    return _collected(_part(problem, logits, range(problem.shape[2])), statistics)
 
 
 def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic]) -> list[Any]:
@@ -95,7 +66,7 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
     zeros = torch.zeros(problem.shape[:3], dtype=torch.float64, device=problem.device)
     part = _part(problem, logits, range(problem.shape[2]), lambda: zeros)
     vars(part)["_raw"] = weights  # they have a gradient also where they are 0, and their logarithm has none
-    return _finish(statistics, _carries(part, statistics))
+    return _collected(part, statistics)
 
 
 def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
@@ -108,18 +79,95 @@ def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], T
     return _RecordedPart(given, at, columns, lambda: logits, row_lse, Workspace(given.dtype, given.device))
 
 
-def _carries(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return the carries after one part."""
+def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
+    """Return statistics of a matrix that is one part."""
     with _explained():
         carries = [statistic.start(part.problem) for statistic in statistics]
-        if 0 in part.problem.shape:
-            return carries
-        return [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
-
-
-def _finish(statistics: Sequence[Statistic], carries: Sequence[Any]) -> list[Any]:
-    with _explained():
+        if 0 not in part.problem.shape:
+            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
         return [s.finish(carry) for s, carry in zip(statistics, carries, strict=True)]
+
+
+class Replay:
+    """The gradient of a statistic that has no formula for it: autograd's, of one part after the other.
+
+    A part is fed into what was carried before it, with a graph, and the gradient of what is carried after it flows back
+    into both. What was carried before each part is computed again from a few copies, √parts of them.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        The statistic.
+    problem : Problem
+        The matrix.
+    plan : Plan
+        How it is cut into parts, in the backward as well.
+    grad : Any
+        Gradient of the result.
+    """
+
+    def __init__(self, statistic: Statistic, problem: Problem, plan: Plan, grad: Any) -> None:
+        self.statistic, self.problem = statistic, problem
+        self.panels = list(row_blocks(problem, plan, whole_rows=True, wide=False))
+        self.index = len(self.panels)
+        self.sink: Tensor | None = None
+        self._space = Workspace(problem.dtype, problem.device)
+        self._some = max(math.isqrt(self.index), 1)
+        self._copies: list[Any] = []
+        carry = statistic.start(problem)
+        for start in range(0, self.index, self._some):
+            self._copies.append(_with_leaves(carry)[0])
+            carry = self._fed(carry, range(start, min(start + self._some, self.index)))[-1]
+        self._carries: list[Any] = []
+        with torch.enable_grad():
+            live, leaves = _with_leaves(carry)
+            results = tensors_of(statistic.finish(live))
+        self._grads = _vjp(results, tensors_of(grad), leaves)
+
+    def _fed(self, carry: Any, parts: range) -> list[Any]:
+        """Return what is carried before each part, and after the last."""
+        carries = []
+        for index in parts:
+            carries.append(_with_leaves(carry)[0])
+            for part in tiled.parts(self.problem, self.panels[index], None, self._space):
+                carry = self.statistic.step(carry, part, part.at)
+        return [*carries, carry]
+
+    def __call__(self, part: Part) -> Tensor:
+        """Return the gradient in the logits of the part before the one that was asked for last."""
+        self.index -= 1
+        if not self._carries:
+            start = self.index // self._some * self._some
+            self._carries = self._fed(self._copies.pop(), range(start, self.index + 1))[:-1]
+        with torch.enable_grad():
+            live, leaves = _with_leaves(self._carries.pop())
+            logits = part.logits.requires_grad_()
+            sink = None if part.problem.sink is None else part.problem.sink.detach().requires_grad_()
+            problem = replace(part.problem, score=TensorBias(logits), sink=sink)
+            own = _RecordedPart(problem, part.at, part.strip, lambda: logits, None, self._space)
+            after = tensors_of(self.statistic.step(live, own, part.at))
+        *self._grads, found, of_sink = _vjp(after, self._grads, [*leaves, logits, sink])
+        if of_sink is not None:
+            self.sink = of_sink if self.sink is None else self.sink + of_sink
+        return torch.zeros_like(logits) if found is None else found.masked_fill_(part.hidden, 0.0)
+
+
+def _with_leaves(carry: Any) -> tuple[Any, list[Tensor | None]]:
+    """Return a copy of a carry that may be written into, and what it is a copy of, in which autograd has gradients."""
+    leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_of(carry)]
+    copies = {id(t): leaf.clone() for t, leaf in zip(tensors_of(carry), leaves, strict=True)}
+    return copy.deepcopy(carry, copies), leaves
+
+
+def _vjp(results: list[Tensor], grads: list[Tensor | None], wanted: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the gradients in the tensors that want one, given those of results, None where there is none."""
+    pairs = [(t, g) for t, g in zip(results, grads, strict=True) if g is not None and t.requires_grad]
+    leaves = [t for t in wanted if t is not None and t.requires_grad]
+    if not (pairs and leaves):
+        return [None] * len(wanted)
+    outputs, slopes = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in wanted]
 
 
 @contextmanager

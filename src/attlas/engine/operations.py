@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import traced
-from attlas.engine.autograd import pool, pool_transposed, record_lse
+from attlas.engine import autograd, traced
+from attlas.engine.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
 from attlas.engine.dispatch import Choice, candidates, choose, named
 from attlas.engine.dropout import Dropout
@@ -18,7 +18,7 @@ from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 
-__all__ = ["collect", "explain", "log_sum_exp", "multiply", "multiply_transposed", "recorded_lse"]
+__all__ = ["collect", "explain", "log_sum_exp", "multiply", "multiply_transposed", "record"]
 
 
 def explain(problem: Problem, plan: Plan) -> Choice:
@@ -86,7 +86,11 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
 
 
 @full_precision
-def recorded_lse(problem: Problem, lse: Tensor, plan: Plan) -> Tensor:
-    """Return a known log-sum-exp with its graph."""
+def record(
+    problem: Problem, statistics: Sequence[Statistic], plan: Plan, compute: Callable[[], tuple[list[Any], Tensor]]
+) -> tuple[list[Any], Tensor]:
+    """Return statistics with their graph, and the log-sum-exp; `compute` gives both, without a graph."""
     request = Request(problem, problem.project(), plan)
-    return record_lse(next(candidates(request, "backward")).prepare(request), lse)
+    if request.dot is not None and request.dot.row is None and request.dot.bias is None:
+        request = request.as_fused()  # what depends on the constant of a row alone would have to follow it
+    return autograd.collect(request, statistics, compute)

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import allowed_cells
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import larger, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
@@ -125,10 +126,11 @@ class Sdpa(Backend):
         return out, lse
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        if out is None or larger(lse, _ROUNDED):
+        if out is None or larger(lse, _ROUNDED) or not gradient.is_product:
             return None
+        left, right, delta = gradient.product
         problem, dot = request.problem, request.product
         q, k, values, fold = _aligned(dot, right)
         width = q.shape[-1]
@@ -150,7 +152,7 @@ class Sdpa(Backend):
                 into[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
         d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, right.shape[1])
         d_q, d_k = d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]]
-        return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]])
+        return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]], delta)
 
 
 def _plain(problem: Problem, dot: Dot) -> bool:

@@ -7,7 +7,7 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
@@ -19,6 +19,7 @@ from torch import Tensor
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Part, Statistic, lowest
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
@@ -29,7 +30,7 @@ from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Tiled", "fold", "log_sum_exp", "parts", "read"]
+__all__ = ["Tiled", "block", "fold", "log_sum_exp", "lse_of", "parts", "read"]
 
 
 class Tiled(Backend):
@@ -72,47 +73,60 @@ class Tiled(Backend):
             out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
         return out
 
-    def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None = None
-    ) -> Gradients:
+    def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
-        if exact(lse) is None or larger(lse, LARGEST):
-            lse = self.forward(request, right[..., :0])[1]
-        dtype, (batch, heads, _, n) = problem.dtype, problem.shape
+        whole = not gradient.is_product  # then sums over a row are those of its tile
+        if not whole and (exact(lse) is None or larger(lse, LARGEST)):
+            lse = self.forward(request, gradient.product[1][..., :0])[1]
+        dtype, (batch, heads, m, n) = problem.dtype, problem.shape
         q_flat, k_flat = flatten(tokens[0]), flatten(tokens[1])
-        grads_q = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in q_flat]
-        grads_k = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in k_flat]
+        grads_q, grads_k = ([torch.zeros_like(t, dtype=dtype) for t in flat] for flat in (q_flat, k_flat))
         grads_p: list[Tensor | None] = [None] * len(parameters)
-        pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
-        for panel, strip, at in _tiles(problem, request.plan):
+        delta = torch.zeros(batch, heads, m, dtype=dtype, device=problem.device)
+        left, right, pooled = gradient.left, gradient.right, None
+        if left is not None:
+            pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
+        space = Workspace(dtype, problem.device)
+        for panel, strip, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
             b, h, rows = panel.at.place
-            columns, kv = slice(at.columns.start, at.columns.stop), _key_heads(problem, at, problem.k.shape[1])
-            q_tile = [t[b, h, rows].to(dtype).detach().requires_grad_() for t in q_flat]
-            k_tile = [t[b, kv, columns].to(dtype).detach().requires_grad_() for t in k_flat]
+            columns = slice(at.columns.start, at.columns.stop)
+            places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
+            q_tile, k_tile = (
+                [t[place].to(dtype).detach().requires_grad_() for t in flat]
+                for place, flat in zip(places, (q_flat, k_flat), strict=True)
+            )
             with torch.enable_grad():
                 logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
-            weights = _weights(_masked(problem, logits.detach().clone(), at, strip), lse[b, h, rows])
-            u, w = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
-            slope = torch.matmul(u, w.mT)
-            kept = weights
-            if dropout is not None:
-                keep = dropout.keep(at)
-                kept, slope = weights * keep, slope.mul_(keep)
-            pooled[b, h, columns] += torch.matmul(kept.mT, u)
-            slope.sub_(delta[b, h, rows].unsqueeze(-1)).mul_(weights)
+            part = _copied(
+                problem,
+                at,
+                strip,
+                logits.detach(),
+                space,
+                None if whole and not problem.partial else lse[panel.at.place],
+            )
+            slope = space.take("gradient", at.shape)
+            if left is None or right is None or pooled is None:
+                slope.zero_()
+            else:
+                keep = None if dropout is None else dropout.keep(at)
+                above, values = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
+                torch.matmul(above, values.mT, out=slope)
+                pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, above)
+                if keep is not None:
+                    slope.mul_(keep)
+            _finish_cells(gradient, part, slope, delta[b, h, rows])
             wanted = [*q_tile, *k_tile, *parameters]
             if not (wanted and logits.requires_grad):
                 continue
-            parts = iter(torch.autograd.grad(logits, wanted, slope, allow_unused=True))
-            for places, totals in (((b, h, rows), grads_q), ((b, kv, columns), grads_k)):
-                for total, part in zip(totals, islice(parts, len(totals)), strict=True):
-                    if part is not None:
-                        total[places] += part
+            found = iter(torch.autograd.grad(logits, wanted, slope, allow_unused=True))
+            for place, totals in zip(places, (grads_q, grads_k), strict=True):
+                _add(totals, place, islice(found, len(totals)))
             grads_p = [
-                total if part is None else part if total is None else total + part
-                for total, part in zip(grads_p, parts, strict=True)
+                total if some is None else some if total is None else total + some
+                for total, some in zip(grads_p, found, strict=True)
             ]
-        return Gradients(grads_q, grads_k, grads_p, pooled)
+        return Gradients(grads_q, grads_k, grads_p, pooled, delta if whole else gradient.product[2])
 
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
@@ -207,8 +221,8 @@ def read(
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
         if not before_softmax and (total is None or (larger(total, 16.0) and _cheap(problem, len(some), len(columns)))):
-            total = _lse_of(problem, at, plan)
-        out[b, h, span.start : span.stop] = _block(problem, at, columns, total)
+            total = lse_of(problem, at, plan)
+        out[b, h, span.start : span.stop] = block(problem, at, columns, total)
     return out
 
 
@@ -218,7 +232,7 @@ def _cheap(problem: Problem, rows: int, columns: int) -> bool:
     return not problem.partial and (columns == n or rows * n <= 1 << 20)
 
 
-def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
+def block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
     """Return weights (or logits, without `lse`) of some rows and some columns."""
     if isinstance(columns, Tensor):
         tile = replace(at, columns=range(len(columns)), column_index=columns)
@@ -230,7 +244,7 @@ def _block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | No
     return logits if lse is None else _weights(logits, lse)
 
 
-def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
+def lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     """Return the log-sum-exp of the rows of `at`."""
     width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
     return _row_lse(problem, problem.tokens, RowBlock(at, column_blocks(at, problem.mask, width)))
@@ -261,10 +275,69 @@ def _start(problem: Problem, at: Tile, e: int) -> online.Running:
     return online.empty(at.shape[:3], e, like=like, sink=sink)
 
 
-def _tiles(problem: Problem, plan: Plan) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
-    for panel in row_blocks(problem, plan, wide=False):
+def _tiles(
+    problem: Problem, plan: Plan, *, whole_rows: bool = False, taken: Tensor | None = None
+) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
+    panels = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
+    for panel in reversed(list(panels)) if whole_rows else panels:
+        if taken is not None and not bool(taken[panel.at.place[2]].any()):
+            continue
         for strip in panel.column_blocks:
             yield panel, strip, panel.at.narrow(strip.columns)
+
+
+def _add(totals: list[Tensor], place: Any, found: Iterable[Tensor | None]) -> None:
+    """Add what was found of some tokens, None where it is nothing."""
+    for total, part in zip(totals, found, strict=True):
+        if part is not None:
+            total[place] += part
+
+
+def _copied(
+    problem: Problem, at: Tile, strip: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
+) -> Part:
+    """Return a part whose numbers come from a copy of logits that autograd has recorded."""
+
+    def score() -> Tensor:
+        own = space.take("logits", at.shape).copy_(logits)
+        return _masked(problem, own.clamp_(min=lowest(own.dtype)), at, strip, lowest(own.dtype))
+
+    return Part(problem, at, strip, score, None if lse is None else lambda: lse, space)
+
+
+def _finish_cells(gradient: CellGradient, part: Part, slope: Tensor, delta: Tensor) -> None:
+    """Turn the gradient of the product in the weights of a part into that of everything in its logits.
+
+    Both are in `slope`; `delta` gets what each row loses when its log-sum-exp grows.
+    """
+    b, h, rows = part.at.place
+    columns = slice(part.at.columns.start, part.at.columns.stop)
+
+    def of_rows(t: Tensor) -> Tensor:
+        return t[b, h, rows].to(slope.dtype).unsqueeze(-1)
+
+    if gradient.is_product:
+        slope.sub_(of_rows(gradient.product[2])).mul_(part.weights)
+        return
+    if gradient.log is not None:
+        slope.addcmul_(part.log_weights, of_rows(gradient.log))
+    if gradient.square is not None:
+        slope.addcmul_(part.weights, of_rows(gradient.square))
+    if gradient.row is not None:
+        slope.add_(of_rows(gradient.row))
+    if gradient.column is not None:
+        slope.add_(gradient.column[b, h, columns].to(slope.dtype).unsqueeze(-2))
+    for of_tile in gradient.weights:
+        slope.add_(of_tile(part))
+    delta += part.row_products(part.weights, slope)
+    if gradient.lse is not None:
+        delta -= of_rows(gradient.lse).squeeze(-1)
+    slope.sub_(delta.unsqueeze(-1)).mul_(part.weights)
+    if gradient.mean is not None and gradient.linear is not None and gradient.centre is not None:
+        direct = (part.logits - of_rows(gradient.centre)) * of_rows(gradient.linear) + of_rows(gradient.mean)
+        slope.add_(direct.masked_fill_(part.hidden, 0.0))
+    for of_tile in gradient.logits:
+        slope.add_(of_tile(part))
 
 
 def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:

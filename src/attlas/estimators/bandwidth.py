@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attlas.errors import DtypeError, ShapeError, kind
 
-__all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "rule_of_thumb", "spread_of"]
+__all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
 
 Floats = NDArray[np.float64]
 
@@ -117,3 +117,12 @@ def rule_of_thumb(rule: str, spread: Spread) -> Floats:
     bandwidth: Floats = spread.deviation * factor
     bandwidth[bandwidth == 0] = np.inf
     return bandwidth
+
+
+def in_bandwidths(X: Floats, centre: Floats, bandwidth: Floats) -> Floats:
+    """Return points in units of the bandwidth, from a centre; a feature of infinite bandwidth is left out."""
+    used = np.isfinite(bandwidth)
+    if not used.any():
+        return np.zeros((len(X), 1))
+    scaled: Floats = (X[:, used].astype(np.float64) - centre[used]) / bandwidth[used]
+    return scaled

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import ShapeError
-from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, rule_of_thumb, spread_of
+from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
 from attlas.estimators.observations import Observations, are_copies, by_place, distinct
+from attlas.estimators.partitions import refuse_dask
 from attlas.estimators.pooling import Pool
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
@@ -392,15 +393,13 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     def _tokens(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
+        refuse_dask("predict()", X)
         checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return self._scaled(checked)
 
     def _scaled(self, X: Array) -> Tensor:
         """Return points in units of the bandwidth, from the centre of the training data."""
-        used = np.isfinite(self.bandwidth_)
-        if not used.any():
-            return self._tensor(np.zeros((len(X), 1)))
-        return self._tensor((X[:, used].astype(np.float64) - self._centre[used]) / self.bandwidth_[used])
+        return self._tensor(in_bandwidths(X, self._centre, self.bandwidth_))
 
     def _tensor(self, values: Array) -> Tensor:
         dtype = torch.float32 if self._single else torch.float64

@@ -16,6 +16,7 @@ from torch import Tensor
 from attlas.estimators.base import AttentionEstimator, check_choice
 from attlas.estimators.loo import accuracy, log_loss
 from attlas.estimators.observations import used_weights
+from attlas.estimators.partitions import refuse_dask
 from attlas.scores import Score
 
 __all__ = ["AttentionClassifier"]
@@ -159,6 +160,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             Itself.
         """
         self._check_settings()
+        refuse_dask("fit()", X, y, sample_weight)
         check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
         data: Array
         target: Array

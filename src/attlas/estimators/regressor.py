@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas.errors import ShapeError
@@ -19,6 +20,14 @@ from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
 from attlas.estimators.loo import squared_error
 from attlas.estimators.observations import used_weights
+from attlas.estimators.partitions import (
+    Partition,
+    features_of,
+    is_dask,
+    merged_partitions,
+    predicted_partitions,
+    refuse_dask,
+)
 from attlas.estimators.sums import Sums
 from attlas.scores import Score
 
@@ -217,6 +226,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Itself.
         """
         self._check_settings()
+        refuse_dask("fit()", X, y, sample_weight)
         data: Array
         target: Array
         data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
@@ -224,23 +234,26 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
+    def predict(self, X: ArrayLike, return_std: bool = False, *, memory: Any = None) -> Any:
         """Return the prediction for each point.
 
         Parameters
         ----------
-        X : array-like, shape (m, d)
-            Points.
+        X : array-like, shape (m, d), or Dask data frame
+            Points. Of a Dask frame each partition is predicted where it is.
         return_std : bool, default False
             Whether the local standard deviation of the outputs is returned too,
             ``sqrt(Σ_j p_ij (y_j - ŷ(x_i))²)``: how far the neighbours' outputs lie from the prediction (with
             ``degree=1`` from the local line), noise and bias together. It is not the standard error of the
             prediction, which is smaller by about the square root of `effective_neighbours`.
+        memory : Dask data frame, optional
+            Training points in place of those of ``fit``, which chose the bandwidths: the columns of the features by
+            name, and one more for each output. Its partitions are summed where they are, and the sums merged.
 
         Returns
         -------
         mean : ndarray, shape (m,) or (m, e)
-            Predictions.
+            Predictions; of a Dask frame a Dask series or data frame, with the index of `X`.
         std : ndarray of the same shape
             With ``return_std=True``. NaN, with a warning, where the data say nothing about it: fewer than two
             effective neighbours (as in data without noise, where narrow bandwidths are best), or so far from all data
@@ -249,8 +262,18 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Notes
         -----
         Variances come from first and second moments where these have the digits, and from the residuals
-        themselves where they have not.
+        themselves where they have not. With `memory`, merging rounds like adding; the approximation of each
+        partition is `tolerance`.
+
+        Raises
+        ------
+        ShapeError
+            If `memory` has other columns, or is asked of local lines, a Score, `return_std` or ``outside="nearest"``.
+        DtypeError
+            If a Dask collection is no data frame of known columns, or both are Dask frames.
         """
+        if memory is not None or is_dask(X):
+            return self._predict_partitions(X, memory, return_std)
         x = self._tokens(X)
         mean = self._pool.mean(x)
         lost = self._outside(mean, x)
@@ -337,7 +360,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -------
         Sums
             ``a.partial_sums(X).merge(b.partial_sums(X)).mean()`` is the prediction of one estimator for the data of
-            both, where both have the same kernel and the same given bandwidth.
+            both. Sums of different kernels or bandwidths, such as a search finds on each part, cannot be merged.
 
         Raises
         ------
@@ -349,9 +372,31 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             rule = "sums that add up belong to local means with a kernel that has a name."
             raise ShapeError("partial_sums()", rule, found=found, fix="AttentionRegressor('gaussian')")
         x = self._tokens(X)
-        return self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
+        sums = self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
+        return replace(sums, bandwidth=torch.from_numpy(self.bandwidth_))  # the pool counts in bandwidths
 
     # ------------------------------------------------------------------------------------------------------ internal
+
+    def _predict_partitions(self, X: Any, memory: Any, return_std: bool) -> Any:
+        check_is_fitted(self)
+        outputs = self.y_.reshape(len(self.y_), -1).shape[1]
+        if memory is None:
+            if return_std:
+                rule, fix = "standard deviations are those of data in memory.", "predict(X.compute(), return_std=True)"
+                raise ShapeError("predict()", rule, found="return_std=True and a Dask frame", fix=fix)
+            return predicted_partitions(self, X, outputs)
+        if self.degree or not isinstance(self.kernel, str) or return_std or self.outside == "nearest":
+            rule = "partitions of memory are merged for the means of a kernel that has a name, with outside='nan'."
+            settings = f"degree = {self.degree}, kernel = {self.kernel!r}, outside = {self.outside!r}"
+            found = f"{settings}, return_std = {return_std}"
+            raise ShapeError("predict()", rule, found=found, fix="AttentionRegressor('gaussian').fit(...).predict(X)")
+        names = features_of(self, memory, outputs)
+        x = self._tokens(X)
+        scale = (self._centre, self.bandwidth_, self._shift, self._unit)
+        part = Partition(self.kernel, x, *scale, self.tolerance, names)
+        mean = merged_partitions(memory, part).mean()
+        self._outside(mean, x)
+        return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:
         targets: NDArray[np.float64] = self.y_.astype(np.float64).reshape(len(self.y_), -1)

@@ -13,10 +13,11 @@ from attlas.attend import attend
 from attlas.attend import pool as pool_values
 from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
+from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
-from attlas.recording.hooks import pooled
-from attlas.recording.parallel import refuse_context_parallel
+from attlas.recording.hooks import is_recording, pooled
+from attlas.recording.parallel import refuse_context_parallel, refuse_sharded_text, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 __all__ = ["attention_forward"]
@@ -66,7 +67,8 @@ def attention_forward(
     position_bias : Tensor, optional, shape (1 or batch, heads, m, n)
         A bias added to the logits (T5).
     **kwargs
-        What else a model passes on; it changes nothing here.
+        What else a model passes on; it changes nothing here, but under DeepSpeed's Ulysses, which drops the mask: it is
+        made again of ``position_ids`` and ``sliding_window``.
 
     Returns
     -------
@@ -92,7 +94,8 @@ def attention_forward(
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
     query, key, value = _same_dtype(query, key, value)
-    if writes_out_masks() and not isinstance(attention_mask, LazyMask):
+    text = text_of_ranks()
+    if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
         output, weights = dense_attention(
             query,
             key,
@@ -110,7 +113,10 @@ def attention_forward(
     if not compiling:
         refuse_context_parallel("attlas.huggingface")
     score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
-    mask = _mask(attention_mask, query, key, bool(is_causal))
+    if attention_mask is None and runs_ulysses():
+        mask: Mask | None = mask_of_positions(module, query, key, kwargs)
+    else:
+        mask = _mask(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
         bias = from_tensor(position_bias[..., : key.shape[-2]])
         mask = bias if mask is None else mask & bias
@@ -119,6 +125,12 @@ def attention_forward(
         # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
+    if text is not None:
+        text.check(attention_mask, query, key, dropout if module.training else 0.0, sinks, position_bias)
+        if is_recording():
+            refuse_sharded_text("attlas.huggingface")
+        own, divided = text.attend(query, key, value, score, mask, sink)
+        return own.transpose(1, 2).contiguous(), divided
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
 
     def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:

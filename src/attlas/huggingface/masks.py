@@ -12,12 +12,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_overlay,
+    or_masks,
+    packed_sequence_compatibility_function,
+)
 
 from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
 from attlas.huggingface.traced import dense_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
 from attlas.recording.hooks import is_recording_anywhere
+from attlas.recording.parallel import text_of_ranks
 from attlas.tiles import Tile
 
 __all__ = ["LazyMask", "attention_mask", "mask_of", "writes_out_masks"]
@@ -241,6 +249,10 @@ def attention_mask(
     >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
     LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
+    text = text_of_ranks()
+    if text is not None:
+        mask = _of_all_ranks(mask_function, text, (q_length, kv_length, int(q_offset), kv_offset))
+        return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
     if writes_out_masks():
         return dense_mask(
             {
@@ -264,6 +276,41 @@ def attention_mask(
     if padding is not None:
         mask = padding if mask is None else mask & padding
     return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
+
+
+def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Mask | None:
+    """Return the mask of a text whose tokens are divided over ranks, at the positions of the whole text."""
+    m, n, first_query, first_key = sizes
+    if m != n or first_query or first_key:
+        found = f"{m} queries from {first_query} on, {n} keys from {first_key} on"
+        raise text.refused("each rank must have the keys of its queries and no cache.", found, "use_cache=False")
+    whole = _with_all_tokens(rule, text)
+    if text.documents is not None:
+        text.check_documents(_rule_source(rule)[0] == "and_masks" and _packs(_rule_source(rule)[1]["mask_functions"]))
+        whole = packed_sequence_compatibility_function(whole, text.positions, text.documents)
+    mask = _translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True))
+    padding = None if text.padding is None else _padding(text.padding, text.n, 0)
+    return mask if padding is None else padding if mask is None else mask & padding
+
+
+def _with_all_tokens(rule: Rule, text: Any) -> Rule:
+    """Return a rule of one rank's tokens as one of all tokens."""
+    if rule in (causal_mask_function, bidirectional_mask_function):
+        return rule
+    name, closure = _rule_source(rule)
+    if name in ("and_masks", "or_masks"):
+        if _packs(closure["mask_functions"]):  # documents are those of all ranks
+            return _with_all_tokens(_rule_source(closure["mask_functions"][1])[1]["mask_function"], text)
+        return (and_masks if name == "and_masks" else or_masks)(
+            *(_with_all_tokens(part, text) for part in closure["mask_functions"])
+        )
+    if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
+        return rule
+    if name == "chunked_overlay":
+        return chunked_overlay(closure["chunk_size"], text.left_padding)
+    shown = name or getattr(rule, "__qualname__", repr(rule))
+    known = "causal, sliding windows, chunks, packed texts and padding are known at positions of the whole text."
+    raise text.refused(known, f"a mask made by {shown}", "run the model on one process.")
 
 
 def writes_out_masks() -> bool:
@@ -341,15 +388,19 @@ def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
 
     Positions grow by one inside a text, so a rule of the distance between query and key says the same of both.
     """
-    if len(rules) != 2:
+    if not _packs(rules):
         return None
-    (texts, closure), (remap, inner) = map(_rule_source, rules)
-    if (texts, remap) != ("packed_sequence_mask_function", "remap_positions_for_packed_sequence"):
-        return None
+    (_, closure), (_, inner) = map(_rule_source, rules)
     positions, ids = inner["position_ids"], closure["packed_sequence_mask"]
     rule: Rule = inner["mask_function"]
     grows = ((positions.diff(dim=-1) == 1) | (ids.diff(dim=-1) != 0)).all()
     return rule if _is_of_distance(rule) and position.shift == 0 and bool(grows) else None
+
+
+def _packs(rules: tuple[Rule, ...]) -> bool:
+    """Return whether two rules together are what transformers makes for packed texts."""
+    names = [_rule_source(rule)[0] for rule in rules]
+    return names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]
 
 
 def _is_of_distance(rule: Rule) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, distributed
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from attlas import stats
 from attlas.errors import ShapeError
+from attlas.huggingface.ranks import Layers, Ranks, Sums, world
 from attlas.recording import record
 
 if TYPE_CHECKING:
@@ -26,38 +26,16 @@ Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]
 
 
-class _Sums(NamedTuple):
-    """What is kept of each head of a layer: four numbers, shape (4, heads), in float64 on the CPU."""
-
-    max_logit: Tensor
-    entropy: Tensor
-    effective_keys: Tensor
-    rows: Tensor
-
-    def join(self, other: _Sums) -> _Sums:
-        return _Sums(
-            torch.maximum(self.max_logit, other.max_logit),
-            self.entropy + other.entropy,
-            self.effective_keys + other.effective_keys,
-            self.rows + other.rows,
-        )
-
-    def numbers(self) -> Numbers:
-        """Return the largest logit, and the means over rows; nothing where no row saw a key."""
-        rows = float(self.rows.sum())
-        if not rows:
-            return {}
-        return {
-            "max_logit": float(self.max_logit.max()),
-            "entropy": float(self.entropy.sum()) / rows,
-            "effective_keys": float(self.effective_keys.sum()) / rows,
-        }
-
-    def of_head(self, head: int) -> _Sums:
-        return _Sums(*(t[head : head + 1] for t in self))
-
-
-Layers: TypeAlias = "dict[str, tuple[tuple[int, ...], _Sums]]"
+def _numbers_of(sums: Sums) -> Numbers:
+    """Return the largest logit, and the means over rows; nothing where no row saw a key."""
+    rows = float(sums.rows.sum())
+    if not rows:
+        return {}
+    return {
+        "max_logit": float(sums.max_logit.max()),
+        "entropy": float(sums.entropy.sum()) / rows,
+        "effective_keys": float(sums.effective_keys.sum()) / rows,
+    }
 
 
 class AttentionMonitor(TrainerCallback):
@@ -100,7 +78,8 @@ class AttentionMonitor(TrainerCallback):
     the step's texts and queries, the others are means over the queries that see a key; padding, by the
     ``attention_mask`` of the call, is left out. With gradient accumulation all micro-batches of the step count,
     and what gradient checkpointing computes again does not. Growing logits and falling entropy announce
-    instability [1]_ [2]_. In distributed training all ranks look, and the numbers are those of all texts and heads.
+    instability [1]_ [2]_. In distributed training all ranks look, and the numbers are those of all texts and
+    heads, by one all-reduce a step. If a rank cannot record a step, all raise its error at the end of the step.
 
     A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
     ``monitor.close()``.
@@ -148,8 +127,10 @@ class AttentionMonitor(TrainerCallback):
         self.layers = None if layers is None else list(layers)
         self.prefix = prefix
         self.last: Numbers = {}
+        self._ranks = Ranks()
         self._log: Callable[[Numbers], None] | None = None
         self._open: tuple[ExitStack, Atlas] | None = None
+        self._failed: Exception | None = None
 
     def attach(self, trainer: Trainer) -> AttentionMonitor:
         """Add this callback to a trainer and log through it, so that its reports have the numbers too.
@@ -183,20 +164,23 @@ class AttentionMonitor(TrainerCallback):
             return
         self.close()
         numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
-        with ExitStack() as stack:
-            recording = record(
-                kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
-            )
-            atlas = stack.enter_context(recording)
-            self._open = stack.pop_all(), atlas
+        try:
+            with ExitStack() as stack:
+                recording = record(
+                    kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
+                )
+                atlas = stack.enter_context(recording)
+                self._open = stack.pop_all(), atlas
+        except Exception as error:
+            if world() == 1:
+                raise
+            self._failed = error  # the other ranks hear of it when the step ends
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log what was recorded in this step."""
-        if self._open is None:
+        if self._open is None and self._failed is None:
             return
-        (stack, atlas), self._open = self._open, None
-        stack.close()
-        self.last = self._numbers(atlas)
+        self.last = self._numbers(self._ranks.joined(self._layers))
         if self._log is not None:
             # The log event ends the trainer's own turn to log, which comes after this one.
             due = control.should_log
@@ -219,13 +203,21 @@ class AttentionMonitor(TrainerCallback):
             # As an error leaves it: what was recorded of half a step is not wanted.
             stack.__exit__(GeneratorExit, GeneratorExit(), None)
 
-    def _numbers(self, atlas: Atlas) -> Numbers:
+    def _layers(self) -> Layers:
+        """End the recording, and return what is kept of each head."""
+        error, self._failed = self._failed, None
+        if self._open is None:
+            raise error or RuntimeError("no step was begun.")
+        (stack, atlas), self._open = self._open, None
+        stack.close()
         layers: Layers = {}
         for entry in atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
             layer_sums = _sums(entry)
             layers[name] = (entry.heads, layers[name][1].join(layer_sums) if name in layers else layer_sums)
-        layers = _of_all_ranks(layers)
+        return layers
+
+    def _numbers(self, layers: Layers) -> Numbers:
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
@@ -234,37 +226,15 @@ class AttentionMonitor(TrainerCallback):
             elif self.per == "layer":
                 out |= self._named(f"{name}/", sums)
         if layers:
-            whole = _Sums(*(torch.cat(parts) for parts in zip(*(sums for _, sums in layers.values()), strict=True)))
+            whole = Sums(*(torch.cat(parts) for parts in zip(*(sums for _, sums in layers.values()), strict=True)))
             out |= self._named("", whole)
         return out
 
-    def _named(self, path: str, sums: _Sums) -> Numbers:
-        return {f"{self.prefix}/{path}{name}": value for name, value in sums.numbers().items()}
+    def _named(self, path: str, sums: Sums) -> Numbers:
+        return {f"{self.prefix}/{path}{name}": value for name, value in _numbers_of(sums).items()}
 
 
-def _of_all_ranks(layers: Layers) -> Layers:
-    """Return the heads of all ranks, those of one number joined; one exchange of all layers together."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return layers
-    everywhere: list[Layers] = [{} for _ in range(distributed.get_world_size())]
-    distributed.all_gather_object(everywhere, layers)
-    merged: dict[str, dict[int, _Sums]] = {}
-    for one in everywhere:
-        for name, (heads, sums) in one.items():
-            mine = merged.setdefault(name, {})
-            for index, head in enumerate(heads):
-                own = sums.of_head(index)
-                mine[head] = mine[head].join(own) if head in mine else own
-    return {
-        name: (
-            tuple(sorted(by_head)),
-            _Sums(*map(torch.cat, zip(*(by_head[head] for head in sorted(by_head)), strict=True))),
-        )
-        for name, by_head in merged.items()
-    }
-
-
-def _sums(entry: Entry) -> _Sums:
+def _sums(entry: Entry) -> Sums:
     """Return what is kept of one pass of one layer; one transfer from the device."""
     results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.
@@ -276,4 +246,4 @@ def _sums(entry: Entry) -> _Sums:
     largest = logit.double().transpose(0, 1).flatten(1)
     largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:1], -math.inf)
     parts = [torch.where(seen, t, 0.0).double().sum(dim=(0, 2)) for t in (entropy, effective)]
-    return _Sums(*torch.stack([largest, *parts, seen.double().sum(dim=(0, 2))]).cpu())
+    return Sums(*torch.stack([largest, *parts, seen.double().sum(dim=(0, 2))]).cpu())

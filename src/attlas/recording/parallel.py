@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional
 
@@ -12,9 +14,16 @@ from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["heads_here", "refuse_context_parallel"]
+__all__ = ["heads_here", "refuse_context_parallel", "refuse_sharded_text", "sharded_text", "text_of_ranks"]
 
 _TENSOR = "torch.distributed.tensor"
+# What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
+sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
+
+
+def text_of_ranks() -> Any:
+    """Return what `attlas.distributed.context_parallel` has open in this thread; it refuses the compiler by itself."""
+    return None if torch.compiler.is_compiling() else sharded_text.get()
 
 
 def refuse_context_parallel(where: str) -> None:
@@ -30,8 +39,21 @@ def refuse_context_parallel(where: str) -> None:
             where,
             "every process must hold all keys of its queries.",
             found="torch's context_parallel, where each process holds a part of the sequence",
-            fix='read the text on one process, or attn_implementation="sdpa" inside context_parallel.',
+            fix="attlas.distributed.context_parallel(mesh, model).",
         )
+
+
+def refuse_sharded_text(where: str) -> None:
+    """Raise a BackendError: a recording or an intervention would see the tokens of one rank.
+
+    Parameters
+    ----------
+    where : str
+        The function that was called.
+    """
+    rule = "recordings and interventions follow whole texts, and each rank has a part of this one."
+    fix = "record on one process, or collect from outputs.attentions, whose matrices are divided."
+    raise BackendError(where, rule, found="attlas.distributed.context_parallel", fix=fix)
 
 
 def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.discovery import AttentionSite
@@ -121,7 +121,8 @@ def record(
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
     Under tensor parallelism each process records the heads that it has, by their numbers in the whole layer; a
-    process that has none of the chosen heads has no entry of that layer. torch's ``context_parallel`` is refused.
+    process that has none of the chosen heads has no entry of that layer. `attlas.distributed.save` writes the parts of
+    all processes as one atlas. torch's ``context_parallel`` is refused.
 
     Cost: nothing but the statistics' pass over each matrix. Memory: q, k and lse, unless they are dropped
     or written; then one layer at a time.
@@ -307,13 +308,24 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         with torch.no_grad():
             first, count = heads_here(module, matrix)
             here = range(first, first + matrix.shape[1])
-            heads = tuple(head for head in self._selection.heads_of(site, sites, count) if head in here)
+            chosen = self._selection.heads_of(site, sites, count)
+            heads = tuple(head for head in chosen if head in here)
+            if len(heads) < len(chosen):
+                self._divide()
             if not heads:
                 self._heads_elsewhere = True
                 return
             if len(heads) != matrix.shape[1]:
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             self._take(site, occurrence, heads, step)
+
+    def _divide(self) -> None:
+        """Note that other processes have further heads; a folder of one process would look whole."""
+        self.atlas.divided = True
+        if self._folder is not None:
+            rule, found = "a folder must get the heads of all ranks.", f"folder = {str(self._folder)!r}"
+            fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
+            raise RecordingError("record()", rule, found=found, fix=fix)
 
     def _step(
         self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None

@@ -4,6 +4,7 @@
 """
 
 from attlas.engine.fold import Part, Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.stats.columns import ColumnArgMax, ColumnMass, ColumnMax, column_mass, column_max
 from attlas.stats.largest import ArgMax, Coverage, Largest, TailMass, TopK, coverage, tail_mass, topk
 from attlas.stats.pooled import Offsets, Picture, offsets, picture
@@ -26,8 +27,8 @@ from attlas.stats.spans import Spans, spans
 from attlas.stats.values import Pooled
 
 __all__ = [
-    "ArgMax", "ColumnArgMax", "ColumnMass", "ColumnMax", "Coverage", "EffectiveKeys", "Entropy", "Largest",
-    "LogitMoments", "MaxLogit", "MaxWeight", "Moments", "Offsets", "Part", "Picture", "Pooled", "RowMass", "Spans",
-    "Statistic", "TailMass", "TopK", "column_mass", "column_max", "coverage", "effective_keys", "entropy",
+    "ArgMax", "CellGradient", "ColumnArgMax", "ColumnMass", "ColumnMax", "Coverage", "EffectiveKeys", "Entropy",
+    "Largest", "LogitMoments", "MaxLogit", "MaxWeight", "Moments", "Offsets", "Part", "Picture", "Pooled", "RowMass",
+    "Spans", "Statistic", "TailMass", "TopK", "column_mass", "column_max", "coverage", "effective_keys", "entropy",
     "logit_moments", "max_logit", "max_weight", "offsets", "picture", "row_mass", "spans", "tail_mass", "topk",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic, keep_larger, merge_sums
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.stats.counts import interval_of, queries_of_keys
@@ -121,6 +122,21 @@ class ColumnMass(_OfQueries):
     def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
         mass, queries = carry
         return mass if queries is None else mass / queries.clamp(min=1.0)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        if self.mean and (self.rows is not None or interval_of(problem) is None):
+            return None
+        if self.mean:
+            grad = grad / queries_of_keys(problem).clamp(min=1.0)
+
+        def of_tile(part: Part) -> Tensor:
+            rows = _rows_inside(part.at, self.window(problem))
+            out = part.scratch("columns").zero_()
+            if rows is not None:
+                out[..., rows, :] = grad[_columns(part.at)].unsqueeze(-2)
+            return out
+
+        return CellGradient(column=grad) if self.rows is None else CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         self.window(problem)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.apply import Weights
 from attlas.engine.fold import GROUP, Part, Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
@@ -112,6 +113,16 @@ class TopK(Statistic):
     def finish(self, carry: Any) -> Any:
         _name_unseen(carry.indices)
         return carry
+
+    def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
+        def of_tile(part: Part) -> Tensor:
+            c = part.shape[3]
+            columns = result.indices[part.at.place] - part.at.columns.start
+            inside = (columns >= 0) & (columns < c)
+            out = part.scratch("largest").zero_()
+            return out.scatter_add_(-1, columns.clamp(0, max(c - 1, 0)), grad.values[part.at.place] * inside)
+
+        return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         self._check_fits(problem)
@@ -265,6 +276,13 @@ class TailMass(TopK):
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        def of_tile(part: Part) -> Tensor:
+            out = part.scratch("largest").copy_(grad[part.at.place].unsqueeze(-1).expand(part.shape))
+            return out.scatter_(-1, _largest_logits(part, min(self.k, part.shape[3])).indices, 0.0)
+
+        return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         wanted = super().outputs(problem)

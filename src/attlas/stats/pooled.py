@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -11,11 +12,12 @@ from torch.nn import functional
 
 from attlas.engine.apply import Weights
 from attlas.engine.fold import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
-from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, tile_window
+from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
 from attlas.tiles import Tile
 
 __all__ = ["Offsets", "Picture", "block_edges", "count_blocks", "offsets", "picture"]
@@ -109,6 +111,13 @@ class Picture(Statistic):
     def finish(self, carry: _Blocks) -> Tensor:
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        if self.pool == "max" or interval_of(problem) is None:
+            return None
+        cells = cells_of_blocks(problem, self._edges(problem))
+        table = torch.where(cells == 0, 0.0, grad / cells)
+        return CellGradient(weights=(partial(spread_blocks, table, self.start(problem).bands),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         if interval_of(problem) is None:
@@ -244,6 +253,19 @@ class Offsets(Statistic):
     def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
         mass, cells = carry
         return mass if cells is None else mass / cells.clamp(min=1.0)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        if self.mean and interval_of(problem) is None:
+            return None
+        slopes = grad / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else grad
+
+        def of_tile(part: Part) -> Tensor:
+            (b, h, _), at = part.at.place, part.at
+            first = at.columns.start - (at.rows.stop - 1) + at.m - 1
+            own = slopes[b, h, first : first + len(at.rows) + len(at.columns) - 1]
+            return own.unfold(-1, len(at.columns), 1).flip(-2)  # the lowest row has the lowest diagonals
+
+        return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None

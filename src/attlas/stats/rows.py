@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic, keep_larger, lowest, merge_sums
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.scores.base import Dot
+from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
 
 __all__ = [
@@ -78,6 +81,9 @@ class RowMass(_PerRow):
     def of(self, part: Part) -> Tensor:
         return part.mass
 
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(row=grad)
+
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True}
 
@@ -115,6 +121,9 @@ class Entropy(_PerRow):
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(row=-grad, log=-grad, delta=grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"entropy": True}
@@ -165,6 +174,17 @@ class EffectiveKeys(Statistic):
         none = squares == 0
         return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
 
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # In the mass M of a row 2 E / M, in its weights -2 E² / M² times the weight.
+        def of_tile(part: Part) -> Tensor:
+            slope, ratio = (t[part.at.place].unsqueeze(-1) for t in (grad, result))
+            ratio = torch.where(ratio == 0, 0.0, ratio / part.mass.unsqueeze(-1))
+            return torch.mul(part.weights, -ratio, out=part.scratch()).add_(1.0).mul_(2.0 * ratio * slope)
+
+        if problem.sink is not None:
+            return CellGradient(weights=(of_tile,))
+        return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
+
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True, "squares": True}
 
@@ -195,6 +215,9 @@ class MaxWeight(_LargestOfRow):
 
     def of(self, part: Part) -> Tensor:
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(weights=(partial(_at_largest, grad),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
@@ -231,6 +254,9 @@ class MaxLogit(_LargestOfRow):
     def of(self, part: Part) -> Tensor:
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(logits=(lambda part: _at_largest(grad, part).masked_fill_(part.hidden, 0.0),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"max_logit": True}
@@ -374,11 +400,24 @@ class LogitMoments(Statistic):
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
+    def gradient(self, problem: Problem, grad: Moments, result: Moments) -> CellGradient | None:
+        runs = interval_of(problem)
+        if runs is None or not problem.stays_finite:
+            return None
+        keys = (runs[1] - runs[0]).clamp(min=1)
+        return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
+
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
         return Moments(found["mean"], found["variance"])
+
+
+def _at_largest(grad: Tensor, part: Part) -> Tensor:
+    """Return the gradient of a row at its largest logit, shared out between equal ones."""
+    hit = part.shifted == part.largest.unsqueeze(-1)
+    return hit * (grad[part.at.place] / hit.sum(dim=-1)).unsqueeze(-1)
 
 
 def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from attlas.engine.apply import Weights
 from attlas.engine.fold import Part, Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
 from attlas.tiles import Tile
@@ -184,13 +186,14 @@ class Spans(Statistic):
         return a
 
     def finish(self, carry: _Pieces) -> Tensor:
-        table = carry.table()
-        if not self.mean:
-            return table
-        queries = torch.tensor(
-            [float(max(len(span), 1)) for span in carry.rows], dtype=table.dtype, device=table.device
-        )
-        return table / queries.unsqueeze(-1)
+        left, right = carry.memberships(self.mean)
+        return torch.matmul(torch.matmul(left, carry.mass), right.mT)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        pieces = self.start(problem)
+        left, right = pieces.memberships(self.mean)
+        table = torch.matmul(torch.matmul(left.mT, grad), right)
+        return CellGradient(weights=(partial(spread_blocks, table, pieces.bands),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         rows, columns = self.start(problem).bands
@@ -231,12 +234,27 @@ class _Pieces:
             tile = tile_window(part.weights, at, rows, columns)
             into += pool_tile(tile, rows, columns, (row_bands, column_bands), torch.sum)
 
-    def table(self) -> Tensor:
-        left, right = (
-            _membership(spans, bands, self.mass)
-            for spans, bands in zip((self.rows, self.columns), self.bands, strict=True)
-        )
-        return torch.matmul(torch.matmul(left, self.mass), right.mT)
+    def memberships(self, mean: bool) -> tuple[Tensor, Tensor]:
+        """Return which pieces of rows and of columns each span takes together, or averages over its rows."""
+        left = _membership(self.rows, self.bands[0], self.mass)
+        if mean:
+            left /= left.new_tensor([max(len(span), 1) for span in self.rows]).unsqueeze(-1)
+        return left, _membership(self.columns, self.bands[1], self.mass)
+
+
+def spread_blocks(table: Tensor, bands: tuple[Bands | None, Bands | None], part: Part) -> Tensor:
+    """Return the number of each cell's block, shape (B, H, r, c), 0 outside of the blocks."""
+    at, out = part.at, part.scratch("blocks").zero_()
+    if bands[0] is None or bands[1] is None:
+        return out
+    rows, columns = bands[0].inside(at.rows), bands[1].inside(at.columns)
+    if len(rows) and len(columns):
+        b, h, _ = at.place
+        some = table[b, h, bands[0].touched(rows), bands[1].touched(columns)].to(out.dtype)
+        for dim, band, places in ((-2, bands[0], rows), (-1, bands[1], columns)):
+            some = some.repeat_interleave(band.sizes(places).to(some.device), dim=dim)
+        tile_window(out, at, rows, columns).copy_(some)
+    return out
 
 
 def tile_window(x: Tensor, at: Tile, rows: range, columns: range) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.fold import Part, Statistic, merge_sums
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem, spread_heads
 from attlas.errors import ShapeError
 from attlas.inputs import check_floating
@@ -53,7 +54,7 @@ class Pooled(Statistic):
 
     def __init__(self, v: Tensor) -> None:
         check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")
-        self.v = v
+        self.v: Tensor = v
 
     def start(self, problem: Problem) -> Tensor:
         v = self._values(problem)
@@ -65,6 +66,9 @@ class Pooled(Statistic):
         values = v[b, h, at.columns.start : at.columns.stop].to(carry.dtype)
         carry[b, h, rows] += torch.matmul(part.weights, values)
         return carry
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(grad, self._values(problem), delta=(grad * result).sum(dim=-1))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"out": self._values(problem)}

@@ -16,10 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attlas.view.corpus import CorpusService
 
 if TYPE_CHECKING:
     from attlas.view.service import Service
@@ -46,14 +48,14 @@ _MEDIA = {"json": "application/json", "binary": "application/octet-stream"}
 
 
 def application(
-    service: Service, token: str, tickets: MutableMapping[str, float], closing: Callable[[], bool]
+    service: Service | CorpusService, token: str, tickets: MutableMapping[str, float], closing: Callable[[], bool]
 ) -> Starlette:
     """Return the ASGI application of a viewer.
 
     Parameters
     ----------
-    service : Service
-        Answers the questions of the page.
+    service : Service or CorpusService
+        Answers the questions of the page. That of a corpus also has a page for each text that was opened.
     token : str
         First segment of every path of the page.
     tickets : mutable mapping of str to float
@@ -71,14 +73,26 @@ def application(
     mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say something else
 
     async def api(request: Request) -> Response:
-        return await _api(request, service, closing)
+        asked: Service | CorpusService | None = service
+        if isinstance(service, CorpusService) and "text" in request.path_params:
+            asked = service.opened(request.path_params["text"])
+        if asked is None:
+            raise HTTPException(404, "this text was closed; open it again from its corpus")
+        return await _api(request, asked, closing)
 
     async def enter(request: Request) -> Response:
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
 
-    page = [Route("/api/{name}", api), Mount("/", StaticFiles(packages=[("attlas.view", "static")], html=True))]
+    static = StaticFiles(packages=[("attlas.view", "static")], html=True)
+    page: list[BaseRoute] = [Route("/api/{name}", api), Mount("/", static)]
+    if isinstance(service, CorpusService):
+
+        async def corpus(request: Request) -> Response:
+            return FileResponse(static.lookup_path("corpus.html")[0])
+
+        page = [Route("/", corpus), Mount("/text/{text:int}", routes=page), *page]
     return Starlette(
         routes=[
             Route("/open/{ticket}", enter),
@@ -113,7 +127,7 @@ class SameOrigin:
             await _error(403, "pages of other origins are not answered")(scope, receive, send)
 
 
-async def _api(request: Request, service: Service, closing: Callable[[], bool]) -> Response:
+async def _api(request: Request, service: Service | CorpusService, closing: Callable[[], bool]) -> Response:
     """Answer one question in a thread, which stops between two steps when nobody waits any more."""
     parameters = dict(request.query_params)
     named = parameters.pop("v", None) is not None  # the address names the content: a final answer stays true

@@ -23,6 +23,7 @@ _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+\.js)";$', re.M
 _EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
 _LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
 _STYLES = ("style.css", "panels.css")
+_PAGES = {"offline": (), "corpus-offline": ("corpus.css",)}  # what starts a page without a server: its further styles
 
 
 class BundleError(AttlasError, ValueError):
@@ -107,8 +108,13 @@ def _error(rule: str, found: str) -> BundleError:
     return BundleError("attlas.view.bundle", rule, found=found, fix="install attlas again.")
 
 
-def styles() -> str:
+def styles(*further: str) -> str:
     """Return the style sheets of the page as one text.
+
+    Parameters
+    ----------
+    *further : str
+        Names of other sheets behind them.
 
     Returns
     -------
@@ -120,7 +126,7 @@ def styles() -> str:
     >>> ".attlas" in bundle.styles()
     True
     """
-    return "\n".join(_read(name) for name in _STYLES)
+    return "\n".join(_read(name) for name in (*_STYLES, *further))
 
 
 def widget_module() -> str:
@@ -140,8 +146,13 @@ def widget_module() -> str:
 
 
 @cache
-def offline_page() -> str:
+def offline_page(start: str = "offline") -> str:
     """Return the page that works offline, without its data: `DATA` stands where the packed numbers go.
+
+    Parameters
+    ----------
+    start : {"offline", "corpus-offline"}
+        The file that starts it: the page of a recording, or that of a corpus.
 
     Returns
     -------
@@ -156,8 +167,8 @@ def offline_page() -> str:
     >>> page.count(bundle.DATA), "connect-src" in page, "http:" in page.replace("http://www.w3.org", "")
     (2, False, False)
     """
-    code = f'(() => {{\n"use strict";\n{script("offline.js")}\n$offline.startOffline();\n}})();\n'
-    style = styles()
+    code = f'(() => {{\n"use strict";\n{script(f"{start}.js")}\n{_constant(start)}.startOffline();\n}})();\n'
+    style = styles(*_PAGES[start])
     if "</script" in code.lower() or "</style" in style.lower() or DATA in code.replace(f'"{DATA}"', ""):
         raise _error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")
     icon = re.search(r'<link rel="icon"[^>]*>', _read("index.html"))
@@ -175,7 +186,7 @@ def offline_page() -> str:
 <style>{style}</style>
 </head>
 <body>
-<div class="attlas attlas-page"></div>
+<div class="attlas attlas-page{" corpus-page" if start == "corpus-offline" else ""}"></div>
 <script type="application/json" id="attlas-data">{DATA}</script>
 <script>{code}</script>
 </body>

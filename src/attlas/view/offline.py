@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from attlas.atlas import Atlas
 from attlas.errors import RecordingError, ShapeError
@@ -17,7 +18,7 @@ from attlas.view import bundle
 from attlas.view.packing import Packer
 from attlas.view.service import Service
 
-__all__ = ["export"]
+__all__ = ["export", "write_page"]
 
 
 def export(
@@ -90,7 +91,28 @@ def export(
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
     data["state"] = {**first, "batch": 0, "variant": "plain", "pool": "max", **pointed}
-    before, _, after = bundle.offline_page().partition(bundle.DATA)
+    return write_page(data, path, title)
+
+
+def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str, start: str = "offline") -> Path:
+    """Write a page with its data to a file, whole or not at all.
+
+    Parameters
+    ----------
+    data : mapping
+        What the script of the page reads.
+    path : str or Path
+        The file.
+    title : str
+        What the page is called.
+    start : str
+        The file that starts the page, as of `bundle.offline_page`.
+
+    Returns
+    -------
+    Path
+    """
+    before, _, after = bundle.offline_page(start).partition(bundle.DATA)
     readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
     before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -26,7 +26,7 @@ from attlas.view.source import Place
 if TYPE_CHECKING:
     from attlas.view.service import Answer, Service
 
-__all__ = ["DETAIL", "Packer", "levels_that_fit"]
+__all__ = ["DETAIL", "Packer", "levels_that_fit", "packed"]
 
 _TILE = 2 * TILE**2
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
@@ -128,7 +128,7 @@ class Packer:
             time.sleep(_PAUSE)
 
     def _put(self, key: str, values: bytes | Array, width: int) -> None:
-        self._parts[key] = _packed(values if isinstance(values, bytes) else values.tobytes(), width)
+        self._parts[key] = packed(values if isinstance(values, bytes) else values.tobytes(), width)
 
     # ------------------------------------------------------------------------------------------------ one head
 
@@ -262,7 +262,7 @@ def _looks_causal(entry: Entry, tile: Array) -> bool:
     return m == n and not ahead and int(tile[0, width - 1]) == codes.MASKED
 
 
-def _packed(values: bytes, width: int) -> dict[str, Any]:
+def packed(values: bytes, width: int) -> dict[str, Any]:
     """Return numbers of `width` bytes as text: their high and low bytes apart, which compresses better."""
     split = np.frombuffer(values, np.uint8).reshape(-1, width).T.tobytes()
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)

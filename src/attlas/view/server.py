@@ -18,12 +18,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
+from attlas.atlas import Atlas
 from attlas.errors import MissingExtraError, PortError, ShapeError
+from attlas.matrix import AttentionMatrix
+from attlas.view.corpus import CorpusService
 from attlas.view.service import Service
 
 if TYPE_CHECKING:
-    from attlas.atlas import Atlas
-    from attlas.matrix import AttentionMatrix
+    from attlas.corpus import Corpus
 
 __all__ = ["Server", "has_browser", "need_extra", "serve", "stay", "store_beside"]
 
@@ -40,7 +42,7 @@ class Server:
 
     Parameters
     ----------
-    service : Service
+    service : Service or CorpusService
         What answers the page; it is not closed here.
     port : int, optional
         Which port; 0 for any that is free. The default is the next free one from 8750 on.
@@ -81,7 +83,7 @@ class Server:
     >>> service.close()
     """
 
-    def __init__(self, service: Service, *, port: int | None = None) -> None:
+    def __init__(self, service: Service | CorpusService, *, port: int | None = None) -> None:
         need_extra()
         import uvicorn
 
@@ -166,11 +168,12 @@ class Server:
 
 
 def serve(
-    source: Atlas | AttentionMatrix | str | os.PathLike[str],
+    source: Atlas | AttentionMatrix | Corpus | str | os.PathLike[str],
     *,
     tokens: Any = None,
     title: str | None = None,
     compare: Atlas | AttentionMatrix | str | os.PathLike[str] | None = None,
+    model: Any = None,
     port: int | None = None,
     browser: bool = True,
     at: str = "",
@@ -180,8 +183,8 @@ def serve(
 
     Parameters
     ----------
-    source : Atlas, AttentionMatrix, str or Path
-        A recording, or its folder, or a matrix.
+    source : Atlas, AttentionMatrix, Corpus, str or Path
+        A recording or a corpus, or its folder, or a matrix.
     tokens : list of str, optional
         Text of each token; an atlas knows it.
     title : str, optional
@@ -189,6 +192,8 @@ def serve(
     compare : Atlas, AttentionMatrix, str or Path, optional
         A second recording of as many tokens: another checkpoint, model or text. Each head is shown with the one of the
         same layer and number there, as a ratio, as a difference or side by side.
+    model : nn.Module, optional
+        The model of a corpus: from a sampled text, the page then opens its full map.
     port : int, optional
         Which port of 127.0.0.1; the default is the next free one from 8750 on.
     browser : bool, default True
@@ -225,24 +230,37 @@ def serve(
     http://127.0.0.1:8750/FmmJ2cW4qA9b5cYzX0oLr1Qd7u3ePpTk/
     """
     need_extra()
+    shown: Any = attlas.load(source) if isinstance(source, str | os.PathLike) else source
+    other: Any = attlas.load(compare) if isinstance(compare, str | os.PathLike) else compare
     settings: dict[str, Any] = {} if title is None else {"title": title}
     if isinstance(source, str | os.PathLike):
         folder = Path(source)
         settings = {"title": folder.resolve().name, "store": store_beside(folder), "folder": folder} | settings
-        source = attlas.load(folder)
     if isinstance(compare, str | os.PathLike):
         settings |= {"compare_title": Path(compare).resolve().name}
-        compare = attlas.load(compare)
-    with contextlib.closing(Service(source, tokens=tokens, compare=compare, **settings)) as service:
+    service: Service | CorpusService
+    if isinstance(shown, Atlas | AttentionMatrix):
+        service = Service(shown, tokens=tokens, compare=other, **settings)
+    else:
+        named, loaders = settings.get("title"), None if model is None else [lambda: model]
+        service = CorpusService([shown], titles=named and [named], loaders=loaders)
+    with contextlib.closing(service):
         stay(service, port=port, browser=browser, announce=announce or _print, at=at)
 
 
-def stay(service: Service, *, port: int | None, browser: bool, announce: Callable[[str], object], at: str = "") -> None:
+def stay(
+    service: Service | CorpusService,
+    *,
+    port: int | None,
+    browser: bool,
+    announce: Callable[[str], object],
+    at: str = "",
+) -> None:
     """Serve until Ctrl-C; say the address once, and open a browser if one is wanted and there.
 
     Parameters
     ----------
-    service : Service
+    service : Service or CorpusService
         What answers the page.
     port : int or None
         Which port; None for the next free one.

@@ -15,6 +15,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine.backend import Request
+from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, library
 
 pytestmark = pytest.mark.skipif(not library.has("additive"), reason="the kernels are not compiled here")
@@ -116,7 +117,7 @@ def test_gradients_equal_the_references(name: str, threads: int, mask: str, use:
         delta = (slope * out.detach()).sum(-1)
         torch.set_num_threads(threads)
         try:
-            found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, slope, v, delta, None)
+            found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, CellGradient(slope, v, delta=delta))
         finally:
             torch.set_num_threads(1)
         d_w = [g for g in found.parameters if g is not None]

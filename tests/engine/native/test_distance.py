@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
+from attlas.engine.gradient import CellGradient
 from attlas.engine.native import distance, library
 from attlas.engine.tiled import Tiled
 
@@ -110,7 +111,7 @@ def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: 
         slope, parameters = torch.randn_like(out), list(score.parameters())
         wanted = torch.autograd.grad(out, (q, k, v, *parameters), slope)
         delta = (slope * out.detach()).sum(-1)
-        found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, slope, v, delta, None)
+        found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, CellGradient(slope, v, delta=delta))
         d_v = found.pooled.sum(dim=1, keepdim=True)
         for a, b in zip((*found.q, *found.k, d_v, *found.parameters), wanted, strict=True):
             close(a, b)
@@ -120,7 +121,7 @@ def test_bounded_kernels_have_no_backward() -> None:
     q, k, v = tokens(4, 5, 2, 3)
     A = attlas.attend(q, k, score=attlas.Epanechnikov(1.0))
     left, delta = torch.randn(2, 4, 4, 3).double(), torch.zeros(2, 4, 4).double()
-    assert PAIRWISE.backward(request_of(A), A.lse, left, v, delta, None) is None
+    assert PAIRWISE.backward(request_of(A), A.lse, CellGradient(left, v, delta=delta)) is None
 
 
 @each_set

@@ -16,8 +16,8 @@ from tests.engine.native.conftest import laid_out
 from torch import Tensor
 
 import attlas
-from attlas import Plan
-from attlas.engine import reference
+from attlas import Plan, stats
+from attlas.engine import graph, reference
 from attlas.engine.native import library
 from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled
@@ -268,3 +268,36 @@ print(peak() - before)
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert int(found.stdout) < 150  # MiB; a matrix of these sizes takes 1,526
+
+
+@each_set
+@pytest.mark.parametrize("mask", ["none", "causal", "cells of heads", "nothing"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_statistics_and_the_output_together(
+    name: str, mask: str, dtype: torch.dtype, use: Callable[[str], None], only_kernels: None
+) -> None:
+    """Terms of rows and of columns beside the output, with a sink, grouped heads and a cap, against the definition."""
+    use(name)
+    m, n = 140, 150
+    q, k, v = (torch.randn(2, heads, size, 24).to(dtype) for heads, size in ((4, m), (2, n), (2, n)))
+    sink, allowed = torch.randn(4), MASKS[mask](m, n)
+    asked = [stats.Entropy(), stats.RowMass(), stats.ColumnMass()]
+    asked += [stats.LogitMoments()] if mask in ("none", "causal", "window", "padding") else []
+    found = []
+    for own, with_sink in ((dtype, True), (torch.float64, True), (dtype, False), (torch.float64, False)):
+        leaves = [t.to(own).requires_grad_() for t in (q, k, v)]
+        extra = sink.to(own if own is torch.float64 else torch.float32).requires_grad_() if with_sink else None
+        cap = None if dtype is torch.float64 else attlas.SoftCap(attlas.ScaledDot(), 2.0)
+        A = attlas.attend(
+            *leaves[:2], score=cap, mask=allowed, sink=extra, plan=NATIVE if own is dtype else Plan("tiled")
+        )
+        every = [*asked, *([] if with_sink else [stats.EffectiveKeys()]), stats.Pooled(leaves[2])]
+        results = A.collect(*every) if own is dtype else graph.collect("test", A.problem, every)
+        flat = [t.double() for r in results for t in (r if isinstance(r, tuple) else (r,))]
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((t * torch.randn(t.shape, generator=generator, dtype=torch.float64)).sum() for t in flat)
+        found.append(torch.autograd.grad(loss, [*leaves, *([] if extra is None else [extra])]))
+    for kernel, exact in (found[:2], found[2:]):
+        for a, b in zip(kernel, exact, strict=True):
+            assert bool(a.isfinite().all())
+            assert float((a.double() - b).abs().max()) <= TOLERANCE[dtype] * float(b.abs().max()) + 1e-30

@@ -202,7 +202,7 @@ def test_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert library.why_not() == "the kernels were not compiled when attlas was installed"
     assert library.runnable() == ()
     with pytest.raises(BackendError) as caught:
-        library.structure("Dot")
+        library.structure("AttentionParams")
     assert str(caught.value) == (
         "attlas.engine.native: the native kernels must be there to be called.\n"
         "  found: the kernels were not compiled when attlas was installed\n"
@@ -234,7 +234,7 @@ def test_attlas_imports_without_a_library() -> None:
 def test_structures_are_those_of_the_header() -> None:
     text = (FOLDER / "kernels" / "abi.h").read_text(encoding="utf-8")
     declared = re.findall(r"^struct (\w+)", text, flags=re.M)
-    assert {"Tensor4", "Dot", "Elementary"} <= set(declared)
+    assert {"Tensor4", "AttentionParams", "Elementary"} <= set(declared)
     for name in declared:
         fields = [field for field, *_ in library.structure(name)._fields_]
         body = re.sub(r"//.*", "", re.search(rf"^struct {name} {{(.*?)^}};", text, flags=re.M | re.S)[1])

@@ -81,7 +81,7 @@ class AdditiveKernels(Family):
             d_k += found[1].unflatten(1, (key_heads, -1)).sum(dim=2)
             pooled += found[2]
             d_w += found[3]
-        return Gradients([d_q], [d_k], self._through(parameters, d_w), pooled)
+        return Gradients([d_q], [d_k], self._through(parameters, d_w), pooled, delta)
 
     def _through(self, parameters: Sequence[Tensor], d_w: Tensor) -> list[Tensor | None]:
         """Return the gradients of the score's parameters: all but the weights of the units act through the tokens."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.fold import Statistic
+from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
 from attlas.engine.native.pairwise import Family
 from attlas.engine.online import LARGEST, exact, larger
@@ -23,6 +24,8 @@ from attlas.scores.kernel import Gaussian
 
 __all__ = ["FusedKernels", "PairwiseKernels"]
 
+# What a gradient may have beside its product, of each row.
+_TERMS = ("log", "square", "mean", "linear", "centre")
 # Cells from which the kernels are faster than a few tiles, by measurement. For statistics of a dot product they are
 # from 4 queries on, and from 32 on where the keys are many numbers: packing keys for fewer takes longer than a tile.
 _WORTH = 1 << 14
@@ -106,13 +109,36 @@ class FusedKernels(_Kernels):
         return found["out"].to(v.dtype), found["lse"]
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        known = exact(lse)
-        if known is None or larger(known, LARGEST):
+        problem, known = request.problem, exact(lse)
+        if known is None or larger(known, LARGEST) or not gradient.is_closed:
             return None
-        found = dot_backward.backward(request.problem, request.product, right, known, left, delta)
-        return None if found is None else Gradients([found[0]], [found[1]], [], found[2])
+        if gradient.is_product:
+            left, right, delta = gradient.product
+            found = dot_backward.backward(problem, request.product, right, known, left, delta)
+            return None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
+        return self._with_terms(request, known, gradient)
+
+    def _with_terms(self, request: Request, lse: Tensor, gradient: CellGradient) -> Gradients | None:
+        """Return the gradients of statistics, and of the output beside them."""
+        problem, product, dtype = request.problem, request.product, request.problem.dtype
+        delta = torch.zeros(problem.shape[:3], dtype=dtype) if gradient.delta is None else gradient.delta.to(dtype)
+        if gradient.lse is not None:
+            delta = delta - gradient.lse.to(dtype)
+        row = None  # what is the same in each weight of a row counts only beside the weight of the sink
+        if gradient.row is not None and problem.sink is not None:
+            row, share = gradient.row, torch.exp(problem.sink.detach().to(lse.dtype).view(1, -1, 1) - lse)
+            delta = delta - row * torch.where(lse == -torch.inf, 0.0, share).to(dtype)
+        rows = {name: t for name in _TERMS if (t := getattr(gradient, name)) is not None}
+        if rows.keys() & {"log", "square"}:
+            rows = {"log": torch.zeros_like(delta), "square": torch.zeros_like(delta)} | rows
+        left = delta.new_zeros(1, 1, 1, 1).expand(*delta.shape, 1) if gradient.left is None else gradient.left
+        right = product.k.new_zeros(1).expand(*product.k.shape[:3], 1) if gradient.right is None else gradient.right
+        found = dot_backward.backward(problem, product, right, lse, left, delta, gradient.column, rows)
+        if found is None:
+            return None
+        return Gradients([found[0]], [found[1]], [], found[2], found[3] if row is None else found[3] + row)
 
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
@@ -151,12 +177,12 @@ class PairwiseKernels(_Kernels):
         return None if work is None else work.forward(v)
 
     def backward(
-        self, request: Request, lse: Tensor, left: Tensor, right: Tensor, delta: Tensor, out: Tensor | None
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         work = self.work(request)
-        if work is None or exact(lse) is None or larger(lse, LARGEST):
+        if work is None or exact(lse) is None or larger(lse, LARGEST) or not gradient.is_product:
             return None
-        return work.backward(request.parameters(), lse, left, right, delta)
+        return work.backward(request.parameters(), lse, *gradient.product)
 
     def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor | None:
         work = self.work(request)

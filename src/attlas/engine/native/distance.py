@@ -110,7 +110,7 @@ class DistanceKernels(Family):
         factor = -self.scale.square() if gaussian else -self.scale.abs()
         steep = None if d_scale is None else d_scale * (-self.scale if gaussian else -self.scale.sign())
         d_k = sum_heads(d_k, self.k.shape[1])
-        return Gradients([d_q * factor], [d_k * factor], self._through(parameters, steep), pooled)
+        return Gradients([d_q * factor], [d_k * factor], self._through(parameters, steep), pooled, delta)
 
     def _slopes(self, pairs: Any, left: Tensor, delta: Tensor, first: Tensor, second: Tensor | None) -> bool:
         status = library.call(

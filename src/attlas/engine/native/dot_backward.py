@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +33,16 @@ def pays(problem: Problem) -> bool:
 
 @torch.no_grad()
 def backward(
-    problem: Problem, product: Dot, v: Tensor, lse: Tensor, grad: Tensor, delta: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the gradients of the dot product's q and k and of v, in the dtype of the sums.
+    problem: Problem,
+    product: Dot,
+    v: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    column: Tensor | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return the gradients of the dot product's q and k and of v, in the dtype of the sums, and the rows' delta.
 
     Parameters
     ----------
@@ -49,7 +57,11 @@ def backward(
     grad : Tensor, shape (batch, heads, m, e)
         Gradient of the output.
     delta : Tensor, shape (batch, heads, m)
-        Dot product of each output and its gradient.
+        Sum over each row of the weights times the gradient in them, without that of `column`, which is added.
+    column : Tensor, optional, shape (batch, heads, n)
+        A further term of the gradient in the weights of each column.
+    rows : mapping of str to Tensor, optional, shape (batch, heads, m)
+        Further terms, by the names of the structure ``DotBackward``.
 
     Returns
     -------
@@ -61,29 +73,36 @@ def backward(
     if values is None:
         return None
     q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
-    grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype)
+    grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype, copy=True)
+    column = None if column is None else column.to(dtype).contiguous()
+    terms = {name: t.to(dtype) for name, t in (rows or {}).items()}
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
     for panel in request.panels(problem):
-        rows = slice(panel.rows.start, panel.rows.stop)
-        part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, rows])
-        here = replace(product, q=q[:, :, rows], k=k)
-        known = [t[:, :, rows].contiguous() for t in (lse, delta)]
+        place = slice(panel.rows.start, panel.rows.stop)
+        part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, place])
+        here = replace(product, q=q[:, :, place], k=k)
+        known = [t[:, :, place].contiguous() for t in (lse, delta, *terms.values())]
+        sums = torch.zeros_like(known[1])
         fields, held = _of(problem, here, panel, values, known[0], kind)
         status = library.call(
             "dot_backward",
             of=fields,
-            grad=dot.tensor4(grad[:, :, rows]),
+            grad=dot.tensor4(grad[:, :, place]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),
             d_v=d_v.data_ptr(),
+            column_sums=sums.data_ptr(),
+            column=None if column is None else column.data_ptr(),
+            **{name: t.data_ptr() for name, t in zip(terms, known[2:], strict=True)},
         )
         del held
         if not dot.done(status, product):
             return None
+        delta[:, :, place] += sums
         if part is not d_q:
-            d_q[:, :, rows] = part
-    return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1])
+            d_q[:, :, place] = part
+    return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1]), delta
 
 
 def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:

@@ -92,7 +92,7 @@ def kernel_sums(
     """
     task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
     near, units = _near_one(task)
-    return _restored(run(near), units, x.dtype)
+    return replace(_restored(run(near), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,11 +62,15 @@ class Sums:
         What the sums were divided by, as a logarithm; -inf where no key has weight.
     first : Moments, optional
         Sums of the offsets, where they were asked for.
+    kernel : str, optional
+        Name of the kernel.
+    bandwidth : Tensor of float64, optional, shape (d,)
+        Bandwidth of each coordinate.
 
     Raises
     ------
     ShapeError
-        If sums that are merged belong to different queries.
+        If sums that are merged belong to different queries, kernels or bandwidths.
 
     See Also
     --------
@@ -94,6 +98,8 @@ class Sums:
     denominator: Tensor
     log_scale: Tensor
     first: Moments | None = None
+    kernel: str = ""
+    bandwidth: Tensor | None = None
 
     def mean(self) -> Tensor:
         """Return numerator / denominator, shape (m, e): the estimate; NaN where no key has weight."""
@@ -119,8 +125,10 @@ class Sums:
         Raises
         ------
         ShapeError
-            If the two belong to different numbers of queries or values, or only one has moments.
+            If the two belong to different numbers of queries or values, to different kernels or bandwidths, or only one
+            has moments.
         """
+        self._check_kernel(other)
         both = self.numerator.shape, (self.first is None)
         if both != (other.numerator.shape, other.first is None):
             raise ShapeError(
@@ -133,14 +141,26 @@ class Sums:
         scale = torch.maximum(self.log_scale, other.log_scale)
         mine, theirs = self._at(scale), other._at(scale)
         first = None if mine.first is None or theirs.first is None else mine.first.plus(theirs.first)
-        return Sums(mine.numerator + theirs.numerator, mine.denominator + theirs.denominator, scale, first)
+        numerator, denominator = mine.numerator + theirs.numerator, mine.denominator + theirs.denominator
+        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
+
+    def _check_kernel(self, other: Sums) -> None:
+        mine, theirs = (
+            (s.kernel, None if s.bandwidth is None else s.bandwidth.flatten().tolist()) for s in (self, other)
+        )
+        if mine != theirs:
+            rule, fix = "both sums must be of one kernel and one bandwidth.", "give all parts the same bandwidth=0.3."
+            found = f"{mine[0]} of bandwidth {mine[1]}, {theirs[0]} of bandwidth {theirs[1]}"
+            raise ShapeError("Sums.merge()", rule, found=found, fix=fix)
 
     def rows(self, index: Tensor | slice) -> Sums:
         """Return the sums of some queries."""
         first = self.first
         if first is not None:
             first = Moments(first.offset[index], first.outer[index], first.cross[index])
-        return Sums(self.numerator[index], self.denominator[index], self.log_scale[index], first)
+        numerator, denominator = self.numerator[index], self.denominator[index]
+        scale = self.log_scale[index]
+        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
 
     def _at(self, scale: Tensor) -> Sums:
         """Return the same sums on another scale, which is not below their own."""

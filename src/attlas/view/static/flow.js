@@ -9,7 +9,8 @@ const piece = 128; // tokens that come and go together, about; the position of t
 const within = 96; // tokens within which a piece is cut at the end of a line, or at a blank
 const typical = 240; // pixels of a piece that was not laid out yet
 
-export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
+// `first`: what stands in the margin at the first token, where the text is a part of a longer one.
+export function createFlow({ tokens, label, uid, paint, onHover, onPick, first = 0 }) {
   let length = 0;
   let texts = 0; // positions before this have a text
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
@@ -73,7 +74,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     if (from < texts) tokens.prefetch(from, Math.min(to, texts));
     if (from < texts && tokens.peek(from) === null) return;
     part.filled = true;
-    const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(from))];
+    const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(first + from))];
     for (let position = from; position < to; position++) content.push(tokenElement(position));
     part.element.replaceChildren(...content);
     if (!breaksAfter(to - 1)) part.element.append(make("i", { class: "piece-end" }));
@@ -104,7 +105,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick }) {
     const span = make("span", { class: "t", "data-position": position });
     const text = position < texts ? tokens.peek(position) : null;
     const joined = position < texts ? tokens.joined(position) : null;
-    span.title = whole(position);
+    span.title = whole(first + position);
     if (text === null) {
       span.classList.add("number");
       span.append(String(position));

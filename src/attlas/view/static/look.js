@@ -4,7 +4,7 @@ import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
 
 const NAMES = {
   paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
-  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", track: "--track", trackLight: "--track-light",
+  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", sea: "--sea", track: "--track", trackLight: "--track-light",
   spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
 };
 

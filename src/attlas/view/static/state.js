@@ -177,8 +177,8 @@ export function same(a, b) {
 }
 
 /** A store of one frozen state; listeners hear of the fields that they named, after the whole patch is in. */
-export function createStore(initial = {}) {
-  let state = Object.freeze({ ...DEFAULTS, ...initial });
+export function createStore(initial = {}, defaults = DEFAULTS) {
+  let state = Object.freeze({ ...defaults, ...initial });
   const listeners = new Set();
   return {
     get state() {

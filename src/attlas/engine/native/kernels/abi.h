@@ -66,7 +66,17 @@ struct AttentionParams {
 struct AttentionBackwardParams {
   AttentionParams of;
   Tensor4 grad;       // of the output, (batch, heads, m, e)
-  const void* delta;  // (batch, heads, m) contiguous: grad . out of each row
+  const void* delta;  // (batch, heads, m) contiguous: sum of P dP of each row, where dP is the gradient in a weight
+  // Further terms, contiguous, null where there are none. In a weight: column + log * ln P + square * P. In the logit of a
+  // key that may be seen: mean + linear * (S - centre). Of columns (batch, heads, n), else of rows (batch, heads, m); log
+  // and square come together, and so do mean, linear and centre.
+  const void* column;
+  const void* log;
+  const void* square;
+  const void* mean;
+  const void* linear;
+  const void* centre;
+  void* column_sums;  // (batch, heads, m): a result, sum of P column of each row, with column; the rest counts it to delta
   // Results, contiguous, in the dtype of the sums; d_k and d_v are 0 at first.
   void* d_q;  // (batch, heads, m, d)
   void* d_k;  // (batch, key_heads, n, d)

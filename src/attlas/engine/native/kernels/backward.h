@@ -5,6 +5,9 @@
 // products: Z K for the queries, and G' P and Q' Z, transposed, for values and keys. So P and Z are only ever made from
 // rows of logits: Z as the left side of a product, and both as the right side.
 //
+// Statistics add terms to the slopes: a number of each column, and of each row times ln P and P. The mean and variance of
+// logits add to Z itself. What a row sums up of the columns' numbers must be known first: a pass before, of logits alone.
+//
 // What a task finds of queries is kept apart and added up in the order of the keys, so that no result depends on which
 // thread had a task.
 #pragma once
@@ -140,16 +143,19 @@ class Backward {
         weights_(M::right_size(ROWS, KEYS, parts.weights)),
         transforms_logits_left_(M::left_size(ROWS, KEYS, parts.weights)),
         transforms_logits_(M::right_size(ROWS, KEYS, parts.weights)),
-        d_queries_(size_t(ROWS * wide_)) {
+        d_queries_(size_t(ROWS * wide_)),
+        of_columns_(size_t(keys)) {
     std::fill(products_.data, products_.data + 4 * M::ROWS * STRIDE, T(0));
   }
 
-  // Keys [first, stop) of a key head from here on.
-  void begin(int64_t b, int64_t g, int64_t first, int64_t stop) {
+  // Keys [first, stop) of a key head from here on, for the pass of sums or that of gradients.
+  void begin(int64_t b, int64_t g, int64_t first, int64_t stop, bool summing) {
+    summing_ = summing;
     first_key_ = first;
     stop_key_ = stop;
     const Reader<T, T> keys = rows_of<T, T>(p_.k, b, g, first), values = rows_of<T, T>(p_.v, b, g, first);
     pack_columns(keys, p_.d, columns_.data);
+    if (summing) return;
     pack_columns(values, p_.e, values_.data);
     M::pack_rows(rows_.data, 0, keys_, keys_, p_.d, parts_.tokens, Limited<T, T>{keys, stop - first});
     std::memset(d_keys_.data, 0, sizeof(T) * size_t(deep_ * keys_ / KEYS * STRIDE));
@@ -157,7 +163,7 @@ class Backward {
   }
 
   // Queries [row, row + some) of a head, packed, against the keys of this task; what it finds of them goes to `to`, rows
-  // of d numbers. False, and nothing written, where they see none of the keys.
+  // of d numbers, or one sum each. False, and nothing written, where they see none of the keys.
   bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to) {
     const MaskView mask(p_, b, h);
     int64_t left, end;
@@ -176,7 +182,8 @@ class Backward {
       any = true;
       block(key, std::max(left, key), std::min(end, key + KEYS));
     }
-    for (int64_t i = 0; any && i < some; ++i) std::copy_n(d_queries_.at(size_t(i * wide_)), size_t(p_.d), to + i * p_.d);
+    if (summing_) std::copy_n(sums_, size_t(some), to);
+    for (int64_t i = 0; any && !summing_ && i < some; ++i) std::copy_n(d_queries_.at(size_t(i * wide_)), size_t(p_.d), to + i * p_.d);
     return any;
   }
 
@@ -192,12 +199,24 @@ class Backward {
     const double* lse = p_.lse;
     const T* delta = static_cast<const T*>(w_.delta);
     const int64_t at = (b * p_.heads + h) * p_.m + row_;
+    const void* const terms[TERMS] = {w_.log, w_.square, w_.mean, w_.linear, w_.centre};
+    for (int x = 0; x < TERMS; ++x)
+      for (int64_t i = 0; i < ROWS; ++i)
+        terms_[x][i] = terms[x] && i < some_ ? static_cast<const T*>(terms[x])[at + i] : T(0);
+    if (w_.column) {
+      const int64_t count = stop_key_ - first_key_;
+      std::copy_n(static_cast<const T*>(w_.column) + (b * p_.heads + h) * p_.n + first_key_, size_t(count), of_columns_.data);
+      std::fill(of_columns_.data + count, of_columns_.data + keys_, T(0));
+    }
     for (int64_t i = 0; i < ROWS; ++i) {
       // Rows that see nothing, and those that are missing to the last strip, have weights of 0.
       const bool there = i < some_ && lse[at + i] > -INF<double>;
       shift_[i] = there ? Shift<T>::of(lse[at + i]) : Shift<T>::none();
       delta_[i] = there ? delta[at + i] : T(0);
+      if (there && w_.column && !summing_) delta_[i] += static_cast<const T*>(w_.column_sums)[at + i];
+      sums_[i] = T(0);
     }
+    if (summing_) return;
     std::memset(d_queries_.data, 0, sizeof(T) * size_t(ROWS * wide_));
   }
 
@@ -226,6 +245,10 @@ class Backward {
       while (before_.taken < M::ROWS) advance();
       before_ = next;
     }
+    if (summing_) {
+      while (before_.taken < M::ROWS) advance();
+      return;
+    }
     const int64_t padded = round_up(some_, M::ROWS), last = ROWS - M::ROWS;
     schedule(std::min(padded, last) / M::ROWS * (wide_ / M::COLUMNS) * M::pauses(KEYS, parts_.weights, parts_.tokens));
     for (int64_t r = 0; r < padded; r += M::ROWS) {
@@ -251,11 +274,13 @@ class Backward {
 
   void multiply(const Strip& next) {
     const int64_t from = key_ - first_key_;
-    schedule((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + M::pauses(p_.e, parts_.tokens, parts_.tokens)));
+    const int64_t slopes = summing_ ? 0 : M::pauses(p_.e, parts_.tokens, parts_.tokens);
+    schedule((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + slopes));
     for (int64_t j = first_; j < stop_; j += M::COLUMNS) {
       product<false>(M::left_at(form_.queries(packed_), next.r, p_.d, parts_.tokens), parts_.tokens, p_.d,
                      M::right_at(columns_.data, from + j, 0, p_.d, parts_.tokens), parts_.tokens, M::depth_of(p_.d),
                      next.logits + j, STRIDE);
+      if (summing_) continue;
       product<false>(M::left_at(form_.above(packed_), next.r, p_.e, parts_.tokens), parts_.tokens, p_.e,
                      M::right_at(values_.data, from + j, 0, p_.e, parts_.tokens), parts_.tokens, M::depth_of(p_.e),
                      next.slopes + j, STRIDE);
@@ -280,6 +305,7 @@ class Backward {
     const T scale = factor_of<T>(p_), cap = T(p_.cap), slant = cap > 0 ? T(1) / cap : T(0);
     for (int64_t x = i; x < std::min(i + 2, strip.some); ++x)
       finish_row<T>(strip.logits + x * STRIDE + first_, *mask_, row_ + strip.r + x, key_ + first_, key_ + stop_, T(p_.scale), cap);
+    if (summing_) return sum_up(strip, i, scale);
     for (int64_t j = 0; j < KEYS; j += 2 * W) {
       V weight[2][2] = {}, plogp[2][2] = {};
       if (i < strip.some && j >= first_ && j < stop_) {
@@ -290,7 +316,14 @@ class Backward {
             V log;
             const V logit = load(logits + v * W);
             weight[x][v] = weight_of<T>(logit * scale - high - low, log);
-            plogp[x][v] = weight[x][v] * (load(slopes + v * W) - delta);
+            V slope = load(slopes + v * W) - delta;
+            if (w_.column) slope += load(of_columns_.data + key_ - first_key_ + j + v * W);
+            if (w_.log) slope += terms_[0][row + x] * (log * LOG_UNIT<T>) + terms_[1][row + x] * weight[x][v];
+            plogp[x][v] = weight[x][v] * slope;
+            if (w_.mean) {
+              const V direct = terms_[2][row + x] + terms_[3][row + x] * (logit * scale - terms_[4][row + x]);
+              plogp[x][v] += logit > all(-INF<T>) ? direct : V{};
+            }
             if (cap > 0) {
               const V share = larger<T>(logit, all(-cap)) * slant;  // what is masked has a weight of 0
               plogp[x][v] *= T(1) - share * share;
@@ -300,6 +333,18 @@ class Backward {
       }
       put_weights<false>(weights_.data, weights_.data, row, j, KEYS, ROWS, parts_.weights, weight);
       put_weights<true>(transforms_logits_left_.data, transforms_logits_.data, row, j, KEYS, ROWS, parts_.weights, plogp);
+    }
+  }
+
+  // Two rows of logits: their weights times the numbers of the columns.
+  void sum_up(const Strip& strip, int64_t i, T scale) {
+    const T* columns = of_columns_.data + key_ - first_key_;
+    for (int64_t x = i; x < std::min(i + 2, strip.some); ++x) {
+      const Shift<T>& shift = shift_[strip.r + x];
+      V total{}, log;
+      for (int64_t j = first_; j < stop_; j += W)
+        total += weight_of<T>(load(strip.logits + x * STRIDE + j) * scale - all(shift.high) - all(shift.low), log) * load(columns + j);
+      sums_[strip.r + x] += sum<T>(total);
     }
   }
 
@@ -356,6 +401,11 @@ class Backward {
   Aligned<T> products_;                        // logits and slopes of two strips
   Aligned<Number> weights_, transforms_logits_left_, transforms_logits_; // of one block
   Aligned<T> d_queries_;
+  Aligned<T> of_columns_;  // the terms of the keys of the task
+  static constexpr int TERMS = 5;
+  bool summing_ = false;
+  T sums_[ROWS] = {};
+  T terms_[TERMS][ROWS] = {};  // of each row, in the order of DotBackward
   Shift<T> shift_[ROWS] = {};
   T delta_[ROWS] = {};
 };

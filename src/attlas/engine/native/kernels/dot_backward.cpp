@@ -61,12 +61,15 @@ class Division {
         const int64_t blocks = (round.rows + ROWS - 1) / ROWS;
         share_out(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
-        // The first keys first: under a causal mask the most queries see them.
-        share_out(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
-          pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread);
-        });
-        share_out(size_t(round.pairs * group_ * blocks), p_.threads,
-                      [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks); });
+        for (const bool summing : {true, false}) {
+          if (summing && !w_.column) continue;
+          // The first keys first: under a causal mask the most queries see them.
+          share_out(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
+            pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread, summing);
+          });
+          share_out(size_t(round.pairs * group_ * blocks), p_.threads,
+                        [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks, summing); });
+        }
       }
   }
 
@@ -86,13 +89,13 @@ class Division {
                packed_.at(size_t(which * blocks_ + block) * rows_.size()), turned.data);
   }
 
-  void pass(const Round& round, int64_t pair, int64_t run, int thread) {
+  void pass(const Round& round, int64_t pair, int64_t run, int thread, bool summing) {
     const int64_t b = (round.first_pair + pair) / p_.key_heads, g = (round.first_pair + pair) % p_.key_heads;
     const int64_t first = run * keys_;
     if (!workers_[thread]) workers_[thread] = std::make_unique<Worker>(w_, rows_, keys_, parts_);
     Worker& worker = *workers_[thread];
     M::begin();
-    worker.begin(b, g, first, std::min(first + keys_, p_.n));
+    worker.begin(b, g, first, std::min(first + keys_, p_.n), summing);
     for (int64_t x = 0; x < group_; ++x)
       for (int64_t block = 0; block * ROWS < round.rows; ++block) {
         const size_t at = place(pair * group_ + x, run, block);
@@ -101,14 +104,14 @@ class Division {
                                packed_.at(size_t((pair * group_ + x) * blocks_ + block) * rows_.size()),
                                found_.at(at * size_t(ROWS * p_.d)));
       }
-    worker.finish(b, g);
+    if (!summing) worker.finish(b, g);
     M::end();
   }
 
-  void add_up(const Round& round, int64_t which, int64_t block) const {
+  void add_up(const Round& round, int64_t which, int64_t block, bool summing) const {
     const int64_t b = batch(round, which), h = head(round, which), row = round.first_row + block * ROWS;
-    const int64_t count = std::min(ROWS, round.first_row + round.rows - row) * p_.d;
-    T* to = static_cast<T*>(w_.d_q) + ((b * p_.heads + h) * p_.m + row) * p_.d;
+    const int64_t size = summing ? 1 : p_.d, count = std::min(ROWS, round.first_row + round.rows - row) * size;
+    T* to = static_cast<T*>(summing ? w_.column_sums : w_.d_q) + ((b * p_.heads + h) * p_.m + row) * size;
     std::fill_n(to, count, T(0));
     for (int64_t run = 0; run < runs_; ++run) {
       const size_t at = place(which, run, block);
@@ -116,7 +119,7 @@ class Division {
       const T* from = found_.at(at * size_t(ROWS * p_.d));
       for (int64_t x = 0; x < count; ++x) to[x] += from[x];
     }
-    for (int64_t x = 0; x < count; ++x) to[x] *= T(p_.scale);
+    for (int64_t x = 0; x < count && !summing; ++x) to[x] *= T(p_.scale);
   }
 
   const AttentionBackwardParams& w_;

@@ -1,0 +1,140 @@
+"""``attlas view`` of corpora: all heads of one or more in the browser, or as one file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import attlas
+from attlas.cli.formatting import count, in_bytes
+from attlas.cli.loading import load
+from attlas.cli.terminal import Terminal, UsageError
+from attlas.errors import RecordingError
+
+if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
+    from attlas.corpus import Corpus
+    from attlas.view.corpus import Loader
+
+__all__ = ["export", "is_corpus", "show"]
+
+
+def is_corpus(folder: Path) -> bool:
+    """Tell whether a folder holds a corpus, finished or not, and no recording."""
+    if (folder / "parts" / "run.json").is_file():
+        return True
+    try:
+        return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namespace) -> None:
+    """Serve the page of some corpora until Ctrl-C.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        What `attlas corpus` has written.
+    terminal : Terminal
+        Where the address is written.
+    arguments : Namespace
+        Those of ``attlas view``; ``model`` is for corpora that do not say where theirs is.
+    """
+    from attlas.view.corpus import CorpusService
+    from attlas.view.server import stay
+
+    corpora = _opened(folders, terminal)
+
+    def announce(url: str) -> None:
+        terminal.say(terminal.style(url, "bold"))
+        for corpus in corpora:
+            counts = corpus.config["counts"]
+            size = f"{count(counts['tokens'])} tokens in {count(counts['texts'])} texts"
+            name = corpus.config["model"]["name"]
+            terminal.say(terminal.style(f"  {count(len(corpus.heads))} heads of {name}, {size}", "dim"))
+        terminal.say(terminal.style("  Ctrl-C closes it", "dim"))
+
+    loaders = [_loader(corpus, arguments.model) for corpus in corpora]
+    titles = [folder.resolve().name for folder in folders]
+    with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
+        stay(
+            service,
+            port=arguments.port,
+            browser=not arguments.no_browser,
+            announce=announce,
+            at=arguments.at or "",
+        )
+    terminal.complain("the viewer is closed.")
+
+
+def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
+    """Write the page of some corpora as one file that works offline.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        What `attlas corpus` has written.
+    path : Path
+        The file.
+    terminal : Terminal
+        Where that is said.
+    """
+    from attlas.view import export_corpus
+
+    corpora = _opened(folders, terminal)
+    with terminal.step("writing the page", 100) as tick:
+        done = 0
+
+        def tell(share: float) -> None:
+            nonlocal done
+            while done < int(100 * share):
+                tick()
+                done += 1
+
+        export_corpus(corpora, path, titles=[folder.resolve().name for folder in folders], progress=tell)
+    size = in_bytes(path.stat().st_size)
+    terminal.say(f"{terminal.style(str(path), 'bold')}  {size}, opens in any browser, also offline")
+
+
+def _opened(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
+    corpora = []
+    for folder in folders:
+        if not is_corpus(folder):
+            rule = "several folders must be corpora; a recording is opened alone."
+            raise UsageError("view", rule, found=str(folder), fix=f"attlas view {folder}")
+        with terminal.step(f"opening {folder.name}"):
+            try:
+                corpora.append(attlas.load(folder))
+            except RecordingError as error:
+                raise error.replaced(where="view") from error
+    return corpora
+
+
+def _loader(corpus: Corpus, given: str | None) -> Loader | str:
+    """Return what loads the model of a corpus, or why nothing can."""
+    facts = corpus.config["model"]
+    source = given or facts["path"]
+    if source is None:
+        return "The corpus does not say where its model is: attlas view DIR --model FOLDER."
+    if not Path(source).exists() and (Path(source).is_absolute() or given is not None):
+        return f"The model is not there: {source}. attlas view DIR --model FOLDER says where it is."
+    if importlib.util.find_spec("transformers") is None:
+        return "The model needs transformers: pip install 'attlas[hf]'."
+
+    def loaded() -> Any:
+        from attlas.corpus.reading import fingerprint
+
+        model = load(source, "view", dtype=getattr(torch, facts["dtype"])).model
+        if fingerprint(model) != facts["fingerprint"]:
+            rule = "the model must be the one that the corpus was made with."
+            raise RecordingError("view", rule, found=f"another one in {source}", fix="attlas view DIR --model FOLDER")
+        return model
+
+    return loaded

@@ -1,0 +1,335 @@
+"""One atlas of what several ranks recorded: which part of each tensor a rank has, and what mask they have together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attlas.atlas import Atlas, Entry
+from attlas.atlas.entry import KINDS
+from attlas.atlas.serialization import mask_from, mask_spec, score_from, score_spec
+from attlas.distributed.batched_masks import joined_mask, joined_score
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.errors import RecordingError
+from attlas.indexing import Axes
+from attlas.masks import Mask, runs_of
+from attlas.matrix import AttentionMatrix
+
+__all__ = ["Divided", "Part", "described", "joined"]
+
+Grid: TypeAlias = "list[list[tuple[int, Any]]]"  # by parts of the batch, then of the heads: a rank and what it has
+
+
+class Part(NamedTuple):
+    """What one rank tells the others about one entry: everything but the numbers of its tensors.
+
+    Parameters
+    ----------
+    entry : Entry
+        Its place and sizes, without a matrix.
+    tensors : dict of Tensor
+        Tensors by name, of the same shape and dtype, that take no memory.
+    score, mask : dict, optional
+        Score and mask as plain data.
+    partial : bool, default False
+        Whether its log-sum-exp counts keys that it does not have.
+    """
+
+    entry: Entry
+    tensors: dict[str, Tensor]
+    score: Any
+    mask: Any
+    partial: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Divided:
+    """A tensor whose parts are on several ranks.
+
+    Parameters
+    ----------
+    whole : Tensor
+        A tensor of its shape and dtype that takes no memory.
+    places : dict
+        Where the part of each rank lies in it.
+    """
+
+    whole: Tensor
+    places: dict[int, tuple[slice, ...]]
+
+
+def _hollow(t: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=t.dtype, device="cpu").expand(t.shape)
+
+
+def _mapped(f: Callable[[Tensor], Tensor], result: Any) -> Any:
+    """Apply a function to each tensor of the result of a statistic."""
+    if not isinstance(result, tuple):
+        return f(result)
+    parts = [_mapped(f, part) for part in result]
+    return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
+
+
+def tensors_of(entry: Entry) -> dict[str, Tensor]:
+    """Return the tensors of an entry that are divided over the ranks, by name."""
+    found: dict[str, Tensor] = {}
+    if entry.matrix is not None:
+        problem = entry.matrix.problem
+        found |= {"q": problem.q, "k": problem.k, "lse": entry.matrix._known_lse()}
+        found |= {} if problem.sink is None else {"sink": problem.sink}
+    found |= {} if entry.query_mask is None else {"query_mask": entry.query_mask}
+    for name, result in entry.statistics.items():
+        parts: list[Tensor] = []
+        _mapped(lambda t, into=parts: into.append(t) or t, result)  # type: ignore[misc]  # append gives None
+        found |= {f"{name}.{i}": t for i, t in enumerate(parts)}
+    return found
+
+
+def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
+    """Return what a rank tells about its entries, by kind, layer and call.
+
+    Raises
+    ------
+    RecordingError
+        If a result does not have the axes of batch and heads first.
+    DtypeError
+        If a mask cannot be stored.
+    """
+    found = {}
+    for entry in atlas.entries:
+        tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
+        for name, t in tensors.items():
+            if "." in name and t.shape[:2] != entry.shape[:2]:
+                rule = "results of statistics must begin with the axes of batch and heads to be joined."
+                text, fix = f"{name.split('.')[0]} of shape {tuple(t.shape)}", "leave that statistic out."
+                raise RecordingError("save()", rule, {"entry": entry.path}, found=text, fix=fix)
+        results = {name: _mapped(_hollow, result) for name, result in entry.statistics.items()}
+        mask = None if entry.query_mask is None else _hollow(entry.query_mask)
+        bare = replace(entry, matrix=None, statistics=results, query_mask=mask)
+        found[KINDS.index(entry.kind), entry.layer, entry.call] = Part(
+            bare, tensors, *_settings(entry), entry.matrix is not None and entry.matrix.problem.partial
+        )
+    return found
+
+
+def _settings(entry: Entry) -> tuple[Any, Any]:
+    """Return score and mask of an entry as plain data; a mask that is a function as what it allows."""
+    if entry.matrix is None:
+        return None, None
+    problem = entry.matrix.problem
+
+    def put(name: str, t: Tensor) -> dict[str, Any]:
+        return {"t": t.detach().cpu().contiguous()}
+
+    # Heads are asked by their number among those of this rank; the others will not be.
+    batch, heads = (int(t.max()) + 1 if t.numel() else 0 for t in (problem.batch_ids, problem.head_ids))
+
+    def runs(mask: Mask) -> Mask:
+        return runs_of(mask, batch, heads, *problem.shape[2:], device=problem.device)
+
+    mask = None if problem.mask is None else mask_spec(problem.mask, put, runs)
+    return _of_heads(score_spec(problem.score, put), problem.head_ids), _of_heads(mask, problem.head_ids)
+
+
+def _of_heads(spec: Any, heads: Tensor) -> Any:
+    """Return a mask or a score whose tables have no other heads than those that are recorded."""
+    if not isinstance(spec, dict):
+        return spec
+    t = spec.get("t")
+    if isinstance(t, Tensor):
+        return {"t": t[:, heads].contiguous() if t.ndim == 4 and t.shape[1] > 1 else t}
+    return {name: _of_heads(value, heads) for name, value in spec.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- joining
+
+
+def joined(
+    atlas: Atlas, told: dict[int, dict[tuple[int, int, int], Part]], grid: list[list[int]]
+) -> tuple[Atlas, dict[str, dict[str, Divided]]]:
+    """Return the atlas of all ranks, of tensors that take no memory, and where the parts of these are.
+
+    Parameters
+    ----------
+    atlas : Atlas
+        What this rank recorded.
+    told : dict
+        What each rank told about its entries.
+    grid : list of list of int
+        Ranks by parts of the batch, then of the heads.
+
+    Returns
+    -------
+    Atlas
+        Its entries, in the order of the model.
+    dict
+        For each entry by path and call, its divided tensors by name.
+
+    Raises
+    ------
+    RecordingError
+        If the parts do not fit together.
+    """
+    own = {type(part).__name__: part for e in atlas.entries if e.matrix is not None
+           for part in e.matrix.problem.score.modules()}  # fmt: skip
+    entries, divided = [], {}
+    for key in sorted({key for row in grid for rank in row for key in told[rank]}):
+        parts = _by_heads([[(rank, told[rank][key]) for rank in row if key in told[rank]] for row in grid])
+        entry, found = _entry(parts, own)
+        entries.append(entry)
+        divided[f"{entry.path}, call {entry.call}"] = found
+    return Atlas(entries), divided
+
+
+def _by_heads(grid: Grid) -> Grid:
+    """Return the parts of one entry, each head once, in the order of the heads; they must fit."""
+    first = grid[0][0][1].entry if grid[0] else next(part.entry for row in grid for _, part in row)
+    ordered = []
+    for row in grid:
+        heads = {part.entry.heads for _, part in row}
+        # The same heads on all: a layer that is not divided.
+        ordered.append(sorted(row, key=lambda one: one[1].entry.heads)[: 1 if len(heads) == 1 else len(row)])
+    numbers = [[part.entry.heads for _, part in row] for row in ordered]
+    flat = [head for some in numbers[0] for head in some]
+    if any(row != numbers[0] for row in numbers) or flat != sorted(set(flat)):
+        rule = "along Shard(0) ranks must have the same heads, along Shard(1) different ones, one run each."
+        raise _unfit(first, rule, f"heads {numbers}", "placements=[Shard(0)] for parts of the batch, Shard(1) of heads")
+    for _, part in (one for row in ordered for one in row):
+        entry = part.entry
+        if entry.shape[2:] != first.shape[2:] or entry.statistics.keys() != first.statistics.keys():
+            found = f"{entry.shape[2:]} and {first.shape[2:]}, statistics {[*entry.statistics]}"
+            fix = "pad the texts of all ranks to one length, with an attention_mask."
+            raise _unfit(first, "ranks must have texts of one length, and the same statistics.", found, fix)
+        for name in ("name", "queries", "first_key"):
+            if getattr(entry, name) != getattr(first, name):
+                found = f"{name} = {getattr(entry, name)} and {getattr(first, name)}"
+                raise _unfit(first, "ranks must have recorded the same passes of the same layers.", found)
+    return ordered
+
+
+def _unfit(entry: Entry, rule: str, found: str, fix: str = "save each rank's atlas by itself.") -> RecordingError:
+    return RecordingError("save()", rule, {"entry": f"{entry.path}, call {entry.call}"}, found=found, fix=fix)
+
+
+def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
+    """Return one entry of the parts of all ranks."""
+    first = grid[0][0][1].entry
+    batches = [row[0][1].entry.shape[0] for row in grid]
+    if any(part.entry.shape[0] != size for row, size in zip(grid, batches, strict=True) for _, part in row):
+        raise _unfit(first, "along Shard(1) all ranks must have the same batch.", f"batches of {batches}")
+    heads = tuple(head for _, part in grid[0] for head in part.entry.heads)
+    grid = [[(rank, _with_query_mask(part, grid)) for rank, part in row] for row in _with_equal_groups(grid)]
+    found: dict[str, Divided] = {}
+    for name in grid[0][0][1].tensors:
+        axes = {"sink": (None, 0), "query_mask": (0, None)}.get(name, (0, 1))
+        if any(name not in part.tensors for row in grid for _, part in row):
+            raise _unfit(first, "all ranks must have kept the same.", f"{name} on some ranks only")
+        found[name] = _divided(name, [[(r, p.tensors[name]) for r, p in row] for row in grid], axes, first)
+    shape = (sum(batches), len(heads), *first.shape[2:])
+    pool = {name: iter([one.whole for key, one in found.items() if key.rpartition(".")[0] == name])
+            for name in first.statistics}  # fmt: skip
+    results = {name: _mapped(partial(_next, pool[name]), result) for name, result in first.statistics.items()}
+    matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
+    query_mask = found["query_mask"].whole if "query_mask" in found else None
+    entry = replace(first, heads=heads, shape=shape, matrix=matrix, statistics=results, query_mask=query_mask)
+    return entry, found
+
+
+def _next(rest: Iterator[Tensor], _: Tensor) -> Tensor:
+    return next(rest)
+
+
+def _with_query_mask(part: Part, grid: Grid) -> Part:
+    """Let each part say which queries are padding where one does."""
+    if "query_mask" in part.tensors or not any("query_mask" in one.tensors for row in grid for _, one in row):
+        return part
+    batch, _, m, _ = part.entry.shape
+    return part._replace(tensors=part.tensors | {"query_mask": torch.ones(1, dtype=torch.bool).expand(batch, m)})
+
+
+def _with_equal_groups(grid: Grid) -> Grid:
+    """Let each query head have a key head of its own where ranks have groups of different sizes."""
+    parts = [part for row in grid for _, part in row if "k" in part.tensors]
+    if len({part.entry.shape[1] / max(part.tensors["k"].shape[1], 1) for part in parts}) <= 1:
+        return grid
+
+    def spread(part: Part) -> Part:
+        k = part.tensors["k"]
+        whole = _hollow(k[:, :1]).expand(-1, part.entry.shape[1], -1, -1)
+        return part._replace(tensors=part.tensors | {"k": whole})
+
+    return [[(rank, spread(part)) for rank, part in row] for row in grid]
+
+
+def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: Entry) -> Divided:
+    """Return where the parts of a tensor lie in the whole; `axes` are those of the batch and of the heads."""
+    batch, head = axes
+    grid = [row if head is not None else row[:1] for row in (grid if batch is not None else grid[:1])]
+    first = grid[0][0][1]
+    free = [axis for axis in range(first.ndim) if axis not in axes]
+    for _, t in (one for row in grid for one in row):
+        if t.dtype is not first.dtype or t.ndim != first.ndim or any(t.shape[a] != first.shape[a] for a in free):
+            found = f"{name}: {tuple(t.shape)} {t.dtype} and {tuple(first.shape)} {first.dtype}"
+            raise _unfit(entry, "tensors of all ranks must have one dtype, and the same sizes.", found)
+    places, shape, at = {}, list(first.shape), [0, 0]
+    for row in grid:
+        at[1] = 0
+        for rank, t in row:
+            place = [slice(None)] * t.ndim
+            for which, axis in enumerate(axes):
+                if axis is not None:
+                    place[axis] = slice(at[which], at[which] + t.shape[axis])
+            places[rank] = tuple(place)
+            at[1] += 0 if head is None else t.shape[head]
+        at[0] += 0 if batch is None else row[0][1].shape[batch]
+    for which, axis in enumerate(axes):
+        if axis is not None:
+            shape[axis] = at[which]
+    return Divided(torch.zeros(1, dtype=first.dtype, device="cpu").expand(shape), places)
+
+
+def _matrix(
+    grid: Grid, found: dict[str, Divided], batches: Sequence[int], heads: tuple[int, ...], own: dict[str, Any]
+) -> AttentionMatrix:
+    first = grid[0][0][1]
+    rows, scores, tokens = [], [], first.entry.shape[2:]
+    for row, size in zip(grid, batches, strict=True):
+        sizes = [part.entry.shape[1] for _, part in row]
+        rows.append(joined_mask([part.mask for _, part in row], sizes, 1, (size, len(heads), *tokens)))
+        scores.append(joined_score([part.score for _, part in row], sizes, 1))
+    score = None if None in scores else joined_score(scores, batches, 0)
+    if score is None:
+        rule = "a score must be the same on all ranks, without a tensor of batches or heads."
+        fix = 'record with keep="statistics", or on one process.'
+        raise _unfit(first.entry, rule, first.score.get("name", first.score["class"]), fix)
+    mask = joined_mask(rows, batches, 0, (sum(batches), len(heads), *tokens))
+    whole = {name: one.whole for name, one in found.items()}
+    problem = Problem(
+        whole["q"], whole["k"], score_from(score, _held, own), None if mask is None else mask_from(mask, _held),
+        whole.get("sink"), torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64),
+        partial=any(part.partial for row in grid for _, part in row),
+    )  # fmt: skip
+    if _has_heads(mask) or _has_heads(score):
+        problem = replace(problem, head_ids=torch.arange(len(heads)), versions=())
+    return AttentionMatrix(problem, Plan(), Axes((sum(batches), len(heads)), (True, True)), whole["lse"])
+
+
+def _held(ref: Any) -> Tensor:
+    found: Tensor = ref["t"]
+    return found
+
+
+def _has_heads(spec: Any) -> bool:
+    """Return whether a mask or a score says different things to different heads."""
+    if not isinstance(spec, dict):
+        return False
+    tables = [value["t"] for value in spec.values() if isinstance(value, dict) and "t" in value]
+    return any(isinstance(t, Tensor) and t.ndim >= 3 and t.shape[1] > 1 for t in tables) or any(
+        map(_has_heads, spec.values())
+    )

@@ -1,0 +1,164 @@
+"""Kernel regression over the partitions of a Dask frame: each is summed where it is, and the sums are merged."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attlas.errors import DtypeError, MissingExtraError, ShapeError, kind
+from attlas.estimators.bandwidth import in_bandwidths
+from attlas.estimators.sums import Sums, kernel_sums
+
+__all__ = ["Partition", "features_of", "is_dask", "merged_partitions", "predicted_partitions", "refuse_dask"]
+
+_MERGED = 8  # partial sums that one task merges
+
+
+def is_dask(data: object) -> bool:
+    """Return whether data are a collection of Dask, which is computed later and elsewhere."""
+    return hasattr(data, "__dask_graph__")
+
+
+def refuse_dask(where: str, *data: object) -> None:
+    """Raise a DtypeError if data are a collection of Dask: they would be pulled into this process."""
+    for one in data:
+        if is_dask(one):
+            fix = "fit on a sample, frame.sample(frac=0.01).compute(), then predict(queries, memory=frame)."
+            raise DtypeError(where, "data must be in memory here.", found=f"a Dask {kind(one)}", fix=fix)
+
+
+def features_of(model: Any, frame: Any, outputs: int) -> tuple[list[str], list[str]]:
+    """Return the columns of the features and of the outputs of a frame.
+
+    Parameters
+    ----------
+    model : AttentionRegressor
+        It was fitted on a frame of named features.
+    frame : dask.dataframe.DataFrame
+        Features and outputs; every other column is an output.
+    outputs : int
+        How many outputs there are.
+
+    Raises
+    ------
+    DtypeError
+        If it is no Dask data frame, or the model knows no names.
+    ShapeError
+        If its columns do not fit.
+    """
+    names = list(_names_of(model, frame))
+    others = [name for name in frame.columns if name not in names]
+    absent = [name for name in names if name not in frame.columns]
+    if absent or len(others) != outputs:
+        rule = "memory must have the columns of the features, and one more for each output."
+        found = f"no column {absent[0]!r}" if absent else f"{len(others)} more for {outputs}: {others}"
+        raise ShapeError("predict()", rule, found=found, fix=f"memory[{[*names, 'y']}]")
+    return names, others
+
+
+def _names_of(model: Any, frame: Any) -> NDArray[Any]:
+    if not (is_dask(frame) and hasattr(frame, "columns") and hasattr(frame, "map_partitions")):
+        rule, fix = "Dask collections must be data frames.", "dask.dataframe.read_parquet(path)"
+        raise DtypeError("predict()", rule, found=kind(frame), fix=fix)
+    names: NDArray[Any] | None = getattr(model, "feature_names_in_", None)
+    if names is None:
+        rule, fix = "columns are told by their names.", "fit on a data frame with the same columns."
+        raise DtypeError("predict()", rule, found="an estimator that was fitted on an array", fix=fix)
+    return names
+
+
+def predicted_partitions(model: Any, frame: Any, outputs: int) -> Any:
+    """Return predictions for a Dask frame, partition by partition, as a Dask series or data frame."""
+    names, pandas = list(_names_of(model, frame)), importlib.import_module("pandas")
+    shape = model.y_.shape[1:]
+
+    def predicted(part: Any) -> Any:
+        # An empty partition has no points that scikit-learn would take.
+        found = model.predict(part[names]) if len(part) else np.zeros((0, *shape), dtype=np.float64)
+        make = pandas.DataFrame if found.ndim > 1 else pandas.Series
+        return make(found.astype(np.float64), index=part.index)
+
+    empty = pandas.DataFrame(np.zeros((0, outputs))) if shape else pandas.Series(np.zeros(0))
+    return frame.map_partitions(predicted, meta=empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """What a worker must know to sum a kernel over one partition.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel.
+    x : Tensor, shape (m, d)
+        Queries in bandwidths.
+    centre, bandwidth : ndarray, shape (d,)
+        What is taken off the points, and what they are divided by.
+    shift, unit : ndarray, shape (e,)
+        What is taken off the outputs, and what they are divided by.
+    tolerance : float
+        As of `kernel_sums`.
+    names : tuple of two lists of str
+        Columns of the features, and of the outputs.
+    """
+
+    kernel: str
+    x: Tensor
+    centre: NDArray[np.float64]
+    bandwidth: NDArray[np.float64]
+    shift: NDArray[np.float64]
+    unit: NDArray[np.float64]
+    tolerance: float
+    names: tuple[list[str], list[str]]
+
+    def sums(self, frame: Any) -> Sums | None:
+        """Return numerators and denominators over a partition; None for one without rows."""
+        keys, values = (frame[columns].to_numpy(dtype=np.float64) for columns in self.names)
+        if not len(keys):
+            return None
+        if not (np.isfinite(keys).all() and np.isfinite(values).all()):
+            rule, fix = "memory must be finite.", "memory.dropna()"
+            raise ShapeError("predict()", rule, found="NaN or infinity in a partition", fix=fix)
+        outputs = torch.as_tensor((values - self.shift) / self.unit).to(self.x)
+        points = torch.from_numpy(in_bandwidths(keys, self.centre, self.bandwidth)).to(self.x)
+        return kernel_sums(self.kernel, self.x, points, outputs, 1.0, tolerance=self.tolerance)
+
+
+def merged_partitions(frame: Any, part: Partition) -> Sums:
+    """Return the sums over all partitions of a Dask frame, merged on the workers.
+
+    Raises
+    ------
+    MissingExtraError
+        If Dask is not installed.
+    ShapeError
+        If the frame has no rows.
+    """
+    try:
+        dask = importlib.import_module("dask")
+    except ImportError as error:
+        found, fix = "no module named dask", "pip install 'attlas[dask]'"
+        raise MissingExtraError("predict()", "Dask must be installed.", found=found, fix=fix) from error
+    known = dask.delayed(part, pure=False)
+    parts = [dask.delayed(Partition.sums)(known, one) for one in frame.to_delayed()]
+    while len(parts) > 1:
+        parts = [dask.delayed(_merged)(parts[i : i + _MERGED]) for i in range(0, len(parts), _MERGED)]
+    whole = parts[0].compute() if parts else None
+    if whole is None:
+        raise ShapeError("predict()", "memory must have rows.", found="no row", fix="dask.dataframe.read_parquet(path)")
+    sums: Sums = whole
+    return sums
+
+
+def _merged(parts: list[Sums | None]) -> Sums | None:
+    """Return the sums of some partitions; None where none has rows."""
+    known = [part for part in parts if part is not None]
+    for other in known[1:]:
+        known[0] = known[0].merge(other)
+    return known[0] if known else None

@@ -1,0 +1,387 @@
+"""Every question that the page of a corpus asks, answered: the same for HTTP and for the file that works offline."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attlas import heads
+from attlas.errors import AttlasError, RecordingError
+from attlas.recording import record
+from attlas.view.codes import Array
+from attlas.view.corpus_measures import START, measures
+from attlas.view.exact import Wanted
+from attlas.view.parameters import Parameters, QuestionError
+from attlas.view.service import Answer, Service
+
+if TYPE_CHECKING:
+    from attlas.corpus import Corpus, HeadPage, Sample
+
+__all__ = ["CorpusService", "Loader", "excerpt"]
+
+Loader = Callable[[], Any]  # loads the model of a corpus
+
+_BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # shares of the texts below the marks of a box
+_BINS = 128  # of a distribution, between its least and its largest number
+_PAGES = 32  # heads whose samples stay in memory
+_OPEN = 8  # texts whose maps stay open
+_RECORDED = 1_000_000  # heads × tokens up to which all layers of a text are recorded, and not that of one head
+
+
+class CorpusService:
+    """Answers everything that the page asks about one or more corpora.
+
+    Parameters
+    ----------
+    corpora : sequence of Corpus
+        What `attlas.corpus` has made; they are shown side by side.
+    titles : sequence of str, optional
+        What they are called; the default is the names of their folders.
+    loaders : sequence of callable or str, optional
+        For each corpus: what loads its model, so that the full map of a text can be opened, or why that is impossible.
+
+    See Also
+    --------
+    Service : answers for one recording, as here for each text that is opened.
+
+    Notes
+    -----
+    Any number of threads may ask. The numbers of all heads are read once; a head is read when it is asked for, and the
+    last 32 stay in memory. A text that is opened costs one forward pass of its model; the last 8 stay open.
+
+    Examples
+    --------
+    >>> import attlas
+    >>> from attlas.view import CorpusService
+    >>> service = CorpusService([attlas.load("stdlib.corpus")])  # doctest: +SKIP
+    >>> service.answer("info", {}).status  # doctest: +SKIP
+    200
+    """
+
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        *,
+        titles: Sequence[str] | None = None,
+        loaders: Sequence[Loader | str] | None = None,
+    ) -> None:
+        self._corpora = list(corpora)
+        self._titles = list(titles or (corpus.folder.resolve().name for corpus in corpora))
+        self._loaders = list(loaders or ["This page was opened without the model of the corpus."] * len(corpora))
+        self._tables = [corpus.table("arrow").to_pydict() for corpus in corpora]
+        self._opened: OrderedDict[int, tuple[tuple[int, ...], Service]] = OrderedDict()
+        self._models: dict[int, Any] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._questions = {"info": self._info, "head": self._head, "sample": self._sample, "open": self._open}
+        self.page = lru_cache(_PAGES)(self._page)
+        self.samples = lru_cache(_PAGES)(self._samples)
+
+    @property
+    def titles(self) -> list[str]:
+        """What the corpora are called."""
+        return self._titles
+
+    def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
+        """Answer one question, as `Service.answer` does.
+
+        Parameters
+        ----------
+        name : {"info", "head", "sample", "open"}
+            What is asked.
+        parameters : mapping of str to str
+            Its parameters, as texts.
+        wanted : callable, optional
+            Returns whether somebody still waits.
+
+        Returns
+        -------
+        Answer
+        """
+        question = self._questions.get(name)
+        try:
+            if question is None:
+                raise QuestionError(404, f"no such question: {name[:40]!a}")
+            return _json(question(Parameters(parameters)), final=name != "open")
+        except QuestionError as error:
+            return _json({"error": error.text}, final=False, status=error.status)
+        except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
+            text = str(error).partition("\n")[0] or type(error).__name__
+            return _json({"error": text}, final=False, status=500)
+
+    def ask(self, name: str, **parameters: int) -> dict[str, Any]:
+        """Return an answer as it is, for a file that holds all answers; what fails raises."""
+        return self._questions[name](Parameters({field: str(value) for field, value in parameters.items()}))
+
+    def opened(self, number: int) -> Service | None:
+        """Return what answers for a text that was opened; None where it is closed again."""
+        found = self._opened.get(number)
+        return None if found is None else found[1]
+
+    def close(self) -> None:
+        """Close the texts that were opened."""
+        with self._lock:
+            while self._opened:
+                self._opened.popitem()[1][1].close()
+
+    # --------------------------------------------------------------------------------------------- what there is
+
+    def _info(self, given: Parameters) -> dict[str, Any]:
+        shown = [self._corpus(at) for at in range(len(self._corpora))]
+        names = {measure["name"] for measure in shown[0]["measures"]} | {"kind"}
+        initial = {field: value for field, value in START.items() if not isinstance(value, str) or value in names}
+        return {"key": _key(self._corpora), "corpora": shown, "initial": initial}
+
+    def _corpus(self, at: int) -> dict[str, Any]:
+        corpus, table, loader = self._corpora[at], self._tables[at], self._loaders[at]
+        config = corpus.config
+        model, counts, settings = config["model"], config["counts"], config["settings"]
+        numbers = [name for name, values in table.items() if any(isinstance(value, float) for value in values)]
+        layers, texts = len(model["layers"]), counts["texts"]
+        unfinished = "" if config["complete"] else ", not finished"
+        failed = f", {counts['failed']:,} texts failed" if counts["failed"] else ""
+        words = {name: each["definition"] for name, each in config["numbers"].items()}
+        rows = {name: table[name] for name in ("layer", "head", "kind") if name in table}
+        rows |= {name: [_number(value) for value in table[name]] for name in numbers}
+        size = f"{counts['tokens']:,} tokens in {texts:,} texts of up to {settings['length']:,}"
+        return {
+            "title": self._titles[at],
+            "model": model["name"],
+            "texts": texts,
+            "tokens": counts["tokens"],
+            "intervals": config["n_intervals"],
+            "open": loader if isinstance(loader, str) else None,
+            "summary": f"{model['name']}: {layers} layers, {len(rows['layer']):,} heads; {size}{unfinished}{failed}",
+            "about": [
+                ("Model", f"{model['name']} ({model['type']}, {model['dtype']}); {layers} layers with attention"),
+                ("Texts", f"{config['source']}: {size}{unfinished}{failed}"),
+                ("Sums", "Numbers of a head are sums over all texts, divided by counts over all texts."),
+                ("Made with", _made_with(config)),
+            ],
+            "kinds": [(kind.name, kind.does) for kind in (*heads.PATTERNS, heads.MIXED)],
+            "measures": measures(numbers, config["numbers"], words),
+            "rows": rows,
+        }
+
+    def _head(self, given: Parameters) -> dict[str, Any]:
+        at, row = self._place(given)
+        page: HeadPage = self.page(at, row)
+        samples: list[Sample] = self.samples(at, row)
+        config = self._corpora[at].config
+        peaks = page.distributions.get("max_activation")
+        return {
+            "distributions": {
+                name: _distribution(found, config["quantiles"]) for name, found in page.distributions.items()
+            },
+            "distance": _by_distance(page.distances),
+            "tokens": {side: _tokens(pairs, side, page.distances) for side, pairs in page.tokens.items()},
+            "intervals": None if peaks is None else _intervals(peaks, config["n_intervals"]),
+            "samples": [_described(sample) for sample in samples],
+        }
+
+    def _sample(self, given: Parameters) -> dict[str, Any]:
+        at, row = self._place(given)
+        samples = self.samples(at, row)
+        sample = samples[given.whole("index", 0, len(samples))]
+        return _weights(sample, range(len(sample.tokens)))
+
+    def _place(self, given: Parameters) -> tuple[int, int]:
+        at = given.whole("corpus", 0, len(self._corpora))
+        return at, given.whole("row", 0, len(self._tables[at]["layer"]))
+
+    def _page(self, at: int, row: int) -> HeadPage:
+        return self._corpora[at].head(*self.place(at, row))
+
+    def _samples(self, at: int, row: int) -> list[Sample]:
+        return self._corpora[at].samples(*self.place(at, row))
+
+    def place(self, at: int, row: int) -> tuple[int, int]:
+        """Return layer and head of a row of a corpus."""
+        table = self._tables[at]
+        return table["layer"][row], table["head"][row]
+
+    # ------------------------------------------------------------------------------------------------- full maps
+
+    def _open(self, given: Parameters) -> dict[str, Any]:
+        """Record a text, and return where its page is; a text that is open already is not recorded again."""
+        at, row = self._place(given)
+        text = given.whole("text", 0, 1 << 62)
+        layer, head = self.place(at, row)
+        sample = next((each for each in self.samples(at, row) if each.text == text), None)
+        if sample is None:
+            raise QuestionError(404, f"this head has no sample of text {text}")
+        model = self._corpora[at].config["model"]
+        whole = len(self._tables[at]["layer"]) * len(sample.ids) <= _RECORDED
+        key = (at, text) if whole else (at, text, layer)
+        with self._lock:  # one text at a time: a model is no thing for two threads
+            number = next((each for each, found in self._opened.items() if found[0] == key), None)
+            if number is None:
+                number = self._count = self._count + 1
+                title = f"{sample.source}, text {text} of {self._titles[at]}"
+                service = Service(self._record(at, sample, None if whole else layer), title=title)
+                self._opened[number] = (key, service)
+                while len(self._opened) > _OPEN:
+                    self._opened.popitem(last=False)[1][1].close()
+        entries = self._opened[number][1].source.entries
+        entry = next(index for index, shown in enumerate(entries) if shown.entry.layer == layer)
+        query = given.whole("query", 0, len(sample.ids), default=0)
+        column = given.whole("key", 0, len(sample.ids), default=0)
+        shown = f"e={entry}&h={entries[entry].entry.heads.index(head)}&pin={query}.{column}"
+        return {"path": f"text/{number}/#{shown}", "model": model["name"]}
+
+    def _record(self, at: int, sample: Sample, layer: int | None) -> Any:
+        loader = self._loaders[at]
+        if isinstance(loader, str):
+            raise QuestionError(409, loader)
+        if at not in self._models:
+            self._models[at] = loader()
+        model = self._models[at]
+        with torch.no_grad(), record(model, layers=None if layer is None else [layer]) as atlas:
+            model(torch.tensor([sample.ids], device=model.device))
+        if not atlas.entries:
+            raise RecordingError("view", "the model must run its attention.", found="nothing recorded", fix="see above")
+        atlas.tokens = list(sample.tokens)
+        atlas.model = self._corpora[at].config["model"]["name"]
+        atlas.details["block"] = self._on_block(at)
+        return atlas
+
+    def _on_block(self, at: int) -> dict[str, list[list[float]]]:
+        """Return the scores on repeated random tokens by layer and head, so that heads have the same names there."""
+        table = self._tables[at]
+        found: dict[str, list[list[float]]] = {}
+        for name in ("induction", "duplicate"):
+            found[name] = [[] for _ in range(max(table["layer"]) + 1)]
+            for layer, value in zip(table["layer"], table[name], strict=True):
+                found[name][layer].append(value)
+        return found
+
+
+def excerpt(sample: Sample, window: int) -> dict[str, Any]:
+    """Return the tokens and weights of a text around its largest weight, at most `window` tokens."""
+    start = max(0, min(_peak(sample)[0] - window // 2, len(sample.tokens) - window))
+    return _weights(sample, range(start, min(start + window, len(sample.tokens))))
+
+
+def _described(sample: Sample) -> dict[str, Any]:
+    """Return what a card says of a text before its weights are asked for."""
+    query, key = _peak(sample)
+    return {
+        "interval": sample.interval,
+        "text": sample.text,
+        "name": sample.source,
+        "start": sample.start,
+        "length": len(sample.tokens),
+        "largest": sample.max_activation,
+        "query": query,
+        "key": key,
+    }
+
+
+def _peak(sample: Sample) -> tuple[int, int]:
+    """Return query and key of the largest weight, the first token aside, as `max_activation` is defined."""
+    weights = np.where(sample.keys > 0, sample.weights, 0)
+    weights[0] = 0
+    query, column = np.unravel_index(int(weights.argmax()), weights.shape) if weights.size else (0, 0)
+    return int(query), max(int(sample.keys[query, column]), 0) if weights.size else 0
+
+
+def _weights(sample: Sample, window: range) -> dict[str, Any]:
+    """Return the tokens of a window with the kept weights of its queries, and the other tokens that these look at."""
+    keys, weights = sample.keys[window.start : window.stop], sample.weights[window.start : window.stop]
+    kept = keys >= 0
+    flat = keys[kept]
+    apart = sorted({int(key) for key in flat} - set(window))
+    return {
+        "first": window.start,
+        "tokens": sample.tokens[window.start : window.stop],
+        "others": {key: sample.tokens[key] for key in apart},
+        "counts": kept.sum(1).tolist(),
+        "keys": flat.tolist(),
+        "weights": [float(f"{weight:.4g}") for weight in weights[kept]],
+    }
+
+
+def _distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str, Any]:
+    """Return a distribution over texts, its counts in even bins from its least to its largest number."""
+    low, high = found["min"], found["max"]
+    edges = np.linspace(low, high, _BINS + 1) if found["texts"] and high > low else np.array([low, high])
+    counts = np.diff(_below(found, edges)) if found["texts"] else np.zeros(len(edges) - 1)
+    return {
+        **{name: _number(found[name]) for name in ("texts", "min", "max", "mean")},
+        "box": [_number(found["quantiles"][shares.index(share)]) for share in _BOX],
+        "counts": [float(f"{count:.5g}") for count in counts],
+    }
+
+
+def _below(found: Mapping[str, Any], values: Array) -> Array:
+    """Return how many texts have less than some numbers, the texts of a bin of the sketch spread over it evenly."""
+    lower, upper = (np.clip(found[side], found["min"], found["max"]) for side in ("lower", "upper"))
+    total = np.cumsum(found["count"], dtype=np.float64)
+    marks = np.stack([lower, np.maximum(upper, np.nextafter(lower, np.inf))], axis=1).ravel()
+    below = np.stack([total - found["count"], total], axis=1).ravel()
+    result: Array = np.interp(values, marks, below)
+    result[np.asarray(values) >= found["max"]] = total[-1]
+    result[0] = 0.0 if values[0] <= found["min"] else result[0]
+    return result
+
+
+def _intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[float, float]]:
+    """Return the ends of the intervals of the largest weight, each of which has the same share of the texts."""
+    lower, upper = np.asarray(peaks["lower"], np.float64), np.asarray(peaks["upper"], np.float64)
+    if not len(lower):
+        return []
+    total = np.cumsum(peaks["count"], dtype=np.float64)
+    marks = np.stack([lower, upper], axis=1).ravel()
+    shares = np.stack([total - peaks["count"], total], axis=1).ravel() / total[-1]
+    ends = np.clip(np.interp(np.linspace(0, 1, count + 1), shares, marks), peaks["min"], peaks["max"])
+    return [(float(a), float(b)) for a, b in pairwise(ends)]
+
+
+def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the weight by distance in bins that double: 0, 1, 2 to 3, 4 to 7, and so on."""
+    last = max((each["upper"] for each in distances), default=1)
+    edges = [0, *(1 << k for k in range(max(1, math.ceil(math.log2(max(last, 2))) + 1)))]
+    values = [0.0] * (len(edges) - 1)
+    for each in distances:
+        values[each["lower"].bit_length()] += each["weight"]
+    return {"edges": [float(edge) for edge in edges], "values": values}
+
+
+def _tokens(
+    pairs: Sequence[tuple[str, float]], side: str, distances: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, float]]:
+    """Return tokens with their shares of the weight: of all of it, or of what was kept."""
+    total = sum(each["weight" if side == "key_mass" else "kept_weight"] for each in distances)
+    return [(token, weight / total) for token, weight in pairs] if total > 0 else []
+
+
+def _key(corpora: Sequence[Corpus]) -> str:
+    """Return a word that changes with the content of the corpora."""
+    sums = [corpus.config["files"].get("heads.parquet", {}).get("sha256", "") for corpus in corpora]
+    return "-".join(each[:12] for each in sums)
+
+
+def _made_with(config: Mapping[str, Any]) -> str:
+    try:
+        return f"attlas {config['attlas']}; shown by attlas {version('attlas')}"
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return f"attlas {config['attlas']}"
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _json(content: Mapping[str, Any], *, final: bool, status: int = 200) -> Answer:
+    body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return Answer("json", body, 1.0, final, status)

@@ -1,0 +1,189 @@
+// The page of a head: its numbers among all heads, their spread over the texts, its distances and tokens, and sampled texts.
+
+import { histogram, spread, strip, tokenBars } from "./corpus-charts.js";
+import { headAt, headTitle, LETTERS, rowOf, titled, valuesOf } from "./corpus-data.js";
+import { createSample } from "./corpus-text.js";
+import { make, segmented } from "./elements.js";
+import { saveButtons } from "./figure.js";
+import { readLook } from "./look.js";
+import { digits, percent, whole } from "./numbers.js";
+import { visible } from "./tokens.js";
+
+const shownTokens = 12;
+const placed = (count) => ["th", "st", "nd", "rd"][count % 100 > 10 && count % 100 < 14 ? 0 : count % 10] ?? "th";
+
+/** One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared. */
+export function createHeadColumn(context, at, head, partners) {
+  const { store, transport, root, announce } = context;
+  const corpus = store.state.info.corpora[at];
+  const several = store.state.info.corpora.length > 1;
+  const row = rowOf(corpus, head);
+  const own = `${several ? `${LETTERS[at]}: ` : ""}${headTitle(head)}`;
+  const element = make("div", { class: "head-column" });
+  const samples = [];
+  const figures = [];
+  const peak = { ...corpus.measures.find(({ name }) => name === "max_activation"), label: "Peak of a text" };
+  let answer = null;
+  let ended = false;
+  const stop = new AbortController();
+
+  // ---------------------------------------------------------------------------------------------------- the parts
+
+  const chosen = make("select", { class: "pick-head", "aria-label": several ? `Head of ${corpus.title}` : "Head" }, ...corpus.rows.layer.map((_, each) => make("option", { value: String(each) }, headTitle(headAt(corpus, each)))));
+  chosen.value = String(row);
+  chosen.addEventListener("change", () => context.openHead(at, headAt(corpus, Number(chosen.value))));
+  const kind = corpus.kinds.find(([name]) => name === corpus.rows.kind?.[row]);
+  const kindLine = kind ? make("p", { class: "head-kind" }, make("b", {}, `${kind[0]}. `), kind[1]) : null;
+  const numbers = make("div", { class: "head-numbers", role: "group", "aria-label": "Numbers of this head over the corpus" });
+  const plots = make("div", { class: "head-plots" });
+  const texts = make("section", { class: "head-texts" });
+  const wait = make("p", { class: "head-wait", role: "status" }, "Reading …");
+  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[at]), make("span", {}, corpus.title), chosen) : make("div", { class: "head-of" }, chosen, make("span", {}, `${corpus.model} over ${whole(corpus.texts)} texts`)), kindLine, numbers, wait, plots, texts);
+
+  function figure(title, explain, draw, height, wide = "") {
+    const plot = make("div", { class: "plot" });
+    plot.style.height = height ? `${height}px` : "";
+    let drawn = null;
+    const get = () => drawn && { figure: drawn, look: readLook(root), title: `${own}: ${title().toLowerCase()}`, caption: `${corpus.title}, ${corpus.model}, ${whole(corpus.texts)} texts` };
+    const [heading, says] = [make("h3", {}), make("p", { class: "plot-says" })];
+    const part = make("figure", { class: `figure ${wide}` }, make("div", { class: "figure-head" }, heading, saveButtons(title().toLowerCase(), get, announce)), says, plot);
+    const render = () => {
+      heading.textContent = title();
+      says.textContent = explain();
+      if (!answer || plot.clientWidth < 60) return;
+      drawn = draw(Math.floor(plot.clientWidth), height, readLook(root));
+      plot.replaceChildren(drawn ?? make("p", { class: "plot-none" }, "Not known for this head."));
+    };
+    figures.push({ plot, render });
+    watch.observe(plot);
+    plots.append(part);
+  }
+  const watch = new ResizeObserver((changes) => {
+    for (const { target } of changes) figures.find(({ plot }) => plot === target)?.render();
+  });
+
+  // The numbers of the head: each with a line on which all heads stand, and a button for its spread over the texts.
+  function showNumbers() {
+    const look = readLook(root);
+    const lines = corpus.measures.map((measure) => {
+      const values = valuesOf(corpus, measure.name);
+      const value = values[row];
+      const known = values.filter((each) => each !== null);
+      const rank = value === null ? null : 1 + known.filter((each) => each > value).length;
+      const words = rank === null ? "not known" : `${whole(rank)}${placed(rank)} of ${whole(known.length)}`;
+      const pressable = { type: "button", title: `${measure.description} Show its spread over the texts.`, "aria-pressed": String(store.state.measure === measure.name) };
+      const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
+        make("span", { class: "number-name" }, titled(measure)), make("span", { class: "number-value" }, digits(value)), make("span", { class: "number-rank", title: "from the highest on" }, words), strip({ values, own: value, width: 150, look, label: `${words}, from the highest on` }));
+      if (measure.spread) button.addEventListener("click", () => {
+        store.set({ measure: measure.name });
+        numbers.querySelector('[aria-pressed="true"]')?.focus();
+      });
+      return button;
+    });
+    numbers.replaceChildren(...lines);
+  }
+  const measured = () => corpus.measures.find(({ name }) => name === store.state.measure);
+  const foundOf = (each, name) => (each?.distributions[name]?.texts ? each.distributions[name] : null);
+  // The spread of a measure over the texts, on an axis that all columns share.
+  function drawSpread(measure, fixed) {
+    return (width, height, look) => {
+      const { name, label } = measure();
+      const found = foundOf(answer, name);
+      if (!found) return null;
+      const all = [answer, ...partners()].map((each) => foundOf(each, name)).filter(Boolean);
+      let domain = fixed ?? [Math.min(...all.map(({ min }) => min)), Math.max(...all.map(({ max }) => max))];
+      if (domain[0] === domain[1]) domain = [domain[0] - 0.5, domain[1] + 0.5];
+      const [low, , median, , high] = found.box.map((value) => digits(value));
+      const words = `${label} over ${whole(found.texts)} texts: median ${median}, 90 % of the texts between ${low} and ${high}`;
+      return spread({ found, domain, width, height, look, label: words, title: titled(measure()), mark: fixed ? null : valuesOf(corpus, name)[row] });
+    };
+  }
+  const bars = (side) => (width, _, look) => {
+    const shares = (answer.tokens[side] ?? []).slice(0, shownTokens).map(([token, share]) => ({ token, share }));
+    return shares.length ? tokenBars({ tokens: shares, width, look, label: shares.map(({ token, share }) => `${visible(token)} ${percent(share)}`).join(", "), spell: visible }) : null;
+  };
+
+  function build() {
+    figure(() => `${measured().label}, text by text`, () => `${measured().description} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.`, drawSpread(measured), 220);
+    figure(() => "Distance to the key", () => "How far back the attention goes, in bins that double.", (width, height, look) => histogram({ ...answer.distance, width, height, look, even: false, title: "Distance (tokens)", label: "Attention by distance" }), 220);
+    figure(() => "Peak of each text", () => "Largest weight in a text, outside of its first token. The texts below are sampled by it.", drawSpread(() => peak, [0, 1]), 220);
+    figure(() => "Tokens that look", () => "Queries by the attention that they give to their 8 favourites.", bars("query"), 0);
+    figure(() => "Favourite tokens", () => "Keys by the attention that they get as one of the 8 favourites.", bars("key"), 0);
+    figure(() => "Tokens that are looked at", () => "Keys by all the attention that they get, the first token of each text aside.", bars("key_mass"), 0);
+  }
+
+  // ---------------------------------------------------------------------------------------------------- the texts
+
+  function showTexts() {
+    while (samples.length) samples.pop().destroy();
+    const intervals = [...new Set(answer.samples.map(({ interval }) => interval))].sort((a, b) => b - a);
+    if (!intervals.length) {
+      texts.replaceChildren(make("h3", {}, "Sampled texts"), make("p", { class: "plot-none" }, store.state.info.offline ? "This file holds no texts of this head." : "No texts were kept."));
+      return;
+    }
+    const now = intervals.includes(store.state.interval) ? store.state.interval : intervals[0];
+    const range = (interval) => {
+      const found = answer.intervals?.[interval - 1];
+      return found ? `${digits(found[0], 3)}–${digits(found[1], 3)}` : String(interval);
+    };
+    const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? `highest ${range(interval)}` : range(interval), title: `Texts whose largest weight is in interval ${interval} of ${corpus.intervals}` }));
+    const pick = segmented("Interval of the largest weight", options, (interval) => store.set({ interval }));
+    pick.set(now);
+    const list = make("div", { class: "samples" });
+    texts.replaceChildren(
+      make("div", { class: "figure-head" }, make("h3", {}, "Sampled texts by their largest weight")),
+      make("p", { class: "plot-says" }, "Point at a token, or move with the arrow keys. ", make("span", { class: "key-word" }, "Blue: what it looks at."), " ", make("span", { class: "query-word" }, "Orange: what looks at it."), " The 8 largest weights of each token were kept."),
+      pick.element,
+      list,
+    );
+    answer.samples.forEach((sample, index) => {
+      if (sample.interval !== now) return;
+      const card = createSample(context, sample, {
+        title: own,
+        whyNot: corpus.open,
+        fetchText: async () => (await transport.get("sample", { corpus: at, row, index }, { signal: stop.signal })).json,
+        openMap: async () => context.openMap(at, row, sample),
+      });
+      samples.push(card);
+      list.append(card.element);
+    });
+  }
+
+  const draw = () => figures.forEach(({ render }) => render());
+  showNumbers();
+  transport.get("head", { corpus: at, row }, { signal: stop.signal }).then(({ json }) => {
+    if (ended) return;
+    answer = json;
+    wait.remove();
+    build();
+    draw();
+    showTexts();
+    context.answered(at, json);
+  }).catch((error) => {
+    if (!ended) wait.textContent = `This head cannot be shown: ${error.message}.`;
+  });
+  const off = [
+    store.on(["measure"], () => {
+      showNumbers();
+      draw();
+    }),
+    store.on(["dark"], () => {
+      showNumbers();
+      draw();
+      samples.forEach((sample) => sample.repaint());
+    }),
+    store.on(["interval"], () => answer && showTexts()),
+  ];
+  return {
+    element,
+    draw,
+    destroy() {
+      ended = true;
+      stop.abort();
+      watch.disconnect();
+      for (const end of off) end();
+      samples.forEach((sample) => sample.destroy());
+      element.remove();
+    },
+  };
+}

@@ -1,0 +1,116 @@
+// The state of the page of a corpus, and how a link writes it.
+
+import { same } from "./state.js";
+
+/** What the page shows before anything is chosen; `x`, `y`, `size`, `colour` and `measure` name measures. */
+export const CORPUS_DEFAULTS = Object.freeze({
+  x: "",
+  y: "",
+  size: "", // "": all points have one size
+  colour: "layer",
+  xlog: false,
+  ylog: false,
+  brush: null, // null | {corpus, x0, x1, y0, y1}, in the numbers of the axes
+  find: "", // filters the table: "3" is layer 3, "3.5" its head 5
+  sort: "", // name of a column; with "-" in front, the largest first
+  open: null, // null: all heads | for each corpus {layer, head} or null
+  measure: "", // whose distribution over texts is shown
+  interval: 0, // 0: the highest
+  theme: "auto",
+  panel: "", // "" | "help"
+  // Not in the URL:
+  info: null,
+  hover: null, // null | {corpus, row}
+  dark: false,
+});
+
+const word = { write: String, read: (text) => text.slice(0, 200) };
+const flag = { write: (value) => (value ? "1" : "0"), read: (text) => text === "1" };
+const headText = (head) => (head ? `${head.layer}.${head.head}` : "");
+const FIELDS = {
+  x: ["x", word],
+  y: ["y", word],
+  size: ["s", word],
+  colour: ["c", word],
+  xlog: ["xl", flag],
+  ylog: ["yl", flag],
+  brush: ["b", { write: ({ corpus, x0, x1, y0, y1 }) => [corpus, ...[x0, x1, y0, y1].map((value) => Number(value.toPrecision(5)))].join("_"), read: readBrush }],
+  find: ["q", word],
+  sort: ["sort", word],
+  open: ["h", { write: (heads) => heads.map(headText).join("~"), read: readHeads }],
+  measure: ["m", word],
+  interval: ["i", { write: String, read: (text) => (/^\d{1,3}$/.test(text) ? Number(text) : undefined) }],
+  theme: ["t", { write: String, read: (text) => (["auto", "light", "dark"].includes(text) ? text : undefined) }],
+  panel: ["panel", { write: String, read: (text) => (text === "help" ? text : undefined) }],
+};
+
+function readBrush(text) {
+  const [corpus, x0, x1, y0, y1] = text.split("_").map((part) => (part === "" ? NaN : Number(part)));
+  return [corpus, x0, x1, y0, y1].every(Number.isFinite) ? { corpus, x0, x1, y0, y1 } : undefined;
+}
+function readHeads(text) {
+  const heads = text.split("~").map((part) => /^(\d{1,6})\.(\d{1,6})$/.exec(part)).map((found) => found && { layer: Number(found[1]), head: Number(found[2]) });
+  return heads.some(Boolean) ? heads : undefined;
+}
+
+/** The state as the text after `#`: fields at their defaults are left out. */
+export function writeCorpusHash(state, defaults = CORPUS_DEFAULTS) {
+  const parts = [];
+  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+    const value = state[field];
+    const initial = defaults[field];
+    if (value === initial || (value === null && initial === null)) continue;
+    parts.push(`${short}=${value === null ? "" : encodeURIComponent(codec.write(value))}`);
+  }
+  return parts.join("&");
+}
+
+/** The fields that a hash holds; what cannot be read is left out. */
+export function readCorpusHash(text) {
+  const given = new URLSearchParams(text.replace(/^#/, ""));
+  const found = {};
+  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+    const value = given.has(short) ? codec.read(given.get(short)) : undefined;
+    if (value !== undefined) found[field] = value;
+  }
+  return found;
+}
+
+const opened = (state) => (state.open ?? []).map(headText).join("~");
+
+/**
+ * Keep the URL and the store in step. Opening another head, or going back to all of them, is a step that Back undoes;
+ * every other change replaces the address.
+ */
+export function bindCorpusHash(store, defaults, view = window) {
+  let timer = 0;
+  let last = opened(store.state);
+  const write = () => {
+    clearTimeout(timer);
+    const hash = writeCorpusHash(store.state, defaults);
+    const now = opened(store.state);
+    if (hash === view.location.hash.slice(1)) return;
+    view.history[now === last ? "replaceState" : "pushState"](null, "", `#${hash}`);
+    last = now;
+  };
+  const later = () => {
+    clearTimeout(timer);
+    timer = setTimeout(write, 150);
+  };
+  const restore = () => {
+    clearTimeout(timer);
+    const fields = Object.keys(FIELDS).filter((field) => field !== "theme");
+    const found = readCorpusHash(view.location.hash);
+    const patch = { ...Object.fromEntries(fields.map((field) => [field, defaults[field]])), ...found };
+    for (const [field, value] of Object.entries(patch)) if (same(value, store.state[field]) || JSON.stringify(value) === JSON.stringify(store.state[field])) delete patch[field];
+    store.set(patch);
+    last = opened(store.state);
+  };
+  const off = [store.on(["open"], write), store.on(Object.keys(FIELDS), later)];
+  view.addEventListener("popstate", restore);
+  return () => {
+    for (const end of off) end();
+    clearTimeout(timer);
+    view.removeEventListener("popstate", restore);
+  };
+}

@@ -1,0 +1,229 @@
+// Starts the page of one or more corpora: all heads as a scatter with a table, and a page for each head.
+
+import { CORPUS_DEFAULTS, bindCorpusHash, readCorpusHash } from "./corpus-state.js";
+import { headAt, headTitle, measureOf, measuresOf, openedAt, rowOf, selectionOf } from "./corpus-data.js";
+import { createHeadColumn } from "./corpus-head.js";
+import { createPickers, createScatter } from "./corpus-scatter.js";
+import { createTable } from "./corpus-table.js";
+import { createDialog, make } from "./elements.js";
+import { svg } from "./figure.js";
+import { createStore } from "./state.js";
+
+const keys = [
+  ["drag", "select heads; a selection can be dragged"],
+  ["click, Enter", "open a head"],
+  ["← ↑ → ↓", "in the scatter: from point to point, with Shift they select; in a text: from token to token"],
+  ["[ ]", "previous, next head; of the selection where there is one"],
+  ["Escape", "back to all heads, clear the selection"],
+  ["?", "this box"],
+];
+
+/** Start the page in `root` on the answers of `transport`; `options.initial`: fields of the state to start with. */
+export function mountCorpus(root, transport, options = {}) {
+  let ids = 0;
+  const uid = (name) => `corpus-${name}-${++ids}`;
+  const live = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
+  let said = 0;
+  const announce = (text) => {
+    clearTimeout(said);
+    said = setTimeout(() => {
+      live.textContent = text;
+    }, 60);
+  };
+  const notice = make("p", { class: "notice", role: "status" }, "Opening the corpus …");
+  root.replaceChildren(make("main", { class: "corpus-body" }, notice), live);
+
+  async function start() {
+    const { json: info } = await transport.get("info");
+    const names = measuresOf(info).map(({ name }) => name);
+    const wanted = { x: names[0], y: names[1] ?? names[0], colour: "layer", ...info.initial };
+    const defaults = { ...CORPUS_DEFAULTS, ...wanted, measure: wanted.y, ...options.initial };
+    const found = readCorpusHash(window.location.hash);
+    const store = createStore({ ...defaults, ...found, info }, CORPUS_DEFAULTS);
+    keepValid(store, defaults);
+    const context = { store, transport, root, uid, announce, offline: Boolean(info.offline) };
+    followTheme(root, store);
+    build(context);
+    bindCorpusHash(store, defaults);
+    root.classList.add("attlas-ready");
+    return context;
+  }
+
+  function build(context) {
+    const { store } = context;
+    const { info } = store.state;
+    const dialog = helpDialog(context);
+    const body = make("main", { class: "corpus-body" });
+    const all = make("button", { type: "button", class: "toggle all-heads", title: "Back to the scatter of all heads  Esc" }, "‹ All heads");
+    const step = (text, label, by) => {
+      const button = make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
+      button.addEventListener("click", () => stepHead(store, by));
+      return button;
+    };
+    const picker = make("div", { class: "head-picker" }, all, step("‹", "Previous head  [", -1), step("›", "Next head  ]", 1));
+    all.addEventListener("click", () => store.set({ open: null }));
+    const help = make("button", { type: "button", class: "icon", title: "Keys, and what the numbers are  ?", "aria-label": "Help" }, "?");
+    help.addEventListener("click", () => store.set({ panel: "help" }));
+    const title = make("h1", { class: "title" }, info.corpora.map((corpus) => corpus.title).join(" and "));
+    const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
+    const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, themeButton(store), help));
+    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, info.offline) : null);
+    root.replaceChildren(header, body, foot, dialog, live);
+
+    let parts = [];
+    let opened = null;
+    const clear = () => {
+      parts.forEach((part) => part.destroy());
+      parts = [];
+    };
+    function showAll() {
+      const scatters = info.corpora.map((_, at) => createScatter(context, at));
+      const table = createTable(context);
+      const pickers = createPickers(context);
+      parts = [...scatters, table, pickers];
+      body.replaceChildren(make("div", { class: "overview" }, make("div", { class: "overview-main" }, pickers.element, make("div", { class: "scatters" }, ...scatters.map(({ element }) => element))), table.element));
+    }
+    function showHeads(heads) {
+      const answers = [];
+      const columns = [];
+      const own = {
+        ...context,
+        openHead: (at, head) => store.set({ open: openedAt(store.state, at, head) }),
+        openMap: async (at, row, sample) => {
+          const { json } = await context.transport.get("open", { corpus: at, row, text: sample.text, query: sample.query, key: sample.key });
+          window.location.assign(json.path);
+        },
+        // Axes are shared between the columns: the others are drawn again when an answer has come.
+        answered: (at, answer) => {
+          answers[at] = answer;
+          columns.forEach((column, each) => each !== at && answers[each] && column?.draw());
+        },
+      };
+      heads.forEach((head, at) => {
+        if (head) columns[at] = createHeadColumn(own, at, head, () => answers.filter((_, each) => each !== at));
+      });
+      parts = columns.filter(Boolean);
+      body.replaceChildren(make("div", { class: "head-columns" }, ...parts.map(({ element }) => element)));
+      body.scrollTop = 0;
+      announce(heads.filter(Boolean).map(headTitle).join(" and "));
+    }
+    const show = ({ open }) => {
+      const text = JSON.stringify(open);
+      if (text === opened) return;
+      const back = opened !== null && opened !== "null" && open === null;
+      opened = text;
+      clear();
+      root.dataset.view = open ? "head" : "all";
+      picker.hidden = !open;
+      if (open) showHeads(open);
+      else showAll();
+      if (back) body.querySelector(".scatter-plot")?.focus({ preventScroll: true });
+      const name = open ? headTitle(open.find(Boolean)) : "All heads";
+      document.title = `${name} · ${info.corpora.map((corpus) => corpus.title).join(", ")} · attlas`;
+    };
+    show(store.state);
+    store.on(["open"], show);
+    listen(context);
+  }
+
+  return { ready: start().catch((error) => {
+    notice.textContent = `The corpus cannot be shown: ${error.message}.`;
+    notice.classList.add("bad");
+  }) };
+}
+
+function mark() {
+  return svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { class: "mark-land", d: "M1 1v14h14z" }), svg("path", { class: "mark-stripe", d: "M1 7l8 8" }));
+}
+
+// A link may name measures and heads that this corpus does not have.
+function keepValid(store, defaults) {
+  const check = () => {
+    const { state } = store;
+    const { info } = state;
+    const patch = {};
+    const known = (name) => name !== "kind" && measureOf(info, name);
+    for (const field of ["x", "y"]) if (!known(state[field])) patch[field] = defaults[field];
+    if (!measureOf(info, state.colour)) patch.colour = defaults.colour;
+    if (state.size && !known(state.size)) patch.size = "";
+    const spread = info.corpora[0].measures.filter((measure) => measure.spread && known(measure.name)).map(({ name }) => name);
+    if (!spread.includes(state.measure)) patch.measure = spread.includes(defaults.measure) ? defaults.measure : spread[0];
+    if (state.brush && !info.corpora[state.brush.corpus]) patch.brush = null;
+    if (state.open) {
+      const open = info.corpora.map((corpus, at) => (rowOf(corpus, state.open[at]) >= 0 ? state.open[at] : null));
+      if (JSON.stringify(open) !== JSON.stringify(state.open)) patch.open = open.some(Boolean) ? open : null;
+    }
+    if (Object.keys(patch).length) store.set(patch);
+  };
+  check();
+  store.on(["x", "y", "colour", "size", "measure", "brush", "open"], check);
+}
+
+// The head before or after, among those that are selected where some are.
+function stepHead(store, by) {
+  const { state } = store;
+  if (!state.open) return;
+  const at = state.open.findIndex(Boolean);
+  const corpus = state.info.corpora[at];
+  const selected = selectionOf(state)[at];
+  const rows = selected?.size ? [...selected].sort((a, b) => a - b) : [...corpus.rows.layer.keys()];
+  const now = rows.indexOf(rowOf(corpus, state.open[at]));
+  const next = now < 0 ? rows[0] : rows[(now + by + rows.length) % rows.length];
+  store.set({ open: openedAt(state, at, headAt(corpus, next)) });
+}
+
+function listen({ store }) {
+  document.addEventListener("keydown", (event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = event.target.closest?.("input, textarea, select");
+    if (typing && event.key !== "Escape") return;
+    if (event.key === "[") stepHead(store, -1);
+    else if (event.key === "]") stepHead(store, 1);
+    else if (event.key === "?") store.set({ panel: "help" });
+    else if (event.key === "Escape") store.set(store.state.open ? { open: null } : { brush: null, find: "" });
+    else return;
+    event.preventDefault();
+  });
+}
+
+function themeButton(store) {
+  const button = make("button", { type: "button", class: "icon theme" });
+  button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
+  const show = ({ theme }) => {
+    const words = `Theme: ${{ auto: "following the system", light: "light", dark: "dark" }[theme]}`;
+    button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
+    button.title = words;
+    button.setAttribute("aria-label", words);
+  };
+  show(store.state);
+  store.on("theme", show);
+  return button;
+}
+
+function followTheme(root, store) {
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const show = () => {
+    const dark = store.state.theme === "auto" ? system.matches : store.state.theme === "dark";
+    root.dataset.theme = dark ? "dark" : "light";
+    store.set({ dark });
+  };
+  show();
+  system.addEventListener("change", show);
+  store.on("theme", show);
+}
+
+function helpDialog({ store, root, uid }) {
+  const { info } = store.state;
+  const dialog = createDialog(root, "Keys and numbers", uid, () => store.set({ panel: "" }));
+  dialog.element.classList.add("help");
+  dialog.body.tabIndex = 0;
+  const pairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
+  dialog.body.append(
+    make("section", {}, make("h3", {}, "Keys"), make("dl", { class: "keys" }, ...pairs(keys))),
+    make("section", { class: "facts" }, make("h3", {}, "The numbers, over all texts"), make("dl", {}, ...pairs(measuresOf(info, true).map(({ label, description }) => [label, description])))),
+    ...info.corpora.map((corpus) => make("section", { class: "facts" }, make("h3", {}, corpus.title), make("dl", {}, ...pairs(corpus.about)))),
+  );
+  store.on(["panel"], ({ panel }) => (panel === "help" ? dialog.open() : dialog.close()));
+  if (store.state.panel === "help") queueMicrotask(() => dialog.open());
+  return dialog.element;
+}

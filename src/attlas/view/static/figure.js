@@ -1,0 +1,80 @@
+// Figures as SVG elements that carry their own colours and fonts, so that what is seen is what is saved.
+
+import { download, make } from "./elements.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An SVG element with its attributes and children; numbers are rounded to hundredths. */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null) continue;
+    element.setAttribute(name, typeof value === "number" ? String(Number(value.toFixed(2))) : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** The root of a figure: `width` × `height` CSS pixels. */
+export function svgRoot(width, height, look, label, ...children) {
+  const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, "font-family": look.sans, "font-size": 11, fill: look.soft, role: "img", "aria-label": label };
+  return svg("svg", attributes, ...children);
+}
+
+/** The figure with its title and a line about it on top, on the colour of the page, as the text of a file. */
+export function figureText(figure, { title, caption }, look) {
+  const { width, height } = figure.viewBox.baseVal;
+  const top = 50;
+  const copy = figure.cloneNode(true);
+  for (const part of copy.querySelectorAll("[data-transient]")) part.remove();
+  const inner = svg("g", { transform: `translate(16 ${top})` }, ...copy.childNodes);
+  const words = [
+    svg("text", { x: 16, y: 24, "font-size": 15, "font-weight": 600, fill: look.ink }, title),
+    svg("text", { x: 16, y: 41, "font-size": 11 }, caption),
+  ];
+  const root = svg("svg", { viewBox: `0 0 ${width + 32} ${height + top + 12}`, width: width + 32, height: height + top + 12, "font-family": look.sans, "font-size": 11, fill: look.soft });
+  root.append(svg("rect", { width: "100%", height: "100%", fill: look.card }), ...words, inner);
+  return `${new XMLSerializer().serializeToString(root)}\n`;
+}
+
+async function pixels(text, scale) {
+  const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml;charset=utf-8" }));
+  try {
+    const image = new Image();
+    image.src = url;
+    await image.decode();
+    const canvas = make("canvas", { width: Math.round(image.width * scale), height: Math.round(image.height * scale) });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    if (!blob) throw new Error("The browser could not make the picture");
+    return blob;
+  } finally {
+    URL.revokeObjectURL(url);
+  }
+}
+
+/**
+ * Two buttons that save a figure. `get()` returns `{figure, title, caption, look}`, or null while there is none;
+ * `name` is what the buttons say they save.
+ */
+export function saveButtons(name, get, announce) {
+  const save = async (kind) => {
+    const found = get();
+    if (!found) return;
+    const text = figureText(found.figure, found, found.look);
+    const file = `${found.title} ${found.file ?? name}`.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 80).toLowerCase();
+    try {
+      download(`${file}.${kind}`, kind === "svg" ? new Blob([text], { type: "image/svg+xml;charset=utf-8" }) : await pixels(text, 2));
+      announce(`${name} saved as ${kind.toUpperCase()}`);
+    } catch (error) {
+      announce(`${error.message}.`);
+    }
+  };
+  const button = (kind) => {
+    const label = `Save as ${kind.toUpperCase()}: ${name}`;
+    const element = make("button", { type: "button", class: "text-button", title: label, "aria-label": label, "data-save": kind }, kind.toUpperCase());
+    element.addEventListener("click", () => save(kind));
+    return element;
+  };
+  return make("span", { class: "figure-save" }, button("svg"), button("png"));
+}

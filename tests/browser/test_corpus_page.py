@@ -1,0 +1,411 @@
+"""The page of a corpus in a real browser, against the folder that it shows."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+import torch
+
+import attlas
+
+pytestmark = pytest.mark.browser
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("starlette", reason="starlette is in the extra `view`")
+pytest.importorskip("pyarrow", reason="pyarrow is in the extra `corpus`")
+transformers = pytest.importorskip("transformers", reason="transformers is in the extra `hf`")
+
+READY = ".attlas-ready .scatter-plot circle, .attlas-ready .head-plots svg"
+WIDTHS = (390, 768, 1024, 1280, 1920)
+# Controls that lie partly outside of the window.
+CUT = """() => [...document.querySelectorAll("button, select, input, .scatter-plot, .plot svg, h1")].filter((part) => {
+  if (!part.checkVisibility({ visibilityProperty: true }) || part.closest("dialog:not([open])")) return false;
+  if (part.closest(".table-frame")) return false;
+  const box = part.getBoundingClientRect();
+  return box.width > 0 && (box.left < -0.5 || box.right > innerWidth + 0.5);
+}).map((part) => part.outerHTML.slice(0, 90))"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from attlas import models
+    from attlas.cli.loading import load
+
+    return load(models.path(), "test")
+
+
+@pytest.fixture(scope="module")
+def folders(model: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two corpora of one model: definitions of Python, and the same word over and over."""
+    made = tmp_path_factory.mktemp("corpora")
+    code = [f"def f{i}(x, y):\n    return x + {i} * y  # <b>{'ab ' * i}</b>\n" * 6 for i in range(6)]
+    plain = [f"import os, sys\nfor name in names{i}:\n    print(name, {i})\n" * 6 for i in range(5)]
+    for name, texts in (("code.corpus", code), ("plain.corpus", plain)):
+        attlas.corpus(model.model, texts, made / name, tokenizer=model.tokenizer, length=96, limit=8, samples=4)
+    return [made / "code.corpus", made / "plain.corpus"]
+
+
+@pytest.fixture(scope="module")
+def corpora(folders: list[Path]) -> list[Any]:
+    return [attlas.load(folder) for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A corpus of a random model with 1,024 heads."""
+    torch.manual_seed(0)
+    size = {"n_embd": 64, "n_layer": 32, "n_head": 32, "vocab_size": 50, "n_positions": 32}
+    made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size))
+    texts = torch.randint(0, 50, (2, 16)).tolist()
+    return attlas.corpus(made, texts, tmp_path_factory.mktemp("many") / "many.corpus", samples=1)
+
+
+@pytest.fixture
+def show(browser: Any, model: Any) -> Iterator[Callable[..., Any]]:
+    """Serve corpora and open a page on them; at the end the page may not have complained."""
+    from attlas.view import CorpusService, Server
+
+    complaints: list[str] = []
+    with ExitStack() as stack:
+
+        def opened(
+            corpora: list[Any],
+            hash_: str = "",
+            width: int = 1280,
+            height: int = 800,
+            loaders: Any = None,
+            **options: Any,
+        ) -> Any:
+            chosen = [lambda: model.model] * len(corpora) if loaders is None else loaders
+            service = stack.enter_context(closing(CorpusService(corpora, loaders=chosen)))
+            server = stack.enter_context(Server(service, port=0))
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, reduced_motion="reduce", accept_downloads=True, **options
+            )
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(20_000)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(f"{server.url}#{hash_}")
+            page.wait_for_selector(READY)
+            return page
+
+        yield opened
+    assert complaints == []
+
+
+def link(page: Any) -> dict[str, str]:
+    page.wait_for_timeout(250)
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def until(page: Any, condition: str) -> None:
+    page.wait_for_function(f"() => ({condition})")
+
+
+def listed(page: Any) -> set[str]:
+    return set(page.locator(".head-link").all_inner_texts())
+
+
+def points(page: Any) -> list[tuple[float, float]]:
+    """The middles of the points, on the page."""
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".scatter-plot circle[stroke-width='1']")].map((circle) => {
+          const { left, top, width, height } = circle.getBoundingClientRect();
+          return [left + width / 2, top + height / 2];
+        })"""
+    )
+    return [tuple(place) for place in found]
+
+
+def choose(page: Any, label: str, name: str) -> None:
+    page.get_by_label(label, exact=True).select_option(name)
+
+
+# ------------------------------------------------------------------------------------------------------ all heads
+
+
+def test_every_head_stands_where_its_numbers_are(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1])
+    choose(page, "Across", "entropy")
+    choose(page, "Up", "first")
+    for button in page.get_by_role("button", name="Logarithmic").all():
+        if button.get_attribute("aria-pressed") == "true":
+            button.click()
+    table = corpora[0].table()
+    place = points(page)
+    assert len(place) == len(table) == 24
+    for column, axis in (("entropy", 0), ("first", 1)):
+        values = sorted(table[column])
+        places = sorted(point[axis] for point in place)
+        places = places if axis == 0 else places[::-1]  # upwards
+        share = [(value - values[0]) / (values[-1] - values[0]) for value in values]
+        where = [(each - places[0]) / (places[-1] - places[0]) for each in places]
+        assert where == pytest.approx(share, abs=2e-3)
+    assert (link(page)["x"], link(page)["y"]) == ("entropy", "first")
+    words = page.locator(".scatter-plot svg").inner_html()
+    assert "Entropy (nats) →" in words
+    assert "First token →" in words
+    assert "How spread a token's attention is" in page.locator(".scatter-says").inner_text()
+
+
+def test_a_brush_selects_and_the_link_brings_it_back(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "x=entropy&y=previous&xl=0&yl=0")
+    box = page.locator(".scatter-plot").bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 40, box["y"] + box["height"] - 60, steps=4)
+    page.mouse.up()
+    x0, x1, y0, y1 = (float(part) for part in link(page)["b"].split("_")[1:])
+    table = corpora[0].table()
+    inside = table[table.entropy.between(x0, x1) & table.previous.between(y0, y1)]
+    assert 0 < len(inside) < 24
+    expected = {f"{row.layer}·{row.head}" for row in inside.itertuples()}
+    assert listed(page) == expected
+    assert f"{len(inside)} of 24 heads" in page.locator(".selection-head").inner_text()
+    page.reload()
+    page.wait_for_selector(READY)
+    assert listed(page) == expected
+    page.locator(".scatter-plot").focus()
+    page.keyboard.press("Escape")
+    until(page, "document.querySelectorAll('.head-link').length === 24")
+    page.get_by_label("Find heads").fill("2.")
+    assert listed(page) == {f"2·{head}" for head in range(6)}
+
+
+def test_the_table_sorts_by_any_column(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "x=induction&y=entropy&c=layer")
+    page.locator("th[data-key=induction] button").click()
+    table = corpora[0].table().sort_values("induction", ascending=False, kind="stable")
+    assert page.locator(".head-link").all_inner_texts()[:3] == [
+        f"{row.layer}·{row.head}" for row in table.head(3).itertuples()
+    ]
+    assert page.locator("th[data-key=induction]").get_attribute("aria-sort") == "descending"
+
+
+def test_keys_lead_to_a_head_and_back(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1])
+    page.locator(".scatter-plot").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    name = page.locator(".tip b").inner_text()
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    assert 2 <= page.locator(".head-link").count() < 24
+    name = page.locator(".tip b").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".head-plots svg")
+    assert page.locator(".pick-head option:checked").inner_text() == name
+    page.keyboard.press("]")  # of the selection
+    until(page, f"document.querySelector('.pick-head').selectedOptions[0].text !== {name!r}")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".scatter-plot circle")
+    page.go_back()
+    page.wait_for_selector(".head-plots svg")
+
+
+# --------------------------------------------------------------------------------------------------------- a head
+
+
+def test_a_head_shows_its_numbers_and_its_distances(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "h=2.4&m=entropy")
+    found = corpora[0].head(2, 4)
+    numbers = page.locator(".number").all_inner_texts()
+    entropy = next(text for text in numbers if text.startswith("Entropy (nats)"))
+    assert f"{found.numbers['entropy']:.3g}" in entropy
+    label = page.locator(".head-plots svg").first.get_attribute("aria-label")
+    assert f"median {found.distributions['entropy']['quantiles'][5]:.3g}" in label
+    total = sum(each["weight"] for each in found.distances)
+    near = sum(each["weight"] for each in found.distances if 4 <= each["lower"] < 8)
+    bars = page.locator(".figure:has-text('Distance to the key') svg title").all_text_contents()
+    assert any(bar.startswith("4.00 to 8.00") and f"{100 * near / total:.2g}" in bar for bar in bars)
+    token, weight = found.tokens["query"][0]
+    kept = sum(each["kept_weight"] for each in found.distances)
+    spoken = page.locator(".figure:has-text('Tokens that look') svg").first.get_attribute("aria-label")
+    assert f"{100 * weight / kept:.1f} %" in spoken.split(", ")[0], token
+    page.get_by_role("button", name="First token").click()
+    until(page, "document.querySelector('.head-plots h3').textContent === 'First token, text by text'")
+    assert link(page)["m"] == "first"
+
+
+def test_a_token_shows_what_it_looks_at_and_what_looks_at_it(show: Callable[..., Any], corpora: list[Any]) -> None:
+    sample = corpora[0].samples(0, 5)[0]
+    page = show(corpora[:1], "h=0.5")
+    card = page.locator(".sample").first
+    card.scroll_into_view_if_needed()
+    card.locator(".t").first.wait_for()
+    query = 40
+    card.locator(".flow").evaluate("(box) => { box.scrollTop = 0; }")
+    card.locator(f".t[data-position='{query}']").hover()
+    keys = {int(key) for key in sample.keys[query] if key >= 0}
+    queries = {int(row) for row in range(len(sample.tokens)) if query in sample.keys[row]}
+    shaded = {
+        kind: {int(part.get_attribute("data-position")) for part in card.locator(f".t.{kind}").all()}
+        for kind in ("is-key", "is-query")
+    }
+    assert shaded["is-key"] == keys
+    assert shaded["is-query"] == queries
+    assert card.locator(".sample-lines path").count() > 0
+    text = card.locator(".looks").inner_text()
+    assert f"{100 * float(sample.weights[query, 0]):.1f} %" in text
+    card.locator(".flow").focus()
+    before = card.locator(".t.own").get_attribute("data-position")
+    page.keyboard.press("ArrowRight")
+    assert card.locator(".t.own").get_attribute("data-position") != before
+    assert page.locator(".key-word").evaluate("(part) => getComputedStyle(part).color") != page.locator(
+        ".query-word"
+    ).evaluate("(part) => getComputedStyle(part).color")
+
+
+def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora: list[Any], model: Any) -> None:
+    page = show(corpora[:1], "h=2.4")
+    sample = next(each for each in corpora[0].samples(2, 4) if each.interval == 5)
+    page.locator(".sample-map").first.click()
+    page.wait_for_selector(".attlas-ready .overlay[aria-busy=false]")
+    assert "/text/" in page.url
+    query, key = map(int, link(page)["pin"].split("."))
+    with torch.no_grad(), attlas.record(model.model) as atlas:
+        model.model(torch.tensor([sample.ids]))
+    exact = float(atlas.entries[2].matrix[0, 4, query, key])
+    assert exact == pytest.approx(sample.max_activation, rel=1e-4)
+    until(page, "document.querySelector('.cell-facts')?.textContent.includes('weight')")
+    assert f"{exact:.4f}" in page.locator(".cell-facts").inner_text()
+    page.go_back()
+    page.wait_for_selector(".head-plots svg")
+
+
+def test_without_the_model_the_button_says_why(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "h=2.4", loaders=["The model is not there: /models/x."])
+    button = page.locator(".sample-map").first
+    assert button.is_disabled()
+    assert button.get_attribute("title") == "The model is not there: /models/x."
+
+
+# ------------------------------------------------------------------------------------------------- two, many, files
+
+
+def test_two_corpora_stand_side_by_side(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora, "x=entropy&y=first&xl=0&yl=0")
+    assert page.locator(".scatter-plot").count() == 2
+    a, b = page.locator(".scatter-plot").all()
+    assert a.bounding_box()["y"] == b.bounding_box()["y"]
+    box = a.bounding_box()
+    page.mouse.move(box["x"] + 80, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 220, box["y"] + 400, steps=3)
+    page.mouse.up()
+    faint = [
+        part.evaluate("(plot) => plot.querySelectorAll('circle[opacity^=\"0.1\"]').length")
+        for part in (a, b)
+    ]  # fmt: skip
+    assert faint[0] == faint[1] > 0  # the same heads, wherever they stand
+    page.locator(".head-link").first.click()
+    page.wait_for_selector(".head-plots svg")
+    columns = page.locator(".head-column")
+    assert columns.count() == 2
+    until(page, "document.querySelectorAll('.head-column .head-plots').length === 2")
+    assert len(set(page.locator(".pick-head option:checked").all_inner_texts())) == 1
+
+
+def test_a_thousand_heads_are_usable(show: Callable[..., Any], many: Any) -> None:
+    page = show([many], "x=entropy&y=first&xl=0&yl=0")
+    assert len(points(page)) == 1024
+    assert page.locator(".head-link").count() == 100
+    box = page.locator(".scatter-plot").bounding_box()
+    took = page.evaluate(
+        """async ({ x, y, width, height }) => {
+          const plot = document.querySelector(".scatter-plot");
+          const send = (type, dx, dy) => plot.dispatchEvent(
+            new PointerEvent(type, { clientX: x + dx * width, clientY: y + dy * height, button: 0, bubbles: true }));
+          plot.setPointerCapture = () => {};
+          send("pointerdown", 0.2, 0.2);
+          const start = performance.now();
+          for (let step = 0; step < 20; step++) send("pointermove", 0.3 + step / 50, 0.3 + step / 50);
+          send("pointerup", 0.7, 0.7);
+          return (performance.now() - start) / 20;
+        }""",
+        box,
+    )
+    assert took < 150  # milliseconds for a step of a brush on a busy machine
+    assert 0 < int(page.locator(".selection h2").inner_text().split()[0]) < 1024
+
+
+def test_one_file_works_offline(browser: Any, corpora: list[Any], tmp_path: Path) -> None:
+    from attlas.view import export_corpus
+
+    file = export_corpus(corpora, tmp_path / "page.html")
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{file.as_uri()}#h=2.4~2.4")
+    page.locator(".sample").first.scroll_into_view_if_needed()
+    page.wait_for_selector(".sample .t")
+    assert page.locator(".head-column").count() == 2
+    assert "file holds all numbers and up to" in page.locator(".corpus-foot").inner_text()
+    assert page.locator(".sample-map").first.is_disabled()
+    assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
+    text = file.read_text("utf-8")
+    assert "http:" not in text.replace("http://www.w3.org", "")
+    assert "<b>ab" not in text  # texts are data
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("hash_", "name"), [("", "scatter"), ("h=2.4&m=entropy", "entropy, text by text"), ("h=2.4", "text")]
+)
+def test_figures_are_saved(show: Callable[..., Any], corpora: list[Any], hash_: str, name: str) -> None:
+    page = show(corpora[:1], hash_)
+    if name == "text":
+        page.locator(".sample").first.scroll_into_view_if_needed()
+        page.locator(".sample .t").first.wait_for()
+    for kind in ("svg", "png"):
+        with page.expect_download() as download:
+            page.locator(f"[data-save={kind}][title='Save as {kind.upper()}: {name}']").first.click()
+        body = Path(download.value.path()).read_bytes()
+        assert download.value.suggested_filename.endswith(f".{kind}")
+        if kind == "png":
+            assert body.startswith(b"\x89PNG")
+            assert len(body) > 5000
+        else:
+            root = ET.fromstring(body)
+            texts = [part.text for part in root.iter("{http://www.w3.org/2000/svg}text")]
+            assert len(texts) > 5
+            assert not root.findall(".//*[@class]")  # nothing that only the page's styles explain
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_cut_off(show: Callable[..., Any], corpora: list[Any], width: int) -> None:
+    page = show(corpora, width=width)
+    assert page.evaluate(CUT) == []
+    page.evaluate("location.hash = 'h=2.4~2.4'")
+    page.wait_for_selector(".sample")
+    assert page.evaluate(CUT) == []
+    assert unquote(urlsplit(page.url).fragment).startswith("h=2.4")
+
+
+@pytest.mark.parametrize(
+    ("hash_", "size", "scheme"),
+    [
+        ("", (1280, 800), "light"),
+        ("b=0_1_20_1_60", (390, 844), "dark"),
+        ("h=2.4", (1280, 800), "dark"),
+        ("h=2.4", (390, 844), "light"),
+        ("panel=help", (1024, 768), "light"),
+    ],
+)
+def test_axe_finds_no_serious_fault(
+    show: Callable[..., Any], corpora: list[Any], axe: str, hash_: str, size: Any, scheme: Any
+) -> None:
+    page = show(corpora[:1], hash_, *size, color_scheme=scheme, bypass_csp=True)
+    page.wait_for_timeout(700)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    bad = [
+        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
