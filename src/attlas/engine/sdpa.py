@@ -94,12 +94,11 @@ class Sdpa(Backend):
     def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # A plain scaled dot product is one call of the kernel.
         q, k, score = problem.q, problem.k, problem.score
-        plain = type(score) is ScaledDot and problem.mask is None and problem.sink is None
-        if not plain or q.device.type != "cpu":
+        if type(score) is not ScaledDot or problem.mask is not None or problem.sink is not None:
             return None
         if k.shape != v.shape or q.shape[1] != k.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel()):
             return None
-        if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        if q.device.type != "cpu" or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
             return None
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=score.factor(q.shape[3]))
         # 0 / 0 and infinity / infinity are NaN: one number tells of a row that the kernel could not sum.
