@@ -6,8 +6,11 @@ the pages need neither a script nor a font from elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
@@ -17,6 +20,7 @@ from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.nav import Navigation
 
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
@@ -32,6 +36,11 @@ DARK = {
     "#4f9fb2": "#63c0d4",
     "#8a8f3c": "#bfc463",
     "#7a4f86": "#c193cf",
+}
+# The start pages lead to the viewer on a recording, without a server.
+LIVE = {
+    "index.md": ("live.html", "Open the viewer on a small trained model"),
+    "zh/index.md": ("../live.html#lang=zh", "打开查看器：一个训练好的小模型"),
 }
 WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
 
@@ -124,6 +133,10 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     ``.. [1] Someone`` and ``[1]_`` are for numpydoc.
     """
     html = re.sub(r'<img ([^>]*)src="([^"]+)\.svg"([^>]*)>', _both_themes, html)
+    if page.file.src_uri in LIVE:
+        link, words = LIVE[page.file.src_uri]
+        button = f'<p><a class="md-button md-button--primary" href="{link}">{words}</a></p>'
+        html = html.replace("</p>\n<div", f"</p>\n{button}\n<div", 1)  # between the picture and the first code
     if not page.file.src_uri.startswith("reference/"):
         return html
     html = re.sub(r"(?<!<p>)\s*\.\. \[(\d+)\]", r"<br>[\1]", html).replace("<p>.. [", "<p>[")
@@ -136,8 +149,24 @@ def _both_themes(image: re.Match[str]) -> str:
     return light + f'<img {before}src="{name}-dark.svg#only-dark"{after}>'
 
 
+def live_page(file: Path) -> None:
+    """Write the viewer's page on the shipped model and 512 tokens of a text, which works without a server."""
+    from attlas.cli import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        atlas = f"{folder}/timeit.atlas"
+        for command in (
+            ["record", "--tokens", "512", "-o", atlas],
+            ["report", atlas, "--heads", "2.4,0.0,3.2", "-o", str(file)],
+        ):
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                if main(command):
+                    raise PluginError(said.getvalue())
+
+
 def on_post_build(config: Any) -> None:
-    """Write the dark variant of each figure beside it."""
+    """Write the page that the start page leads to, and the dark variant of each figure beside it."""
+    live_page(Path(config.site_dir) / "live.html")
     for figure in Path(config.docs_dir).rglob("*.svg"):
         built = Path(config.site_dir) / figure.relative_to(config.docs_dir)
         built.with_name(f"{figure.stem}-dark.svg").write_text(dark(figure.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attlas import atlas
-from attlas.atlas.loading import UserScores
+from attlas.atlas.serialization import UserScores
 
 __all__ = ["load"]
 

@@ -139,6 +139,17 @@ def test_controls_stay_where_they_are(show: Callable[..., Any], large: Any, widt
     assert page.evaluate(PLACES) == before
 
 
+def test_new_views_fit_every_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "pin=100.50")
+    for view in ("a=grid&sort=-entropy", "w=lines&z=4&r=90&c=80", "a=both&w=map&panel=heads&hm=agree"):
+        page.evaluate(f"location.hash = 'pin=100.50&{view}'")
+        for width, height in ((390, 844), (768, 1024), (880, 700), (1024, 768), (1280, 800), (1920, 1080)):
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(80)
+            assert page.evaluate(CUT) == [], (view, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+
+
 # ---------------------------------------------------------------------------------------------- what is pointed at
 
 
@@ -601,6 +612,54 @@ def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atl
     until(page, "document.querySelector('.lines-column button').title === '86'")  # as far as there are tokens
     page.keyboard.press("Escape")
     until(page, "document.querySelector('.lines').hidden")
+
+
+def test_the_python_that_is_copied_draws_what_is_seen(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attlas.view import Server, Service
+
+    pytest.importorskip("matplotlib", reason="needs attlas[plot]")
+    tokens = [f"w{i}" for i in range(90)]
+    Atlas(entries_of([random_matrix(90), random_matrix(90, seed=1)]), tokens=tokens).save(tmp_path / "own.atlas")
+    service = Service(attlas.load(tmp_path / "own.atlas"), folder=tmp_path / "own.atlas")
+    with Server(service, port=0) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.goto(f"{server.url}#e=1&h=1&z=5&r=60.5&c=40.5")
+        page.wait_for_selector(READY)
+        page.get_by_role("button", name="Export").click()
+        page.locator("[data-export=python]").click()
+        page.wait_for_selector(".export-line:has-text('Python copied.')")
+        text = page.evaluate("navigator.clipboard.readText()")
+        page.close()
+    service.close()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    assert (tmp_path / "head.pdf").stat().st_size > 1000
+    assert names["figure"].axes[0].get_yticklabels()[0].get_text().startswith("w")
+    assert "A[0, 1].plot(rows=(" in text
+
+
+def test_a_card_has_the_size_of_previews_and_the_map_on_it(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "t=light")
+    name, body = saved(page, "card")
+    assert name.endswith(".card.png")
+    assert (int.from_bytes(body[16:20], "big"), int.from_bytes(body[20:24], "big")) == (1200, 630)
+    colours = page.evaluate(
+        """async (bytes) => {
+          const bitmap = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+          const pen = new OffscreenCanvas(1200, 630).getContext("2d");
+          pen.drawImage(bitmap, 0, 0);
+          const count = (x, w) => new Set(new Uint32Array(pen.getImageData(x, 40, w, 540).data.buffer)).size;
+          return [count(0, 50), count(56, 470), count(600, 560)];
+        }""",
+        list(body),
+    )
+    assert colours[0] == 1  # paper
+    assert colours[1] > 20  # words
+    assert colours[2] > 200  # the map
 
 
 # ---------------------------------------------------------------------------------------------------- two recordings

@@ -698,6 +698,8 @@ def axe() -> str:
         ("#panel=compare&s=0.1&m=ratio", (1280, 800), "light"),
         ("#panel=heads", (390, 844), "light"),
         ("#pin=200.100&panel=text", (390, 844), "dark"),
+        ("#pin=200.100&a=grid", (1280, 800), "dark"),
+        ("#pin=200.180&w=lines&z=5&r=200&c=200", (768, 1024), "light"),
     ],
 )
 def test_axe_finds_no_serious_fault(browser: Any, address: str, axe: str, hash_: str, size: Any, scheme: str) -> None:

@@ -167,12 +167,15 @@ def lost(site: dict[Path, Page]) -> list[str]:
         for link in page.links | page.loaded:
             parts = urlsplit(link)
             if parts.scheme:
-                if parts.scheme not in ("http", "https", "mailto") or not (parts.netloc or parts.path):
+                if parts.scheme not in ("http", "https", "mailto", "data") or not (parts.netloc or parts.path):
                     found.append(f"{path.name}: {link}")
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file() or (
-                parts.fragment and target in site and unquote(parts.fragment) not in site[target].ids
+                parts.fragment
+                and target in site
+                and target.name != "live.html"
+                and unquote(parts.fragment) not in site[target].ids
             ):
                 found.append(f"{path.name}: {link}")
     return sorted(found)
@@ -182,6 +185,14 @@ def lost(site: dict[Path, Page]) -> list[str]:
 def test_site_builds_without_warnings_and_its_links_lead_somewhere(site: dict[Path, Page]) -> None:
     assert len(site) >= len(ENGLISH) + len(CHINESE)
     assert not lost(site)
+
+
+@pytest.mark.slow
+def test_start_pages_lead_to_the_viewer_on_a_recording(site: dict[Path, Page]) -> None:
+    (live,) = (path for path in site if path.name == "live.html")
+    for start, link in (("index.html", "live.html"), ("zh/index.html", "../live.html#lang=zh")):
+        assert link in site[live.parent / start].links
+    assert '"packed":[{"entry":2,"head":4' in live.read_text("utf-8")
 
 
 @pytest.mark.slow

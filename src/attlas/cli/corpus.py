@@ -17,7 +17,7 @@ import torch
 import attlas
 from attlas import models
 from attlas.cli.formatting import count
-from attlas.cli.loading import Loaded, load
+from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def _read(
-    loaded: Loaded, source: Any, out: Path, options: dict[str, Any], terminal: Terminal, *, shown: bool = True
+    loaded: LoadedModel, source: Any, out: Path, options: dict[str, Any], terminal: Terminal, *, shown: bool = True
 ) -> Corpus | None:
     """Read, with a line that says how fast and how long it still takes."""
     with terminal.counter("reading") as show:
@@ -134,7 +134,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     )
 
 
-def write_demo(loaded: Loaded, out: Path, terminal: Terminal) -> None:
+def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
     """Read the files of Python's standard library that the shipped model did not see in training."""
     if importlib.util.find_spec("pyarrow") is None:
         terminal.say("  no corpus: pyarrow is not installed; pip install 'attlas[corpus]'")

@@ -110,7 +110,7 @@ def show(
         with terminal.step(f"opening {other.name}"):
             second = open_folder(other, "view")
         compared = {"compare": second, "compare_title": title_of(second, other)}
-    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), **compared)
+    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         stay(service, port=port, browser=browser, announce=announce, at=at)

@@ -318,5 +318,4 @@ def fixed_distance(A: AttentionMatrix, shift: int | None = None, query_mask: Ten
     >>> heads.fixed_distance(A).distance
     tensor([2, 2])
     """
-    score: Fixed = A.collect(FixedDistance(shift, query_mask))[0]
-    return score
+    return FixedDistance(shift, query_mask)(A)

@@ -476,8 +476,7 @@ def previous_token(A: AttentionMatrix, shift: int | None = None, query_mask: Ten
     >>> heads.previous_token(A)
     tensor([0.3611, 0.3611])
     """
-    score: Tensor = A.collect(PreviousToken(shift, query_mask))[0]
-    return score
+    return PreviousToken(shift, query_mask)(A)
 
 
 def current_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
@@ -504,8 +503,7 @@ def current_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tens
     >>> heads.current_token(A)
     tensor([0.3611, 0.3611])
     """
-    score: Tensor = A.collect(CurrentToken(shift, query_mask))[0]
-    return score
+    return CurrentToken(shift, query_mask)(A)
 
 
 def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
@@ -534,8 +532,7 @@ def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, query_
     >>> heads.diagonal(A, 2)
     tensor([0.2917, 0.2917])
     """
-    score: Tensor = A.collect(Diagonal(distance, shift, query_mask))[0]
-    return score
+    return Diagonal(distance, shift, query_mask)(A)
 
 
 def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
@@ -564,8 +561,7 @@ def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, query
     >>> heads.local(A, 2)
     tensor([0.5833, 0.5833])
     """
-    score: Tensor = A.collect(Local(width, shift, query_mask))[0]
-    return score
+    return Local(width, shift, query_mask)(A)
 
 
 def duplicate_token(
@@ -602,8 +598,7 @@ def duplicate_token(
     >>> heads.duplicate_token(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917, 0.2917])
     """
-    score: Tensor = A.collect(DuplicateToken(ids, query_ids, shift, query_mask))[0]
-    return score
+    return DuplicateToken(ids, query_ids, shift, query_mask)(A)
 
 
 def induction(
@@ -640,8 +635,7 @@ def induction(
     >>> heads.induction(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917, 0.2917])
     """
-    score: Tensor = A.collect(Induction(ids, query_ids, shift, query_mask))[0]
-    return score
+    return Induction(ids, query_ids, shift, query_mask)(A)
 
 
 def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], query_mask: Tensor | None = None) -> Tensor:
@@ -670,5 +664,4 @@ def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], query_
     >>> heads.separator(A, torch.tensor([2, 5, 6, 7]), separators=[2])
     tensor([0.3611, 0.3611])
     """
-    score: Tensor = A.collect(Separator(ids, separators, query_mask))[0]
-    return score
+    return Separator(ids, separators, query_mask)(A)

@@ -271,8 +271,7 @@ def first_token(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
     >>> heads.first_token(A)
     tensor([0.4167, 0.4167])
     """
-    score: Tensor = A.collect(FirstToken(query_mask))[0]
-    return score
+    return FirstToken(query_mask)(A)
 
 
 def broad(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
@@ -296,5 +295,4 @@ def broad(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
     >>> heads.broad(attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)))
     tensor([1., 1.])
     """
-    score: Tensor = A.collect(Broad(query_mask))[0]
-    return score
+    return Broad(query_mask)(A)

@@ -40,8 +40,8 @@ HEADERS = [
     ("cross-origin-resource-policy", "same-origin"),
 ]
 _HOSTS = ["127.0.0.1", "localhost", "[::1]"]
-_NEVER = {"cache-control": "no-store"}
-_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+_NO_CACHE = {"cache-control": "no-store"}
+_CACHE_FOR_GOOD = {"cache-control": "private, max-age=31536000, immutable"}
 _MEDIA = {"json": "application/json", "binary": "application/octet-stream"}
 
 
@@ -130,7 +130,7 @@ async def _api(request: Request, service: Service, closing: Callable[[], bool]) 
         watching.cancel()
     if answer.status == 499:
         return _error(503, "the viewer is being closed")  # or nobody is there to read this
-    caching = _FOREVER if named and answer.final and answer.status == 200 else _NEVER
+    caching = _CACHE_FOR_GOOD if named and answer.final and answer.status == 200 else _NO_CACHE
     headers = {**caching, "attlas-progress": f"{answer.progress:.6g}"} | (
         {"attlas-sampled": "1"} if answer.sampled else {}
     )
@@ -156,4 +156,4 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status, _NEVER)
+    return JSONResponse({"error": text}, status, _NO_CACHE)

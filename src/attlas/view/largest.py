@@ -15,7 +15,7 @@ from attlas.view.pyramid import BASE, Pass, band_height
 __all__ = ["largest"]
 
 _BLOCK = 1 << BASE
-_FEW = 1 << 20  # cells that are simply looked at
+_SMALL = 1 << 20  # cells that are simply looked at
 
 Cell: TypeAlias = tuple[int, int, float]
 
@@ -47,7 +47,7 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
     looked at cell by cell. The maxima come from the pass where the window fits its blocks, else from one
     product of the window's queries and keys.
     """
-    if len(rows) * len(columns) <= _FEW:
+    if len(rows) * len(columns) <= _SMALL:
         return _of_window(head, rows, columns, count, wanted)
     best = np.zeros((0, 3))  # maximum, row and column of blocks
     for first, maxima, cells in _maxima(head, rows, columns, known, wanted):

@@ -20,7 +20,7 @@ __all__ = ["Kind", "PassJob", "PassKey", "Passes"]
 Kind: TypeAlias = Literal["all", "sums"]
 
 _FORMAT = 1
-_TELLING = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
+_TIMED_BANDS = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
 _AT_ONCE = 1 << 23  # cells up to which a pass is made while one waits: some milliseconds
 _MAPPED = 256 << 20  # bytes of passes that are held open
 
@@ -70,7 +70,7 @@ class PassJob:
     def seconds_left(self) -> float | None:
         """How long it will take; None while too little of it is done to tell."""
         done = int(self.found.done.sum())
-        told = done >= min(max(_TELLING, len(self.found.done) // 20), len(self.found.done))
+        told = done >= min(max(_TIMED_BANDS, len(self.found.done) // 20), len(self.found.done))
         return self.seconds / done * (len(self.found.done) - done) if told else None
 
     def step(self, wanted: Wanted = None) -> bool:

@@ -228,7 +228,7 @@ def serve(
     settings: dict[str, Any] = {} if title is None else {"title": title}
     if isinstance(source, str | os.PathLike):
         folder = Path(source)
-        settings = {"title": folder.resolve().name, "store": store_beside(folder)} | settings
+        settings = {"title": folder.resolve().name, "store": store_beside(folder), "folder": folder} | settings
         source = attlas.load(folder)
     if isinstance(compare, str | os.PathLike):
         settings |= {"compare_title": Path(compare).resolve().name}

@@ -89,6 +89,8 @@ class Service:
         A second recording of as many tokens, whose heads are compared with those of the first, cell by cell.
     compare_title : str
         Name of the second recording; by default that of its model.
+    folder : str or Path, optional
+        Where the recording is, for the Python that the page offers.
     store : str or Path, optional
         Folder for what passes over whole heads find, ``run.atlas.view`` by custom. It is made where it is
         missing; without it, or where it cannot be written, they go to a temporary folder.
@@ -133,9 +135,11 @@ class Service:
         title: str = "",
         compare: Atlas | AttentionMatrix | None = None,
         compare_title: str = "",
+        folder: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
+        self._folder = None if folder is None else os.fspath(folder)
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
@@ -232,7 +236,7 @@ class Service:
             "log2_max": 0,
         }
         facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        return _json({"format": 1, **self._source.info, **facts})
+        return _json({"format": 1, **self._source.info, "folder": self._folder, **facts})
 
     def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text

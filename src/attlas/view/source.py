@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -228,8 +228,8 @@ def _length(entries: Sequence[Entry]) -> int:
     return max(ends, default=0)
 
 
-def _sizes(sizes: set[tuple[int, ...]]) -> str:
-    return ", ".join(f"{m} × {n}" for m, n in sorted(sizes)) or "nothing"
+def _sizes(sizes: Collection[tuple[int, ...]]) -> str:
+    return ", ".join(" × ".join(map(str, size)) for size in sorted(sizes)) or "nothing"
 
 
 def _tensors_of(part: Any) -> list[Tensor]:

@@ -67,7 +67,7 @@ _ON_BLOCK = ("induction", "duplicate")
 _RAW = ("agreement", "agreement_2")
 _UNKNOWN = "A statistic of the recording, mean over the queries."
 # What is said of a head of a kind: what it does, and of which share of its weight; {0} is the share.
-_SAID = {
+_SENTENCES = {
     "induction": (
         "remembers what came next",
         "Show it random tokens, then the same tokens again: {0} of its attention goes to the token that followed the "
@@ -95,8 +95,8 @@ _WORDS = {
         "measure": kind.measure,
         "threshold": kind.threshold,
         "definition": kind.definition,
-        "headline": _SAID[kind.measure][0] if kind.measure else "follows no simple pattern",
-        "evidence": _SAID[kind.measure][1]
+        "headline": _SENTENCES[kind.measure][0] if kind.measure else "follows no simple pattern",
+        "evidence": _SENTENCES[kind.measure][1]
         if kind.measure
         else "It picks by content: no other kind's threshold is reached.",
     }

@@ -90,7 +90,7 @@ def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind
     """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
     (batch, heads, m, d), (n, e) = product.q.shape, v.shape[2:]
     fields, held = request.mask_of(panel, m, n)
-    of = library.structure("Dot")(
+    of = library.structure("AttentionParams")(
         batch=batch,
         heads=heads,
         key_heads=product.k.shape[1],

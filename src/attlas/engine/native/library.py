@@ -41,6 +41,8 @@ SETS = ("baseline", "avx2", "avx512", "amx")
 _FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
+# Structures that do not have the name of their function.
+_PARAMS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
 _NUMBERS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
@@ -66,7 +68,7 @@ class _Library:
         """Return a C function, the structure that it takes, and the names of its fields."""
         if name not in self._functions:
             function = getattr(self._c, f"attlas_{name}")
-            kind = self.structures["".join(part.capitalize() for part in name.split("_"))]
+            kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
             size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
             if size != ctypes.sizeof(kind):
                 raise BackendError(
@@ -414,7 +416,7 @@ def call(entry: str, /, **fields: Any) -> int:
     Parameters
     ----------
     entry : str
-        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes a ``Dot``.
+        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes ``AttentionParams``.
     **fields
         The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
         ``Tensor.data_ptr()`` gives them.

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Some queries and what the mask says of them, in the fields of the C++ structure ``Pairs``.
+    """Some queries and what the mask says of them, in the fields of the C++ structure ``PairwiseParams``.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def views(problem: Problem, plan: Plan) -> Iterator[View]:
 def fields(
     view: View, rows: Tensor, columns: Tensor, values: Tensor, *, by_column: bool = False, **results: Any
 ) -> tuple[Any, list[Tensor]]:
-    """Return a C++ structure ``Pairs`` and the tensors that it points to, which must live as long.
+    """Return a C++ structure ``PairwiseParams`` and the tensors that it points to, which must live as long.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def fields(
     tensors = [place(data=t.data_ptr(), batch=t.stride(0), head=t.stride(1), row=t.stride(2)) for t in held]
     batch, heads, m, d = rows.shape
     given = {name: t for name, t in results.items() if t is not None}
-    pairs = library.structure("Pairs")(
+    pairs = library.structure("PairwiseParams")(
         batch=batch,
         heads=heads,
         token_heads=columns.shape[1],
@@ -234,7 +234,7 @@ class Family:
         """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
         if not all_finite(self.q, self.k):
             return None
-        nothing, structure = self.k[..., :0], library.structure("Dot")
+        nothing, structure = self.k[..., :0], library.structure("AttentionParams")
 
         def run(rows: slice, results: dict[str, Any]) -> bool:
             q = self.q[:, :, rows]

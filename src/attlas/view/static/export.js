@@ -5,6 +5,9 @@ import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
 import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
+import { drawCard } from "./card.js";
+import { headlineOf } from "./says.js";
+import { pythonOf } from "./python.js";
 import { drawPicture } from "./picture.js";
 import { vectorLimit, vectorOf } from "./vector.js";
 import { t } from "./words.js";
@@ -24,9 +27,11 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   cancel.addEventListener("click", () => running?.abort());
 
   const kinds = [
-    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. It works while this viewer runs.") },
+    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below.") },
+    { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: vectorWords },
+    { name: "python", title: "Python", run: copyPython, words: () => t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") },
     { name: "csv", title: t("Table"), run: saveTable, words: tableWords },
     { name: "html", title: t("Offline page"), run: savePage, words: pageWords },
   ];
@@ -76,6 +81,8 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     for (const [name, limit] of [["svg", vectorLimit], ["csv", csvLimit]]) {
       kinds.find((kind) => kind.name === name).button.disabled = count > limit || count === 0;
     }
+    // Means of heads, and rows without the first key, are not one matrix in Python.
+    kinds.find((kind) => kind.name === "python").button.disabled = store.state.head === "mean" || store.state.variant !== "plain";
     const readable = info.entries[store.state.entry].readable !== false;
     if (!readable) for (const kind of kinds.slice(2)) kind.button.disabled = true;
   }
@@ -87,7 +94,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     running?.abort();
     const stop = new AbortController();
     running = stop;
-    bar.hidden = cancel.hidden = kind.name === "link" || kind.name === "png";
+    bar.hidden = cancel.hidden = ["link", "png", "card", "python"].includes(kind.name);
     bar.removeAttribute("value");
     tell("");
     try {
@@ -105,21 +112,29 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       }
     }
   }
+  // Whether a text is on the clipboard now.
+  async function copied(value) {
+    try {
+      await navigator.clipboard.writeText(value);
+      return true;
+    } catch {
+      // No permission, or no secure context: the older way, which asks nobody.
+      const area = make("textarea", { value, readOnly: true, class: "unseen" });
+      dialog.body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      return done;
+    }
+  }
   async function copyLink() {
     // The hash is written a little after the state changes.
     await new Promise((resolve) => setTimeout(resolve, 200));
-    try {
-      await navigator.clipboard.writeText(window.location.href);
-    } catch {
-      // No permission, or no secure context: the older way, which asks nobody.
-      const area = make("textarea", { value: window.location.href, readOnly: true, class: "unseen" });
-      dialog.body.append(area);
-      area.select();
-      const copied = document.execCommand("copy");
-      area.remove();
-      if (!copied) return t("The link is the address of this page");
-    }
-    return t("Link copied.");
+    return (await copied(window.location.href)) ? t("Link copied.") : t("The link is the address of this page");
+  }
+  async function copyPython() {
+    const text = pythonOf(store.state, region());
+    return (await copied(text)) ? t("Python copied.") : text;
   }
   const fileName = (ending) => {
     const { info, entry, head } = store.state;
@@ -157,6 +172,16 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
     if (!blob) throw new Error(t("The browser could not make the picture"));
     download(fileName("png"), blob);
+    return t("Picture of {0} × {1} pixels saved.", whole(canvas.width), whole(canvas.height));
+  }
+  async function saveCard(signal) {
+    const { state } = store;
+    const { info } = state;
+    const title = [info.title, info.model].filter((part, at, all) => part && !all.slice(0, at).some((before) => before.includes(part))).join(" · ");
+    const canvas = drawCard(await map.picture(2, signal), headlineOf(state), title, styleOf());
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    if (!blob) throw new Error(t("The browser could not make the picture"));
+    download(fileName("card.png"), blob);
     return t("Picture of {0} × {1} pixels saved.", whole(canvas.width), whole(canvas.height));
   }
   async function saveTable(signal) {

@@ -184,7 +184,9 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const best = [...numbers.keys()].filter((at) => numbers[at] > 0 && others(cells[at])).sort((a, b) => numbers[b] - numbers[a]);
     const named = best.slice(0, NAMED).map((at) => `${headMark(info, cells[at].entry, cells[at].head)} ${text(numbers[at])}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", headMark(info, state.entry, state.head));
-    return t("{0}: {1}.", what, named.join(", ") || t("no head"));
+    const known = numbers.filter((number) => number !== null).length;
+    const rest = info.held && known < numbers.length ? ` ${t("This file has it for {0} of {1} heads.", whole(known), whole(numbers.length))}` : "";
+    return `${t("{0}: {1}.", what, named.join(", ") || t("no head"))}${rest}`;
   }
 
   const off = [

@@ -21,12 +21,10 @@ export function mountSays(element, { store, uid, root, tools }) {
   dialog.element.classList.add("why");
   dialog.body.tabIndex = 0;
 
-  const show = ({ info, heads, entry, head, second, compare }) => {
-    const row = rowOf(heads, entry, head);
-    const kind = heads?.kinds?.[row?.kinds[0]];
-    const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + headName(info, second.entry, second.head);
-    name.textContent = `${headName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
-    does.textContent = compared || (kind ? t(kind.evidence, percent(row.values[kind.measure] ?? 0)) : "");
+  const show = (state) => {
+    const { kind, compared, headline, sentence } = headlineOf(state);
+    name.textContent = headline;
+    does.textContent = sentence;
     why.hidden = !kind || Boolean(compared);
   };
   const fill = ({ info, heads, entry, head }) => {
@@ -59,6 +57,16 @@ export function mountSays(element, { store, uid, root, tools }) {
       element.replaceChildren();
     },
   };
+}
+
+/** What is said over the map: a headline, and a sentence with the number behind it. */
+export function headlineOf({ info, heads, entry, head, second, compare }) {
+  const row = rowOf(heads, entry, head);
+  const kind = heads?.kinds?.[row?.kinds[0]];
+  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + headName(info, second.entry, second.head);
+  const headline = `${headName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
+  const sentence = compared || (kind ? t(kind.evidence, percent(row.values[kind.measure] ?? 0)) : "");
+  return { kind, compared, headline, sentence };
 }
 
 const rowOf = (heads, entry, head) => heads?.rows.find((each) => each.entry === entry && each.head === head);

@@ -9,7 +9,7 @@
 
 namespace attlas_test {
 
-using attlas::Pairs;
+using attlas::PairwiseParams;
 using attlas::Tensor4;
 
 // (batch, heads, tokens, size), with `gap` numbers between one token and the next.
@@ -53,8 +53,8 @@ struct Problem {
     if (mask == 1) return low[size_t(i)] <= j && j < high[size_t(i)];
     return mask == 0 || allowed[size_t(i * n + j)];
   }
-  Pairs pairs(int32_t threads) const {
-    Pairs p{};
+  PairwiseParams pairs(int32_t threads) const {
+    PairwiseParams p{};
     p.batch = 2;
     p.heads = 4;
     p.token_heads = 2;
@@ -132,9 +132,9 @@ struct Found {
         row_edges{0, std::min<int64_t>(5, p.m), p.m},
         column_edges{0, std::min<int64_t>(9, p.n), p.n} {}
 
-  attlas::Dot wanted(double* lse, int32_t threads) {
-    const Pairs pairs = given.pairs(threads);
-    attlas::Dot p{};
+  attlas::AttentionParams wanted(double* lse, int32_t threads) {
+    const PairwiseParams pairs = given.pairs(threads);
+    attlas::AttentionParams p{};
     p.batch = 2, p.heads = 4, p.m = given.m, p.n = given.n, p.d = given.d, p.type = pairs.type, p.threads = threads;
     p.scale = std::log(2.0), p.lse = lse, p.lse_known = 1;
     p.low = pairs.low, p.high = pairs.high, p.allowed = pairs.allowed, p.allowed_row = pairs.allowed_row;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-extern "C" int32_t attlas_dot(const attlas::Dot*, int32_t set);
+extern "C" int32_t attlas_dot(const attlas::AttentionParams*, int32_t set);
 
 using namespace attlas_test;
 
@@ -46,7 +46,7 @@ void compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, bool wit
                blank<T>(rows), blank<T>(rows), blank<T>(rows * k), blank<T>(z.batch * z.heads * z.n),
                blank<T>(z.batch * z.heads * z.n), blank<T>(z.batch * z.heads * (z.m + z.n - 1)), blank<T>(blocks),
                blank<T>(blocks), std::vector<int64_t>(size_t(rows * k)), std::vector<int64_t>(size_t(rows * 2))};
-  attlas::Dot p{};
+  attlas::AttentionParams p{};
   p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads, p.value_heads = z.key_heads;
   p.m = z.m, p.n = z.n, p.d = z.d, p.e = z.e;
   p.q = {q.data(), z.heads * z.m * z.d, z.m * z.d, z.d};
@@ -70,7 +70,7 @@ void compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, bool wit
   // Few queries of which nothing but this is wanted are read another way.
   auto out = blank<T>(rows * z.e);
   auto lse_alone = blank<double>(rows);
-  attlas::Dot brief = p;
+  attlas::AttentionParams brief = p;
   brief.out = out.data(), brief.lse = lse_alone.data(), brief.k_largest = 0;
   for (void** wanted : {&brief.entropy, &brief.squares, &brief.mass, &brief.max_logit, &brief.mean, &brief.variance,
                         &brief.top_values, &brief.column_mass, &brief.column_max, &brief.offsets, &brief.picture_sum,
@@ -167,7 +167,7 @@ int main() {
   // Numbers that the kernels do not take, and problems that they do not know.
   std::vector<float> q(4, 1.0f);
   std::vector<double> lse(1);
-  attlas::Dot p{};
+  attlas::AttentionParams p{};
   p.batch = p.heads = p.key_heads = p.value_heads = p.m = p.n = 1;
   p.d = 4;
   p.q = p.k = {q.data(), 4, 4, 4};

@@ -20,7 +20,7 @@ struct Tensor4 {
 #define ATTLAS_POINTER(name) void* name;
 
 // softmax(scale * q . k), capped, masked, with a sink; what is not wanted is null.
-struct Dot {
+struct AttentionParams {
   int64_t batch, heads, key_heads, value_heads, m, n, d, e;
   Tensor4 q, k, v;
   int32_t type;     // of q, k and v
@@ -61,10 +61,10 @@ struct Dot {
   int64_t level_count;
 };
 
-// Gradients of the output of a Dot, whose lse is known; it has no results of its own. All tensors are in the dtype of the
+// Gradients of an output whose log-sum-exp is known; `of` has no results of its own. All tensors are in the dtype of the
 // sums; the type of the tokens says how many of their digits count.
-struct DotBackward {
-  Dot of;
+struct AttentionBackwardParams {
+  AttentionParams of;
   Tensor4 grad;       // of the output, (batch, heads, m, e)
   const void* delta;  // (batch, heads, m) contiguous: grad . out of each row
   // Results, contiguous, in the dtype of the sums; d_k and d_v are 0 at first.

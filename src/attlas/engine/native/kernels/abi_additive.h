@@ -6,14 +6,14 @@
 namespace attlas {
 
 struct Additive {
-  Pairs pairs;
+  PairwiseParams pairs;
   const void* weight;  // (d,)
 };
 
 // What the pass with the log-sum-exp of each row known finds: sizes, mask and results are those of `found`.
 struct AdditiveStatistics {
   Additive of;
-  Dot found;
+  AttentionParams found;
 };
 
 struct AdditiveBackward {

@@ -8,7 +8,7 @@ namespace attlas {
 enum Kernel : int32_t { GAUSSIAN = 0, LAPLACE = 1, BOXCAR = 2, EPANECHNIKOV = 3, TRIANGULAR = 4 };
 
 struct Distance {
-  Pairs pairs;
+  PairwiseParams pairs;
   int32_t kernel;
   int32_t padding;
   const void* scale;  // (d,): one over the bandwidth of each coordinate
@@ -17,7 +17,7 @@ struct Distance {
 // As AdditiveStatistics.
 struct DistanceStatistics {
   Distance of;
-  Dot found;
+  AttentionParams found;
 };
 
 struct DistanceBackward {

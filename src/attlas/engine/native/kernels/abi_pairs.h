@@ -7,7 +7,7 @@ namespace attlas {
 
 // A matrix of rows against columns. For A @ v rows are queries and columns keys; for A.mT @ x the other way round, and
 // then the log-sum-exp belongs to the columns.
-struct Pairs {
+struct PairwiseParams {
   int64_t batch, heads, token_heads, value_heads;  // heads of the columns and of their values divide those of the rows
   int64_t m, n, d, e;                              // rows, columns, sizes of tokens and values
   Tensor4 rows, columns, values;

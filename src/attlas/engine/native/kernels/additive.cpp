@@ -11,7 +11,7 @@ template <class T>
 struct AdditiveGradients {
   static constexpr int W = WIDTH<T>;
   const AdditiveBackward& x;
-  const Pairs& p;
+  const PairwiseParams& p;
   const AdditiveScore<T> score;
   const Values<T> right;
   const int64_t slots, whole, column_numbers;
@@ -254,7 +254,7 @@ int32_t run_additive(const Additive& x) {
 }
 
 int32_t run_additive_statistics(const AdditiveStatistics& x) {
-  const Pairs& p = x.of.pairs;
+  const PairwiseParams& p = x.of.pairs;
   if (!p.m || !p.n) return UNSUPPORTED;
   if (p.type == FLOAT32) return score_statistics<float>(x.found, p, AdditiveScore<float>(x.of));
   if (p.type == FLOAT64) return score_statistics<double>(x.found, p, AdditiveScore<double>(x.of));

@@ -159,10 +159,10 @@ int32_t enter(const Structure* work, int32_t set, const Kernel<Structure> (&kern
 ATTLAS_FUNCTION(elementary, Elementary)
 #endif
 #if defined(ATTLAS_FAMILY_DOT)
-ATTLAS_FUNCTION_WITH_AMX(dot, Dot)
+ATTLAS_FUNCTION_WITH_AMX(dot, AttentionParams)
 #endif
 #if defined(ATTLAS_FAMILY_DOT_BACKWARD)
-ATTLAS_FUNCTION_WITH_AMX(dot_backward, DotBackward)
+ATTLAS_FUNCTION_WITH_AMX(dot_backward, AttentionBackwardParams)
 #endif
 #if defined(ATTLAS_FAMILY_ADDITIVE)
 ATTLAS_FUNCTION(additive, Additive)

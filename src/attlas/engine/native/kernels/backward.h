@@ -67,7 +67,7 @@ class Rows {
  public:
   static constexpr int64_t COUNT = 128 / M::ROWS * M::ROWS;
 
-  Rows(const attlas::DotBackward& work, int parts) : w_(work), p_(work.of), parts_(parts) {
+  Rows(const attlas::AttentionBackwardParams& work, int parts) : w_(work), p_(work.of), parts_(parts) {
     const int64_t sizes[] = {COUNT, p_.d, COUNT, p_.e, p_.d, COUNT, p_.e, COUNT};
     for (int x = 0; x < 4; ++x)
       start_[x + 1] = start_[x] + (M::left_size(sizes[2 * x], sizes[2 * x + 1], parts) + 63) / 64 * 64;
@@ -98,8 +98,8 @@ class Rows {
     M::pack_left(across, size, COUNT, parts_, Reader<T, T>{turned, STRIDE});
   }
 
-  const attlas::DotBackward& w_;
-  const attlas::Dot& p_;
+  const attlas::AttentionBackwardParams& w_;
+  const attlas::AttentionParams& p_;
   const int parts_;
   size_t start_[5] = {};
 };
@@ -117,12 +117,12 @@ class Backward {
   static constexpr int64_t KEYS = 128;
 
   // Keys of one task: their packed forms and gradients lie in the second cache while all queries pass.
-  static int64_t keys_of_task(const attlas::Dot& p) {
+  static int64_t keys_of_task(const attlas::AttentionParams& p) {
     const int64_t most = std::max<int64_t>((512 * 128) / (p.d + p.e), 2 * KEYS);
     return round_up(std::clamp<int64_t>(p.n, 1, most), KEYS);
   }
 
-  Backward(const attlas::DotBackward& work, const Rows<M>& rows, int64_t keys, BackwardParts parts)
+  Backward(const attlas::AttentionBackwardParams& work, const Rows<M>& rows, int64_t keys, BackwardParts parts)
       : w_(work),
         p_(work.of),
         form_(rows),
@@ -339,8 +339,8 @@ class Backward {
     }
   }
 
-  const attlas::DotBackward& w_;
-  const attlas::Dot& p_;
+  const attlas::AttentionBackwardParams& w_;
+  const attlas::AttentionParams& p_;
   const Rows<M>& form_;
   const BackwardParts parts_;
   const int64_t keys_, deep_, wide_, column_max_;

@@ -20,7 +20,7 @@ class Shares {
 
  public:
   // Without `source` logits are products of packed tokens.
-  Shares(const attlas::Dot& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  Shares(const attlas::AttentionParams& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
@@ -212,7 +212,7 @@ class Shares {
     return count;
   }
 
-  const attlas::Dot& p_;
+  const attlas::AttentionParams& p_;
   const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const int64_t stride_;

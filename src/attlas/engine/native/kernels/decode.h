@@ -61,12 +61,12 @@ class Decode {
   static constexpr int TOGETHER = 4;       // rows that share what is loaded of a key or value
 
  public:
-  static bool suits(const attlas::Dot& p) {
+  static bool suits(const attlas::AttentionParams& p) {
     const bool more = wants_row_statistics(p) || wants_column_statistics(p) || p.coverage;
     return p.m < 16 && !more && !(p.lse_known && p.lse);
   }
 
-  explicit Decode(const attlas::Dot& p)
+  explicit Decode(const attlas::AttentionParams& p)
       : p_(p),
         group_(p.heads / p.key_heads),
         rows_(group_ * p.m),
@@ -105,7 +105,7 @@ class Decode {
   // One split of one head of keys.
   struct Task {
     Decode& decode;
-    const attlas::Dot& p;
+    const attlas::AttentionParams& p;
     Workspace& workspace;
     const int64_t b, g, first, stop;
     const Source *keys, *values;
@@ -291,7 +291,7 @@ class Decode {
     }
   }
 
-  const attlas::Dot& p_;
+  const attlas::AttentionParams& p_;
   const int64_t group_, rows_, depth_, width_, split_, splits_, heads_;
   const Aligned<T> pooled_;
   std::vector<State> states_;

@@ -27,7 +27,7 @@ ATTLAS_INLINE V root(V x) {
 template <class T>
 struct Points : Score<T> {
   static constexpr int W = WIDTH<T>;
-  const Pairs& p;
+  const PairwiseParams& p;
   const int size;
   T scale[16] = {};
   int64_t length;  // of the packed columns of one head
@@ -274,7 +274,7 @@ template <class T>
 struct Backward {
   static constexpr int W = WIDTH<T>;
   const DistanceBackward& x;
-  const Pairs& p;
+  const PairwiseParams& p;
   const Points<T>& kernel;
   const Values<T> pooled, right;
   const Buffer<T> shifts;
@@ -461,7 +461,7 @@ int32_t run_distance(const Distance& x) {
 }
 
 int32_t run_distance_statistics(const DistanceStatistics& x) {
-  const Pairs& p = x.of.pairs;
+  const PairwiseParams& p = x.of.pairs;
   if (!p.m || !p.n || !p.d) return UNSUPPORTED;
   if (p.type == FLOAT32) return with_kernel<float>(x.of, Pass<float>{x});
   if (p.type == FLOAT64) return with_kernel<double>(x.of, Pass<double>{x});

@@ -13,7 +13,7 @@ namespace ATTLAS_ISA {
 
 namespace {
 
-using attlas::Dot;
+using attlas::AttentionParams;
 
 // Columns that were read for one tile of narrow vectors are still in the nearest cache for a second.
 template <class T>
@@ -29,7 +29,7 @@ class Packed {
   using Number = typename M::Number;
 
  public:
-  Packed(const Dot& p, Parts parts, int64_t heads)
+  Packed(const AttentionParams& p, Parts parts, int64_t heads)
       : p_(p),
         parts_(parts),
         keys_(M::right_size(p.d, padded(p.n), parts.k)),
@@ -37,7 +37,7 @@ class Packed {
         memory_(heads * (keys_ + values_)) {}
 
   static int64_t padded(int64_t n) { return round_up(n, M::COLUMNS); }
-  static size_t bytes(const Dot& p, Parts parts) {
+  static size_t bytes(const AttentionParams& p, Parts parts) {
     return sizeof(Number) * (M::right_size(p.d, padded(p.n), parts.k) + (p.out ? M::right_size(padded(p.n), p.e, parts.v) : 0));
   }
   Number* keys(int64_t slot) const { return memory_.at(slot * (keys_ + values_)); }
@@ -53,7 +53,7 @@ class Packed {
   }
 
  private:
-  const Dot& p_;
+  const AttentionParams& p_;
   const Parts parts_;
   const size_t keys_, values_;
   Aligned<Number> memory_;
@@ -62,10 +62,10 @@ class Packed {
 // A problem in two passes: output and log-sum-exp, and what needs the log-sum-exp. Numbers of rows go with whichever pass
 // there is anyway.
 struct Passes {
-  Dot forward, given;
+  AttentionParams forward, given;
   bool has_forward, has_statistics;
 
-  explicit Passes(const Dot& p) : forward(p), given(p) {
+  explicit Passes(const AttentionParams& p) : forward(p), given(p) {
     has_forward = p.out || !p.lse_known;
     has_statistics = wants_column_statistics(p) || (!has_forward && wants_row_statistics(p));
     given.out = nullptr;
@@ -85,7 +85,7 @@ struct Wave {
 };
 
 template <class T, class Source>
-bool all_in_range(const Dot& p, const Wave& wave) {
+bool all_in_range(const AttentionParams& p, const Wave& wave) {
   const auto good = [&](const attlas::Tensor4& t, int64_t heads, int64_t group, int64_t rows, int64_t size) {
     return in_range<T, Source>(t, heads, wave.first * group, wave.pairs * group, rows, size, p.threads);
   };
@@ -94,7 +94,7 @@ bool all_in_range(const Dot& p, const Wave& wave) {
 }
 
 template <class M, class Source>
-void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
   std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
   const int64_t block = Forward<M>::block_for(p, parts.q), blocks = (p.m + block - 1) / block;
@@ -115,7 +115,7 @@ void along_rows(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& 
 // The pass of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
 // and work(worker, which, row, count, found) passes some rows of it.
 template <class Pass, class Make, class Head, class Work>
-void share_statistics(const Dot& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
+void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
   using T = typename Pass::Real;
   const int64_t tasks = (p.m + block - 1) / block;
   // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
@@ -140,7 +140,7 @@ void share_statistics(const Dot& p, int64_t block, int64_t heads, Make make, Hea
 }
 
 template <class M, class Source>
-void along_statistics(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
   using Pass = StatisticsPass<M>;
   const int64_t block = Pass::block_for(p, parts.q);
@@ -183,7 +183,7 @@ class BothPasses {
   using Found = typename Statistics::Found;
 
   // Rows whose logits are kept: they should stay in the cache. 0 where not even a few do.
-  static int64_t group_for(const Dot& p) {
+  static int64_t group_for(const AttentionParams& p) {
     const int64_t rows = (1 << 20) / (Packed<M>::padded(p.n) * int64_t(sizeof(T)));
     return M::Product::STEPS || 2 * rows < M::ROWS ? 0 : std::clamp<int64_t>(rows / M::ROWS, 1, 16) * M::ROWS;
   }
@@ -211,14 +211,14 @@ class BothPasses {
     statistics_.finish();
   }
 
-  static void join(const Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
+  static void join(const AttentionParams& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
     Statistics::join(p, head, block, found, tasks);
   }
 
  private:
   // What is wanted of logits that have the scale and the cap in them, where those are not left to the statistics.
-  struct Known : Dot {
-    explicit Known(const Dot& p) : Dot(p) {
+  struct Known : AttentionParams {
+    explicit Known(const AttentionParams& p) : AttentionParams(p) {
       if (cap > 0 || !usual(T(scale))) scale = 1, cap = 0;
     }
   };
@@ -234,7 +234,7 @@ template <class M, class Source>
 void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
   using Pass = BothPasses<M>;
-  const Dot& p = passes.given;
+  const AttentionParams& p = passes.given;
   const int64_t block = StatisticsPass<M>::block_for(p, 1);
   share_statistics<Pass>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(passes, block); },
@@ -248,7 +248,7 @@ void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave)
 }
 
 template <class M, class Source>
-void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void along_shares(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
   std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
   const int64_t block = M::ROWS, blocks = (p.m + block - 1) / block;
@@ -265,7 +265,7 @@ void along_shares(const Dot& p, Parts parts, const Packed<M>& packed, const Wave
 }
 
 template <class M, class Source>
-int32_t run(const Dot& p, Parts parts) {
+int32_t run(const AttentionParams& p, Parts parts) {
   using T = typename M::T;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
   const Passes passes(p);
@@ -297,7 +297,7 @@ int32_t run(const Dot& p, Parts parts) {
 
 // What wants the log-sum-exp, where logits have a source of their own.
 template <class M>
-int32_t all_statistics(const Dot& p, const MakeLogits<typename M::T>& make) {
+int32_t all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& make) {
   using Pass = StatisticsPass<M>;
   static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
   const int64_t heads = p.batch * p.heads, block = Pass::block_for(p, 1);
@@ -322,16 +322,16 @@ int32_t all_statistics(const Dot& p, const MakeLogits<typename M::T>& make) {
 
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
-int32_t logit_statistics<float>(const Dot& p, const MakeLogits<float>& make) {
+int32_t logit_statistics<float>(const AttentionParams& p, const MakeLogits<float>& make) {
   return all_statistics<Vectors<float>>(p, make);
 }
 template <>
-int32_t logit_statistics<double>(const Dot& p, const MakeLogits<double>& make) {
+int32_t logit_statistics<double>(const AttentionParams& p, const MakeLogits<double>& make) {
   return all_statistics<Vectors<double>>(p, make);
 }
 #endif
 
-int32_t run_dot(const Dot& p) {
+int32_t run_dot(const AttentionParams& p) {
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
 #if defined(__AMX_BF16__)
   if (p.type == attlas::FLOAT32) return run<Amx, float>(p, {3, 3, 3, 3});
@@ -350,5 +350,5 @@ int32_t run_dot(const Dot& p) {
 }  // namespace ATTLAS_ISA
 
 #ifdef ATTLAS_ALONE
-extern "C" int32_t attlas_dot_alone(const attlas::Dot* p) { return ATTLAS_ISA::run_dot(*p); }
+extern "C" int32_t attlas_dot_alone(const attlas::AttentionParams* p) { return ATTLAS_ISA::run_dot(*p); }
 #endif

@@ -9,7 +9,7 @@
 
 #if defined(__AMX_BF16__)
 namespace avx512 {
-int32_t run_dot_backward(const attlas::DotBackward&);
+int32_t run_dot_backward(const attlas::AttentionBackwardParams&);
 }
 #endif
 
@@ -17,7 +17,7 @@ namespace ATTLAS_ISA {
 
 namespace {
 
-using attlas::DotBackward;
+using attlas::AttentionBackwardParams;
 
 // Some key heads and some queries of all their heads, which are done with before the next ones begin.
 struct Round {
@@ -31,7 +31,7 @@ class Division {
   static constexpr int64_t ROWS = Worker::ROWS;
 
  public:
-  Division(const DotBackward& work, BackwardParts parts)
+  Division(const AttentionBackwardParams& work, BackwardParts parts)
       : w_(work),
         p_(work.of),
         parts_(parts),
@@ -48,7 +48,7 @@ class Division {
 
   // Blocks of queries of one round: few, so that what is kept of them stays small. The number of threads does not matter
   // here, since the gradients of keys are added up round by round.
-  static int64_t blocks_of_round(const attlas::Dot& p, int64_t runs) {
+  static int64_t blocks_of_round(const attlas::AttentionParams& p, int64_t runs) {
     const int64_t numbers = p.heads / p.key_heads * p.d * std::max<int64_t>(runs / 16, 1);
     return std::min(std::max<int64_t>((4096 * 64) / (numbers * ROWS), 4), (p.m + ROWS - 1) / ROWS);
   }
@@ -119,8 +119,8 @@ class Division {
     for (int64_t x = 0; x < count; ++x) to[x] *= T(p_.scale);
   }
 
-  const DotBackward& w_;
-  const attlas::Dot& p_;
+  const AttentionBackwardParams& w_;
+  const attlas::AttentionParams& p_;
   const BackwardParts parts_;
   const int64_t keys_, runs_;             // keys of one task; how many such runs make up all keys
   const int64_t group_, pairs_, blocks_;  // query heads of a key head; key heads and blocks of queries of one round
@@ -132,9 +132,9 @@ class Division {
 };
 
 template <class M>
-int32_t run(const DotBackward& work, BackwardParts parts) {
+int32_t run(const AttentionBackwardParams& work, BackwardParts parts) {
   using T = typename M::T;
-  const attlas::Dot& p = work.of;
+  const attlas::AttentionParams& p = work.of;
   if (!in_range<T, T>(p.q, p.heads, 0, p.batch * p.heads, p.m, p.d, p.threads) ||
       !in_range<T, T>(p.k, p.key_heads, 0, p.batch * p.key_heads, p.n, p.d, p.threads) ||
       !in_range<T, T>(p.v, p.key_heads, 0, p.batch * p.key_heads, p.n, p.e, p.threads) ||
@@ -146,8 +146,8 @@ int32_t run(const DotBackward& work, BackwardParts parts) {
 
 }  // namespace
 
-int32_t run_dot_backward(const DotBackward& work) {
-  const attlas::Dot& p = work.of;
+int32_t run_dot_backward(const AttentionBackwardParams& work) {
+  const attlas::AttentionParams& p = work.of;
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
 #if defined(__AMX_BF16__)
   if (p.type == attlas::FLOAT32) return run<Amx>(work, {3, 3});
@@ -163,5 +163,5 @@ int32_t run_dot_backward(const DotBackward& work) {
 }  // namespace ATTLAS_ISA
 
 #ifdef ATTLAS_ALONE
-extern "C" int32_t attlas_dot_backward_alone(const attlas::DotBackward* work) { return ATTLAS_ISA::run_dot_backward(*work); }
+extern "C" int32_t attlas_dot_backward_alone(const attlas::AttentionBackwardParams* work) { return ATTLAS_ISA::run_dot_backward(*work); }
 #endif

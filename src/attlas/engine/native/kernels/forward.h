@@ -45,14 +45,14 @@ class Forward {
 
   // Rows of one task: many share what of K and V is in the cache, but their own numbers must fit there too, and there
   // must be work for all threads.
-  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+  static int64_t block_for(const attlas::AttentionParams& p, int q_parts) {
     const int64_t bytes = p.d * q_parts * int64_t(sizeof(Number)) + p.e * int64_t(sizeof(T)) + 1;
     int64_t rows = std::clamp<int64_t>((720 << 10) / bytes, 64, 1024);
     while (rows > 64 && p.batch * p.heads * ((p.m + rows - 1) / rows) < 4 * p.threads) rows /= 2;
     return round_up(rows, M::ROWS);
   }
 
-  Forward(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
+  Forward(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
       : p_(problem),
         q_parts_(q_parts),
         k_parts_(k_parts),
@@ -384,7 +384,7 @@ class Forward {
     }
   }
 
-  const attlas::Dot& p_;
+  const attlas::AttentionParams& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
   const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
   const int64_t width_;

@@ -13,7 +13,7 @@
 
 namespace ATTLAS_ISA {
 
-using attlas::Pairs;
+using attlas::PairwiseParams;
 
 constexpr int ROWS = 12;  // rows of a tile: whole blocks of the matrix product and of four
 template <class T>
@@ -69,6 +69,8 @@ ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
 #endif
 }
 
+// NORMAL: no power is below the normal numbers.
+template <bool NORMAL = false>
 ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   using V = Vec<double>;
 #if defined(__AVX512F__)
@@ -76,7 +78,7 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   return (V)power_of_two(z, above_sixteenth(z));  // flushed where it is subnormal, see Flush
 #else
   const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
-  const V y = larger<double>(x, low);
+  const V y = NORMAL ? x : larger<double>(x, low);
   V n = y + magic;
   const Ints<double> k = (Ints<double>)n;
   n -= magic;
@@ -94,6 +96,7 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   p = p * r + all(0.6931471805599453);
   p = p * r + all(1.0);
   const V out = (V)((Ints<double>)p + (k << 52));
+  if constexpr (NORMAL) return out;
   return x < low ? V{} : out;
 #endif
 }
@@ -150,7 +153,7 @@ struct Values {
   bool few = true;
   Buffer<T> packed;
 
-  Values(const Pairs& p, bool major) : e(p.out || major ? p.e : 0), few(major || e <= FEW_VALUES) {
+  Values(const PairwiseParams& p, bool major) : e(p.out || major ? p.e : 0), few(major || e <= FEW_VALUES) {
     width = few ? e : Product<T>::round_up(e);
     size = width * padded<T>(p.n);
     packed = Buffer<T>(size_t(p.batch * p.value_heads * size));
@@ -171,7 +174,7 @@ struct Values {
       }
     });
   }
-  const T* head(const Pairs& p, int64_t b, int64_t h) const {
+  const T* head(const PairwiseParams& p, int64_t b, int64_t h) const {
     return packed.get() + (b * p.value_heads + h / (p.heads / p.value_heads)) * size;
   }
 };
@@ -200,7 +203,7 @@ struct PairwiseMaskView {
   int64_t n;
   bool by_column;
 
-  PairwiseMaskView(const Pairs& p, int64_t b, int64_t h)
+  PairwiseMaskView(const PairwiseParams& p, int64_t b, int64_t h)
       : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
         high(p.low ? p.high + b * p.span_batch + h * p.span_head : nullptr),
         allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
@@ -355,7 +358,7 @@ Shift<T> shift_of(double lse) {
 
 // One tile of logits (or of weights), masked, joins the sums of its rows.
 template <class T>
-void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, const T* column_lse, int vectors, const Values<T>& form,
+void absorb(const PairwiseParams& p, const Score<T>& score, Running<T>& run, T* tile, const T* column_lse, int vectors, const Values<T>& form,
             Scratch<T>& s) {
   constexpr int W = WIDTH<T>;
   const int64_t whole = padded<T>(p.n);
@@ -398,11 +401,11 @@ void absorb(const Pairs& p, const Score<T>& score, Running<T>& run, T* tile, con
 }
 
 // Whether no more is asked of the logits than their sums.
-inline bool simple(const Pairs& p) { return !p.entropy && !p.max_logit && !p.known; }
+inline bool simple(const PairwiseParams& p) { return !p.entropy && !p.max_logit && !p.known; }
 
 // Sums of a block of rows over all columns.
 template <class T>
-void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, const T* column_lse, int64_t b, int64_t h,
+void sum_rows(const PairwiseParams& p, const Score<T>& score, const Values<T>& form, const T* column_lse, int64_t b, int64_t h,
               int64_t i0, Scratch<T>& s) {
   constexpr int W = WIDTH<T>;
   const int rows = int(std::min<int64_t>(ROWS, p.m - i0));
@@ -454,7 +457,7 @@ void sum_rows(const Pairs& p, const Score<T>& score, const Values<T>& form, cons
 // The log-sum-exp of each column in powers of 2, padded, then what each of these numbers lacks; one over the sum where
 // tiles are weights. Columns without any key get weights 0.
 template <class T>
-Buffer<T> column_shifts(const Pairs& p, bool linear) {
+Buffer<T> column_shifts(const PairwiseParams& p, bool linear) {
   if (!p.by_column) return {};
   const int64_t whole = padded<T>(p.n);
   Buffer<T> out(size_t(p.batch * p.heads * 2 * whole));
@@ -472,7 +475,7 @@ Buffer<T> column_shifts(const Pairs& p, bool linear) {
 
 // All rows of all heads, shared by the threads.
 template <class T>
-void sum_all(const Pairs& p, const Score<T>& score) {
+void sum_all(const PairwiseParams& p, const Score<T>& score) {
   const Values<T> form(p, false);
   const Buffer<T> shifts = column_shifts<T>(p, score.linear);
   const int64_t blocks = (p.m + ROWS - 1) / ROWS, whole = padded<T>(p.n);
@@ -518,14 +521,14 @@ template <class T>
 class FromScore final : public Logits<T> {
   static constexpr int W = WIDTH<T>;
   static_assert(Logits<T>::ROWS == ROWS);
-  const Pairs& p_;
+  const PairwiseParams& p_;
   const Score<T>& score_;
   Scratch<T> scratch_;
   int64_t b_ = 0, h_ = 0;
   int rows_ = 0;
 
  public:
-  FromScore(const Pairs& p, const Score<T>& score) : p_(p), score_(score), scratch_(0, score.row_numbers) {}
+  FromScore(const PairwiseParams& p, const Score<T>& score) : p_(p), score_(score), scratch_(0, score.row_numbers) {}
 
   void take_rows(int64_t b, int64_t h, int64_t first, int64_t some) override {
     b_ = b;
@@ -547,7 +550,7 @@ class FromScore final : public Logits<T> {
 };
 
 template <class T>
-int32_t score_statistics(const attlas::Dot& found, const Pairs& p, const Score<T>& score) {
+int32_t score_statistics(const attlas::AttentionParams& found, const PairwiseParams& p, const Score<T>& score) {
   return logit_statistics<T>(found, [&] { return std::make_unique<FromScore<T>>(p, score); });
 }
 

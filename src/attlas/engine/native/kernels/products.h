@@ -17,7 +17,7 @@ class Products {
   static constexpr int LARGEST = 8;  // coordinates
   static constexpr size_t ROW_NUMBERS = size_t(ROWS) * (LARGEST + 1) + 1;
 
-  Products(const Pairs& pairs, const double* scale)
+  Products(const PairwiseParams& pairs, const double* scale)
       : p_(pairs),
         d_(int(pairs.d)),
         chunks_(padded<double>(pairs.n) / TILE),
@@ -74,7 +74,7 @@ class Products {
  private:
   static constexpr int W = WIDTH<double>, TILE = COLS<double>;
   static constexpr double MOST = 600, SQUARE = 750;
-  const Pairs& p_;
+  const PairwiseParams& p_;
   const int d_;
   const int64_t chunks_;  // tiles of the columns of one head
   double unit_[LARGEST] = {};
@@ -134,7 +134,7 @@ class Products {
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          w[i] = exp2_(w[i]);
+          w[i] = exp2_<true>(w[i]);
           total[i] += w[i];
           part[i] += w[i] * value;
         }

@@ -5,17 +5,17 @@
 
 namespace ATTLAS_ISA {
 
-inline bool wants_row_statistics(const attlas::Dot& p) {
+inline bool wants_row_statistics(const attlas::AttentionParams& p) {
 #define ATTLAS_WANTED(name) p.name ||
   return ATTLAS_ROW_STATISTICS(ATTLAS_WANTED) p.top_keys;
 #undef ATTLAS_WANTED
 }
 
-inline bool wants_column_statistics(const attlas::Dot& p) {
+inline bool wants_column_statistics(const attlas::AttentionParams& p) {
   return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
 }
 
-inline void forget_row_statistics(attlas::Dot& p) {
+inline void forget_row_statistics(attlas::AttentionParams& p) {
 #define ATTLAS_FORGET(name) p.name = nullptr;
   ATTLAS_ROW_STATISTICS(ATTLAS_FORGET)
 #undef ATTLAS_FORGET
@@ -36,7 +36,7 @@ struct RowStatistics {
   ATTLAS_ROW_STATISTICS(ATTLAS_MEMBER)
 #undef ATTLAS_MEMBER
 
-  void store(const attlas::Dot& p, int64_t row) const {
+  void store(const attlas::AttentionParams& p, int64_t row) const {
 #define ATTLAS_STORE(name) \
   if (p.name) static_cast<T*>(p.name)[row] = name.value;
     ATTLAS_ROW_STATISTICS(ATTLAS_STORE)

@@ -38,8 +38,9 @@ class StatisticsPass {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr bool NARROW = VECTOR_BYTES == 32;
-  static constexpr int64_t CHUNK = M::COLUMNS * ((NARROW ? 256 : 128) / M::COLUMNS);  // columns of one rectangle of logits, at most
+  static constexpr bool NARROW = VECTOR_BYTES == 32;  // so has half the registers too
+  // Columns of one rectangle of logits, at most: what begins and ends it costs as much as several vectors.
+  static constexpr int64_t CHUNK = M::COLUMNS * ((NARROW ? 256 : 128) / M::COLUMNS);
   static constexpr int64_t STRIDE = CHUNK + 16;
   static constexpr int64_t SPAN = CHUNK * (2048 / CHUNK);  // the most columns that are taken before the next rows
   static constexpr int64_t CHUNKS = SPAN / CHUNK;
@@ -53,14 +54,14 @@ class StatisticsPass {
   using Real = T;
 
   // Rows of one task; its packed queries stay in the cache while the keys pass by.
-  static int64_t block_for(const attlas::Dot& p, int q_parts) {
+  static int64_t block_for(const attlas::AttentionParams& p, int q_parts) {
     const int64_t bytes = M::depth_of(p.d) * q_parts * int64_t(sizeof(Number));
     const int64_t most = std::clamp<int64_t>((512 << 10) / bytes, 2 * M::ROWS, 2048);
     return round_up(std::clamp<int64_t>(p.m / 16, M::ROWS, most), M::ROWS);
   }
 
   // Without `source` logits are products of packed tokens.
-  StatisticsPass(const attlas::Dot& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  StatisticsPass(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
@@ -163,7 +164,7 @@ class StatisticsPass {
   }
 
   // What the tasks of one head found of its columns, added up in their order.
-  static void join(const attlas::Dot& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
+  static void join(const attlas::AttentionParams& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
     std::vector<double> sums;
     std::vector<T> tops;
     auto give = [&](void* to, int64_t at, const auto& numbers) {
@@ -641,7 +642,7 @@ class StatisticsPass {
     for (int64_t x = std::max<int64_t>(0, -shift); x < stop; ++x) to[shift + x] += double(even[x] + odd[x]);
   }
 
-  const attlas::Dot& p_;
+  const attlas::AttentionParams& p_;
   const std::unique_ptr<Logits<T>> source_;
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // of a product, to a logit and to the unit of Weight

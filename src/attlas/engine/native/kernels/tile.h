@@ -16,7 +16,7 @@ struct MaskView {
   int64_t allowed_row;
   int64_t n;
 
-  MaskView(const attlas::Dot& p, int64_t b, int64_t h)
+  MaskView(const attlas::AttentionParams& p, int64_t b, int64_t h)
       : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
         high(p.high ? p.high + b * p.span_batch + h * p.span_head : nullptr),
         allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
@@ -69,7 +69,7 @@ ATTLAS_INLINE bool usual(T scale) {
 
 // What is left to multiply logits by after finish_row: a usual scale is applied where they are used.
 template <class T>
-ATTLAS_INLINE T factor_of(const attlas::Dot& p) {
+ATTLAS_INLINE T factor_of(const attlas::AttentionParams& p) {
   return p.cap > 0 || !usual(T(p.scale)) ? T(1) : T(p.scale);
 }
 

@@ -114,7 +114,7 @@ struct RowParts {
 template <class T>
 struct AdditiveScore final : Score<T> {
   static constexpr int W = WIDTH<T>;
-  const Pairs& p;
+  const PairwiseParams& p;
   const Units<T> units;
   const int64_t slots, stride, blocks;  // numbers from one vector of columns to the next; vectors of columns of a head
   Buffer<T> packed;                     // e^2b as [vector of columns][slot][lane]
