@@ -15,14 +15,14 @@ from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.inputs import check_inputs, check_sink
+from attlas.mask_argument import as_mask
 from attlas.masks.base import Mask
-from attlas.masks.custom import from_function, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
-__all__ = ["as_mask", "attend", "attention", "pool"]
+__all__ = ["attend", "attention"]
 
 
 def attend(
@@ -174,12 +174,7 @@ def attention(
         rule = "dropout_p must be a probability, from 0 to 1."
         raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
     matrix = attend(q, k, score, mask, scale, sink, plan)
-    return pool(matrix, v, dropout_p)
-
-
-def pool(A: AttentionMatrix, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """Return ``A @ v`` with some weights dropped."""
-    return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
+    return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
 
 
 _DEFAULT_PLAN = Plan()
@@ -209,25 +204,3 @@ def _per_head(scale: Tensor, q: Tensor) -> Tensor:
     found = f"{scale.numel()} numbers, {q.shape[1]} heads"
     fix = f"a floating-point tensor of shape () or ({q.shape[1]},)."
     raise ShapeError("attend()", rule, {"scale": scale, "q (batch, heads, m, d)": q}, found=found, fix=fix)
-
-
-def as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
-    """Return what stands in the place of a mask as a mask, or raise a DtypeError."""
-    if isinstance(mask, Mask):
-        return mask
-    if isinstance(mask, Tensor):
-        return from_tensor(mask)
-    if callable(mask) and not isinstance(mask, type) and not hasattr(mask, "mask_mod"):
-        return from_function(mask)
-    fix = "mask=attlas.Causal()"
-    if isinstance(mask, type):
-        fix = f"mask={mask.__name__}(), an object and not its class."
-    elif hasattr(mask, "mask_mod"):
-        fix = "mask=block_mask.mask_mod, the function that it was made of."
-    elif hasattr(mask, "__array__"):
-        fix = "mask=torch.from_numpy(mask)"
-    elif isinstance(mask, list | tuple):
-        fix = "one mask of several: mask=first & second."
-    rule = "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j)."
-    named = {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__}
-    raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)

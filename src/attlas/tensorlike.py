@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attlas import products
 from attlas._compat import parse_to
+from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
 from attlas.lazy import LazyTensor, like_tensors
@@ -26,7 +27,7 @@ from attlas.reductions import Cellwise, Dim, axis_of, counted
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["TensorLike"]
+__all__ = ["TensorLike", "dropped_product"]
 
 _PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
@@ -339,3 +340,8 @@ _METHODS = ("amax", "argmax", "clone", "count_nonzero", "detach", "diagonal", "m
 _OPERATORS = {"eq": "eq", "ne": "ne", "not_equal": "ne", "lt": "lt", "less": "lt", "le": "le", "less_equal": "le",
               "gt": "gt", "greater": "gt", "ge": "ge", "greater_equal": "ge", "pow": "pow"}  # fmt: skip
 _LAZY_METHODS = {name: name for name in _METHODS} | {name: f"__{own}__" for name, own in _OPERATORS.items()}
+
+
+def dropped_product(A: AttentionMatrix, v: Tensor, dropout_p: float) -> Tensor:
+    """Return ``A @ v`` with some weights dropped, without the dense tensor."""
+    return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)

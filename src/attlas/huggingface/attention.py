@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from attlas._compat import changes
 from attlas.attend import attend
-from attlas.attend import pool as pool_values
 from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
@@ -19,6 +18,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
 from attlas.recording.parallel import refuse_context_parallel, refuse_sharded_text, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
+from attlas.tensorlike import dropped_product
 
 __all__ = ["attention_forward"]
 
@@ -135,7 +135,7 @@ def attention_forward(
 
     def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:
         if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager ignores it then
-            return pool_values(weights, values, dropout)
+            return dropped_product(weights, values, dropout)
         out: Tensor | None = None
         plain = softcap is None and sink is None and position_bias is None
         if plain and query.shape[2] == 1 and weights is A and values is value:  # nothing is changed

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
-from attlas.attend import as_mask
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Outside, Positions, Where
+from attlas.mask_argument import as_mask
 from attlas.masks import BlockState, Heads, Mask
 from attlas.matrix import AttentionMatrix
 from attlas.recording.discovery import AttentionSite

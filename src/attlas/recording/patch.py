@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.attend import attend
-from attlas.attend import pool as pool_values
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
+from attlas.tensorlike import dropped_product
 
 __all__ = ["matrix_of", "patched_sdpa"]
 
@@ -131,7 +131,7 @@ def _pool_for_finders(
         if A is own and v is values:  # nothing is changed
             out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
             return out.reshape(*own.shape[:-1], out.shape[-1])
-        return pool_values(A, v, dropout_p)
+        return dropped_product(A, v, dropout_p)
 
     lead = _leading(query, key, enable_gqa)
     values = _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
