@@ -35,7 +35,7 @@ VERSION = PYPROJECT["project"]["version"]
 CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/", "masks/", "engine/", "stats/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 5277
+CORE_CODE_LINES = 5273
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 FUNCTION_STATEMENTS = 40
@@ -118,8 +118,8 @@ def test_core_keeps_its_budget() -> None:
     sizes = {}
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
-        # The native backend is a package of its own inside the engine: the core computes the same without it.
-        if name.startswith(CORE) and not name.startswith("engine/native/"):
+        # Gradients and the native backend are packages of their own: the core computes the same without them.
+        if name.startswith(CORE) and not name.startswith(("engine/autodiff/", "engine/native/")):
             sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
     assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"

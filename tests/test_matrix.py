@@ -72,7 +72,9 @@ def test_views_are_reduced_at_any_length(idiom: str, monkeypatch: pytest.MonkeyP
     A = attlas.attend(torch.randn(2, 9, 4), torch.randn(2, 12, 4))
     names = {"A": A, "torch": torch}
     wanted = eval(idiom.replace("A.mT", "A.mT.to_dense()").replace("A.logits", "A.logits.to_dense()"), names)
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)  # as if the matrix were too large to be written out
+    monkeypatch.setattr(
+        "attlas.engine.autodiff.graph.DENSE_LIMIT", 40
+    )  # as if the matrix were too large to be written out
     torch.testing.assert_close(eval(idiom, names), wanted)
 
 

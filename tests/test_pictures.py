@@ -263,7 +263,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 def test_a_matrix_that_is_trained_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture needs no graph, which a long matrix could not record."""
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 40)
     q = torch.randn(2, 30, 4, requires_grad=True)
     assert attlas.attend(q, q).plot(size=8).axes
     assert "<" in attlas.attend(q, q)._repr_html_()

@@ -156,7 +156,7 @@ def test_nothing_large_is_written_out(large: attlas.AttentionMatrix) -> None:
 
 
 def test_the_limit_counts_the_result_of_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 4 * 9 * 12)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 4 * 9 * 12)
     A = attlas.attend(torch.randn(64, 9, 4), torch.randn(64, 12, 4))
     assert A.mean(0).shape == (9, 12)
     with pytest.raises(TooLargeError):

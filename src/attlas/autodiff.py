@@ -1,13 +1,14 @@
-"""Gradients that carry a graph of their own, for gradients of gradients."""
+"""Gradients that carry a graph of their own, and the tensors that they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["recorded_gradients"]
+__all__ = ["recorded_gradients", "tensors_in"]
 
 
 def recorded_gradients(
@@ -30,3 +31,14 @@ def recorded_gradients(
     leaves = [t for t in wanted if t is not None and t.requires_grad]
     found = iter(torch.autograd.grad(result, leaves, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if t is not None and t.requires_grad else None for t in wanted)
+
+
+def tensors_in(carry: Any) -> list[Tensor]:
+    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
+    if isinstance(carry, Tensor):
+        return [carry]
+    if isinstance(carry, list | tuple):
+        return [t for part in carry for t in tensors_in(part)]
+    if isinstance(carry, dict):
+        return tensors_in(list(carry.values()))
+    return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []

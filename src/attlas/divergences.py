@@ -158,10 +158,10 @@ def _shows_all(first: Problem, second: Problem) -> bool:
     """Return whether a query of the second matrix is known to see each key that it sees in the first."""
     if second.mask is None or second.mask is first.mask:
         return True
-    runs = interval_of(first), interval_of(second)
-    if runs[0] is None or runs[1] is None:
+    runs, others = interval_of(first), interval_of(second)
+    if runs is None or others is None:
         return False
-    (start, stop), (low, high) = runs
+    (start, stop), (low, high) = runs, others
     return bool(((start == stop) | ((low <= start) & (stop <= high))).all())
 
 

@@ -14,7 +14,7 @@ from torch.overrides import resolve_name
 
 from attlas import stats
 from attlas._compat import EinopsBackend, tree_leaves, tree_map_only
-from attlas.engine import graph
+from attlas.engine.autodiff import graph
 from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
 __all__ = ["LazyTensor", "check_size", "lazy_result", "like_tensors", "written_out"]

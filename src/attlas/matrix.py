@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attlas import reads
-from attlas.engine import graph, operations, reference, tiled
+from attlas.engine import operations, reference, tiled
+from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
 from attlas.engine.fold import Statistic
 from attlas.engine.online import exact, share_of
@@ -345,9 +346,8 @@ class AttentionMatrix(TensorLike):
             lse = self._known_lse()
             return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
 
-        cells: Tensor = operations.record(problem, [reads.Cells(rows, columns, before_softmax)], self.plan, compute)[0][
-            0
-        ]
+        wanted = [reads.Cells(rows, columns, before_softmax)]
+        cells: Tensor = operations.record(problem, wanted, self.plan, compute)[0][0]
         if before_softmax:
             self._gradient.lose("log-weights were read")
         else:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.engine import graph, tiled
+from attlas.engine import tiled
+from attlas.engine.autodiff import graph
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, flatten, through

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine import operations
-from attlas.engine.graph import DENSE_LIMIT
+from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError
 from attlas.indexing import parse
 from attlas.inputs import check_values, tracing

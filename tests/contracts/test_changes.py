@@ -280,7 +280,7 @@ def test_gradients_of_gradients(score: str, use: str) -> None:
 def test_a_gradient_of_a_gradient_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 1, 9, 4, requires_grad=True)
     out = attlas.attention(q, q, q)
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 100)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 100)
     (first,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
     assert not first.requires_grad
     with pytest.raises(attlas.TooLargeError, match="create_graph"):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine import graph
+from attlas.engine.autodiff import graph
 
 SPANS: Any = ([(0, 5), (3, 9), (4, 4)], [(0, 7), (7, 11)])
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Any]  # of weights, logits, what the mask allows, and values
@@ -215,7 +215,7 @@ def test_a_gradient_of_a_gradient_and_where_it_would_not_fit(monkeypatch: pytest
 
     for a, b in zip(*(torch.autograd.grad(f(), (q, k)) for f in (penalty, plain)), strict=True):
         torch.testing.assert_close(a, b)
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 100)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 100)
     stats.entropy(attlas.attend(q, k)).sum().backward()
     with pytest.raises(attlas.TooLargeError, match="create_graph"):
         penalty()
@@ -266,7 +266,7 @@ def test_positions_have_no_gradient() -> None:
 
 @pytest.mark.parametrize("part", ["grad mode", "leaves"])
 def test_nothing_is_recorded_where_nothing_asks(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.engine.autograd.collect", None)
+    monkeypatch.setattr("attlas.engine.autodiff.autograd.collect", None)
     q, k = (torch.randn(5, 4, requires_grad=part == "grad mode") for _ in range(2))
     with torch.set_grad_enabled(part == "leaves"):
         A = attlas.attend(q, k)

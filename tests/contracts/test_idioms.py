@@ -258,7 +258,9 @@ def check(idiom: str, *, grad: bool, array: bool = False) -> None:
 def test_torch(idiom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(idiom, grad=True)
     check(idiom, grad=False)
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)  # as if the matrix were too large to be written out
+    monkeypatch.setattr(
+        "attlas.engine.autodiff.graph.DENSE_LIMIT", 40
+    )  # as if the matrix were too large to be written out
     check(idiom, grad=True)
     check(idiom, grad=False)
 

@@ -162,7 +162,7 @@ def test_qk_clip_wants_a_matrix_or_a_tensor() -> None:
 
 def test_clipping_reads_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs beside a training, at lengths where no read could carry a gradient."""
-    monkeypatch.setattr("attlas.engine.graph.DENSE_LIMIT", 40)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 40)
     q = torch.randn(1, 2, 6, 4, requires_grad=True)
     factors = heads.qk_clip(attlas.attend(q, q), threshold=0.1)
     assert not factors.query.requires_grad

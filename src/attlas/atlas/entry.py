@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.autodiff import tensors_in
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
-__all__ = ["KINDS", "Entry", "statistic_names", "tensors_of"]
+__all__ = ["KINDS", "Entry", "statistic_names"]
 
 KINDS = ("self", "encoder", "cross")
 
@@ -114,7 +115,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: tokens, log-sum-exp, statistics."""
-        tensors = tensors_of(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
+        tensors = tensors_in(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
         return sum(t.numel() * t.element_size() for t in tensors) + self._matrix_bytes()
 
     def _matrix_bytes(self) -> int:
@@ -198,11 +199,3 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
         names.append(f"{plain}_{count + 1}" if count else plain)
     return names
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of a result of statistics: of a dict, a tuple, or the tensor itself."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [t for part in parts for t in tensors_of(part)]

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.distributed import all_gather
 from torch.nn import functional
 
+from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
-from attlas.engine.fold import Part, keep_larger, merge_sums, tensors_of
+from attlas.engine.fold import Part, keep_larger, merge_sums
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
@@ -158,7 +159,7 @@ class Collector:
 
     def _gathered(self, carry: Any, dim: int) -> list[Any]:
         """Return the carries of all ranks along a dimension of the mesh, in their order."""
-        mesh, tensors = self.layout.mesh, tensors_of(carry)
+        mesh, tensors = self.layout.mesh, tensors_in(carry)
         ranks, group = mesh.size(dim), mesh.get_group(dim)
         columns = []
         for t in tensors:
@@ -187,7 +188,7 @@ class _Carried(Statistic):
 
     def finish(self, carry: Any) -> tuple[Tensor, ...]:
         self.carry = carry
-        return tuple(tensors_of(carry))
+        return tuple(tensors_in(carry))
 
 
 class _Moved:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine import graph, tiled
+from attlas.engine import tiled
+from attlas.engine.autodiff import graph
 from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem

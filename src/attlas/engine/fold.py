@@ -20,7 +20,7 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums", "tensors_of"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
@@ -451,14 +451,3 @@ def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
 def keep_larger(self: Statistic, a: Tensor, b: Tensor) -> Tensor:
     """Merge carries that are maxima; be the `merge` of a statistic. A NaN in `b` is left out."""
     return torch.where(b > a, b, a)
-
-
-def tensors_of(carry: Any) -> list[Tensor]:
-    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
-    if isinstance(carry, Tensor):
-        return [carry]
-    if isinstance(carry, list | tuple):
-        return [t for part in carry for t in tensors_of(part)]
-    if isinstance(carry, dict):
-        return tensors_of(list(carry.values()))
-    return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import autograd, traced
-from attlas.engine.autograd import pool, pool_transposed
+from attlas.engine import traced
+from attlas.engine.autodiff import autograd
+from attlas.engine.autodiff.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
 from attlas.engine.dispatch import Choice, candidates, choose, named
 from attlas.engine.dropout import Dropout

@@ -83,9 +83,8 @@ class Tiled(Backend):
         grads_q, grads_k = ([torch.zeros_like(t, dtype=dtype) for t in flat] for flat in (q_flat, k_flat))
         grads_p: list[Tensor | None] = [None] * len(parameters)
         delta = torch.zeros(batch, heads, m, dtype=dtype, device=problem.device)
-        left, right, pooled = gradient.left, gradient.right, None
-        if left is not None:
-            pooled = torch.zeros(batch, heads, n, left.shape[-1], dtype=dtype, device=problem.device)
+        left, right = gradient.left, gradient.right
+        pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
         for panel, strip, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
             b, h, rows = panel.at.place
@@ -97,14 +96,8 @@ class Tiled(Backend):
             )
             with torch.enable_grad():
                 logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
-            part = _copied(
-                problem,
-                at,
-                strip,
-                logits.detach(),
-                space,
-                None if whole and not problem.partial else lse[panel.at.place],
-            )
+            known = None if whole and not problem.partial else lse[panel.at.place]
+            part = _copied(problem, at, strip, logits.detach(), space, known)
             slope = space.take("gradient", at.shape)
             if left is None or right is None or pooled is None:
                 slope.zero_()

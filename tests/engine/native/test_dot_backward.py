@@ -17,7 +17,8 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine import graph, reference
+from attlas.engine import reference
+from attlas.engine.autodiff import graph
 from attlas.engine.native import library
 from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
-from attlas.engine.fold import Part, Statistic, lowest, tensors_of
+from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, row_blocks
@@ -121,8 +122,8 @@ class Replay:
         self._carries: list[Any] = []
         with torch.enable_grad():
             live, leaves = _with_leaves(carry)
-            results = tensors_of(statistic.finish(live))
-        self._grads = _vjp(results, tensors_of(grad), leaves)
+            results = tensors_in(statistic.finish(live))
+        self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
         """Return what is carried before each part, and after the last."""
@@ -145,7 +146,7 @@ class Replay:
             sink = None if part.problem.sink is None else part.problem.sink.detach().requires_grad_()
             problem = replace(part.problem, score=TensorBias(logits), sink=sink)
             own = _RecordedPart(problem, part.at, part.strip, lambda: logits, None, self._space)
-            after = tensors_of(self.statistic.step(live, own, part.at))
+            after = tensors_in(self.statistic.step(live, own, part.at))
         *self._grads, found, of_sink = _vjp(after, self._grads, [*leaves, logits, sink])
         if of_sink is not None:
             self.sink = of_sink if self.sink is None else self.sink + of_sink
@@ -154,8 +155,8 @@ class Replay:
 
 def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
     """Return a copy of a carry that may be written into, and what it is a copy of, in which autograd has gradients."""
-    leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_of(carry)]
-    copies = {id(t): leaf.clone() for t, leaf in zip(tensors_of(carry), leaves, strict=True)}
+    leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_in(carry)]
+    copies = {id(t): leaf.clone() for t, leaf in zip(tensors_in(carry), leaves, strict=True)}
     return copy.deepcopy(carry, copies), leaves
 
 

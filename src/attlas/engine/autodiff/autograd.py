@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attlas.autodiff import recorded_gradients
-from attlas.engine import graph, reference
+from attlas.engine import reference
+from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
 from attlas.engine.fold import Statistic

@@ -1,0 +1,1 @@
+"""Gradients: what torch.autograd is given, and what it records itself."""
