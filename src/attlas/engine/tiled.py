@@ -326,6 +326,8 @@ def _finish_cells(gradient: CellGradient, part: Part, slope: Tensor, delta: Tens
     if gradient.lse is not None:
         delta -= of_rows(gradient.lse).squeeze(-1)
     slope.sub_(delta.unsqueeze(-1)).mul_(part.weights)
+    if gradient.weights:  # an infinite gradient of a hidden weight ends there
+        slope.masked_fill_(part.hidden, 0.0)
     if gradient.mean is not None and gradient.linear is not None and gradient.centre is not None:
         direct = (part.logits - of_rows(gradient.centre)) * of_rows(gradient.linear) + of_rows(gradient.mean)
         slope.add_(direct.masked_fill_(part.hidden, 0.0))

@@ -52,8 +52,8 @@ def script(entry: str) -> str:
     Examples
     --------
     >>> from attlas.view import bundle
-    >>> bundle.script("numbers.js").splitlines()[0]
-    'const $numbers = (() => {'
+    >>> bundle.script("base64.js").splitlines()[0]
+    'const $base64 = (() => {'
     """
     done: dict[str, str] = {}
     _add(entry, done, ())

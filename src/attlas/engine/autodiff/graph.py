@@ -122,7 +122,7 @@ class Replay:
         self._carries: list[Any] = []
         with torch.enable_grad():
             live, leaves = _with_leaves(carry)
-            results = tensors_in(statistic.finish(live))
+            results = [t for t in tensors_in(statistic.finish(live)) if t.is_floating_point()]
         self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
