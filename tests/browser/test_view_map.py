@@ -132,7 +132,13 @@ def opened(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     contexts = []
 
     def show(
-        fragment: str = "", address: str = url, width: int = 1280, height: int = 800, wait: bool = True, **options: Any
+        fragment: str = "",
+        address: str = url,
+        width: int = 1280,
+        height: int = 800,
+        wait: bool = True,
+        routes: dict[str, Callable[[Any], None]] | None = None,
+        **options: Any,
     ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
         contexts.append(context)
@@ -141,6 +147,8 @@ def opened(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda asked: complaints.append(asked.url) if not local(asked.url, host) else None)
+        for pattern, answer in (routes or {}).items():
+            tab.route(pattern, answer)
         tab.goto(f"{address}#{fragment}")
         if wait:
             tab.wait_for_selector(READY)
@@ -504,9 +512,8 @@ def test_what_is_not_computed_yet_is_asked_for_again(opened: Callable[..., Any],
         headers = {**answer.headers, "attlas-progress": "0.5", "cache-control": "no-store"}
         route.fulfill(status=200, headers=headers, body=codes.tobytes())
 
-    tab = opened("t=light", wait=False)
-    tab.route("**/api/tile?*level=0&y=1&x=1*", half)
-    tab.evaluate(f"location.hash = '{VIEW}&z=3&r=380.5&c=370.5'")
+    routes = {"**/api/tile?*level=0&y=1&x=1*": half}
+    tab = opened(f"{VIEW}&z=3&r=380.5&c=370.5", wait=False, routes=routes)
     tab.locator(".overlay[aria-busy=true]").wait_for()
     settle(tab)
     assert halves["left"] == 0
