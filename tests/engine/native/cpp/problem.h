@@ -109,7 +109,7 @@ template <class T>
 struct Found {
   static constexpr int K = 3;
   const Problem<T>& given;
-  std::vector<T> entropy, squares, mass, max_logit, mean, variance, top, column_mass, column_max, offsets, blocks, column_max;
+  std::vector<T> entropy, squares, mass, max_logit, mean, variance, top, column_mass, column_max, offsets, blocks, block_max;
   std::vector<int64_t> top_keys, coverage, row_edges, column_edges;
   std::vector<double> levels{0.9};
 
@@ -126,7 +126,7 @@ struct Found {
         column_max(column_mass),
         offsets(blank<T>(8 * (p.m + p.n - 1))),
         blocks(blank<T>(8 * 4)),
-        column_max(blocks),
+        block_max(blocks),
         top_keys(size_t(8 * p.m * K)),
         coverage(size_t(8 * p.m)),
         row_edges{0, std::min<int64_t>(5, p.m), p.m},
@@ -142,7 +142,7 @@ struct Found {
     p.mean = mean.data(), p.variance = variance.data();
     p.top_values = top.data(), p.top_keys = top_keys.data(), p.k_largest = K;
     p.column_mass = column_mass.data(), p.column_max = column_max.data(), p.offsets = offsets.data();
-    p.picture_sum = blocks.data(), p.picture_max = column_max.data(), p.picture_rows = p.picture_columns = 2;
+    p.picture_sum = blocks.data(), p.picture_max = block_max.data(), p.picture_rows = p.picture_columns = 2;
     p.row_edges = row_edges.data(), p.column_edges = column_edges.data();
     p.coverage = coverage.data(), p.levels = levels.data(), p.level_count = 1;
     return p;
@@ -211,7 +211,7 @@ struct Found {
         CHECK(close(offsets[size_t(head) * diagonals.size() + x], diagonals[x], 10 * tolerance));
       for (size_t x = 0; x < 4; ++x) {
         CHECK(close(blocks[size_t(head) * 4 + x], sums[x], 10 * tolerance));
-        CHECK(close(column_max[size_t(head) * 4 + x], peaks[x], tolerance));
+        CHECK(close(block_max[size_t(head) * 4 + x], peaks[x], tolerance));
       }
     }
   }

@@ -35,13 +35,13 @@ int main() {
   CHECK(attlas_elementary(&none, attlas_best() + 1) == attlas::UNSUPPORTED);
 
   // share(): every index once, and what a task throws comes out of the call, whichever thread ran it.
-  std::vector<int> mask(1000, 0);
-  attlas::share(mask.size(), 4, [&](size_t i, int) { ++seen[i]; });
-  for (int times : mask) CHECK(times == 1);
+  std::vector<int> runs(1000, 0);
+  attlas::share(runs.size(), 4, [&](size_t i, int) { ++runs[i]; });
+  for (int times : runs) CHECK(times == 1);
   for (size_t thrower : {0, 500, 999}) {
     std::atomic<bool> caught{false};
     try {
-      attlas::share(mask.size(), 4, [&](size_t i, int) {
+      attlas::share(runs.size(), 4, [&](size_t i, int) {
         if (i == thrower) throw std::bad_alloc();
       });
     } catch (const std::bad_alloc&) {
