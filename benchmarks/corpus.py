@@ -8,6 +8,7 @@ most 1.3 x and less than 1 GB beyond the model.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -65,15 +66,15 @@ class Reading:
     """A corpus that reads the same text again and again."""
 
     def __init__(self, model: nn.Module, ids: np.ndarray) -> None:
-        self.reader, self.ids = ModelReader(model), ids
+        self.reader, self.ids = ModelReader(copy.deepcopy(model)), ids
         facts = model_facts(model)
-        with self.reader.running():
-            self.reader.block(facts["vocabulary"], facts["context"])
+        self.running = self.reader.running()  # once for a run of many texts
+        self.running.__enter__()
+        self.reader.block(facts["vocabulary"], facts["context"])
         self.state = State(self.reader.heads, facts["vocabulary"], 32, 10)
 
     def __call__(self) -> None:
-        with self.reader.running():
-            (found,) = self.reader.read([self.ids])
+        (found,) = self.reader.read([self.ids])
         if isinstance(found, str):
             raise RuntimeError(found)
         self.state.add(0, 0, found)
