@@ -15,12 +15,12 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import CACHED, exp, finite_shift, in_parts
 from attlas.engine.problem import Problem
-from attlas.engine.tiling import ColumnBlock
+from attlas.engine.tiling import ColumnBlock, allowed_cells
 from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "keep_larger", "lowest", "merge_sums"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
@@ -43,22 +43,6 @@ def _group_maxima(x: Tensor) -> Tensor:
         return x.clone()  # what x holds may be overwritten
     maxima = x[..., : groups * GROUP].unflatten(-1, (GROUP, groups)).amax(dim=-2)
     return maxima if groups * GROUP == c else torch.cat([maxima, x[..., groups * GROUP :]], dim=-1)
-
-
-def allowed_cells(problem: Problem, at: Tile, strip: ColumnBlock) -> Tensor | None:
-    """Return True where a cell of the strip is allowed, or None where all are."""
-    if problem.mask is None or strip.whole:
-        return None
-    if len(strip.segments) == 1 and strip.segments[0][1] is BlockState.PARTIAL:
-        return problem.mask.allows(at.narrow(strip.columns)).expand(*at.shape[:3], len(strip.columns))
-    out = torch.empty(*at.shape[:3], len(strip.columns), dtype=torch.bool, device=at.device)
-    for columns, coverage in strip.segments:
-        span = out[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        if coverage is BlockState.PARTIAL:
-            span.copy_(problem.mask.allows(at.narrow(columns)))
-        else:
-            span.fill_(coverage is BlockState.FULL)
-    return out
 
 
 @dataclass(eq=False)
@@ -233,7 +217,8 @@ class Part:
     @cached_property
     def allowed(self) -> Tensor | None:
         """True where the mask lets the query see the key; None where it does everywhere."""
-        return allowed_cells(self.problem, self.at, self.strip)
+        cells = allowed_cells(self.at, self.problem.mask, self.strip)
+        return None if cells is None else cells.expand(self.shape)
 
     @cached_property
     def seen(self) -> tuple[tuple[range, Tensor | None], ...]:

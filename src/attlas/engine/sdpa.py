@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.fold import allowed_cells
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import larger, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
-from attlas.engine.tiling import ColumnBlock, column_blocks
+from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
 from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -203,7 +202,7 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
             for part in _runs(strip):
                 place = at.narrow(part.columns)
                 added, unseen = _bias(problem, dot, place), None
-                allowed = allowed_cells(problem, at, part)
+                allowed = allowed_cells(at, problem.mask, part)
                 if allowed is not None:
                     unseen = ~allowed.any(dim=-1)
                     added = allowed.new_zeros((), dtype=problem.dtype) if added is None else added

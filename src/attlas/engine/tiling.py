@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["ColumnBlock", "RowBlock", "Sizes", "column_blocks", "row_blocks", "sizes"]
+__all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "sizes"]
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a panel as wide as the matrix still feeds the matrix product
@@ -107,6 +110,27 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
         return (ColumnBlock(hull, _clip(segments, hull)),)
     columns = [range(run.start + c.start, run.start + c.stop) for run in runs for c in cut(len(run), width)]
     return tuple(ColumnBlock(c, _clip(segments, c)) for c in columns)
+
+
+def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | None:
+    """Return True where a cell of the block is allowed, or None where all are.
+
+    The shape is (rows, columns), with axes of batches and heads before it where the mask differs between them.
+    """
+    if mask is None or block.whole:
+        return None
+    asked = {columns: mask.allows(at.narrow(columns)) for columns, s in block.segments if s is BlockState.PARTIAL}
+    lead = torch.broadcast_shapes((), *(cells.shape[:-2] for cells in asked.values()))
+    shape = (*lead, len(at.rows), len(block.columns))
+    if block.columns in asked:
+        return asked[block.columns].expand(shape)
+    out = torch.zeros(shape, dtype=torch.bool, device=at.device)
+    for columns, state in block.segments:
+        if state is not BlockState.EMPTY:
+            out[..., columns.start - block.columns.start : columns.stop - block.columns.start] = asked.get(
+                columns, True
+            )
+    return out
 
 
 def _segments(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:

@@ -287,11 +287,13 @@ def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("name", library.SETS)
-@pytest.mark.parametrize("panel", [1, 4000])
-def test_panels_of_a_mask_change_nothing(name: str, panel: int, use: Callable[[str], None], monkeypatch: Any) -> None:
+@pytest.mark.parametrize("mask_bytes", [1, 4000])
+def test_row_blocks_of_a_mask_change_nothing(
+    name: str, mask_bytes: int, use: Callable[[str], None], monkeypatch: Any
+) -> None:
     use(name)
     case = make(37, 63, batch=2, mask=holes(37, 63, 2, 2))
-    monkeypatch.setattr(request, "_PANEL", panel)
+    monkeypatch.setattr(request, "_MASK_BYTES", mask_bytes)
     v = torch.randn(2, 1, 63, 3)
     torch.testing.assert_close((case.A @ v).double(), torch.from_numpy(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
     check_everything(case)

@@ -64,7 +64,7 @@ def compute(
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
     dot, v = aligned(dot, v)
-    if lse is None and wanted.keys() & request.GIVEN:
+    if lse is None and wanted.keys() & request.NEEDS_LSE:
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:

@@ -77,17 +77,15 @@ def backward(
     column = None if column is None else column.to(dtype).contiguous()
     terms = {name: t.to(dtype) for name, t in (rows or {}).items()}
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
-    for panel in request.panels(problem):
-        place = slice(panel.rows.start, panel.rows.stop)
-        part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, place])
-        here = replace(product, q=q[:, :, place], k=k)
-        known = [t[:, :, place].contiguous() for t in (lse, delta, *terms.values())]
+    for block in request.row_blocks(problem):
+        index = block.index
+        part = d_q if len(block.rows) == problem.shape[2] else torch.empty_like(d_q[index])
+        known = [t[index].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
-        fields, held = _of(problem, here, panel, values, known[0], kind)
         status = library.call(
             "dot_backward",
-            of=fields,
-            grad=dot.tensor4(grad[:, :, place]),
+            of=_forward_params(replace(product, q=q[index], k=k), values, known[0], kind, block.mask),
+            grad=dot.tensor4(grad[index]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),
@@ -96,20 +94,18 @@ def backward(
             column=None if column is None else column.data_ptr(),
             **{name: t.data_ptr() for name, t in zip(terms, known[2:], strict=True)},
         )
-        del held
         if not dot.done(status, product):
             return None
-        delta[:, :, place] += sums
+        delta[index] += sums
         if part is not d_q:
-            d_q[:, :, place] = part
+            d_q[index] = part
     return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1]), delta
 
 
-def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
-    """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
+def _forward_params(product: Dot, v: Tensor, lse: Tensor, kind: int, mask: Mapping[str, int]) -> Any:
+    """Return the forward of some rows as a structure ``AttentionParams``; the caller keeps its tensors alive."""
     (batch, heads, m, d), (n, e) = product.q.shape, v.shape[2:]
-    fields, held = request.mask_of(panel, m, n)
-    of = library.structure("AttentionParams")(
+    return library.structure("AttentionParams")(
         batch=batch,
         heads=heads,
         key_heads=product.k.shape[1],
@@ -127,6 +123,5 @@ def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind
         cap=product.cap,
         lse=lse.data_ptr(),
         lse_known=1,
-        **fields,
+        **mask,
     )
-    return of, held
