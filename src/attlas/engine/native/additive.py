@@ -55,10 +55,10 @@ class AdditiveKernels(PairwiseFamily):
         d_q, d_k = self.zeros(batch, heads, m, hidden), self.zeros(batch, key_heads, n, hidden)
         d_values, d_weight = self.zeros(batch, heads, n, e), self.zeros(hidden)
         for block in request.row_blocks(problem):
-            known = lse[block.index].detach().contiguous()
-            rows_left, rows_delta = (t[block.index].detach().to(dtype).contiguous() for t in (left, delta))
+            known = lse[block.slices].detach().contiguous()
+            rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
             params, _buffers = pairwise_params(
-                self.q[block.index], self.k, values, **block.mask, known=known.data_ptr()
+                self.q[block.slices], self.k, values, **block.mask, known=known.data_ptr()
             )
             results = {
                 "d_rows": self.zeros(batch, heads, len(block.rows), hidden),
@@ -74,7 +74,7 @@ class AdditiveKernels(PairwiseFamily):
             )
             if status != library.code("DONE"):
                 return None
-            d_q[block.index] = results["d_rows"]
+            d_q[block.slices] = results["d_rows"]
             d_k += results["d_columns"].unflatten(1, (key_heads, -1)).sum(dim=2)
             d_values += results["d_values"]
             d_weight += results["d_weight"]

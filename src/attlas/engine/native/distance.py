@@ -86,16 +86,16 @@ class DistanceKernels(PairwiseFamily):
         )
         d_scale = self.zeros(d) if parameters else None
         for block in request.row_blocks(problem):
-            rows_left, rows_delta = (t[block.index].detach().to(dtype).contiguous() for t in (left, delta))
-            known = lse[block.index].detach().contiguous()
+            rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
+            known = lse[block.slices].detach().contiguous()
             fields = block.mask | {"known": known.data_ptr()}
-            q = self.q[block.index]
+            q = self.q[block.slices]
             first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
             params, _buffers = pairwise_params(q, self.k, values, **fields)
             if not self._run_backward(params, rows_left, rows_delta, first, second):
                 return None
-            d_q[block.index] = first
+            d_q[block.slices] = first
             if d_scale is not None and second is not None:
                 d_scale += second.sum(dim=(0, 1, 2))
             first, part = self.zeros(batch, heads, n, d), torch.empty_like(d_values)

@@ -78,14 +78,14 @@ def backward(
     terms = {name: t.to(dtype) for name, t in (rows or {}).items()}
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
     for block in request.row_blocks(problem):
-        index = block.index
-        part = d_q if len(block.rows) == problem.shape[2] else torch.empty_like(d_q[index])
-        known = [t[index].contiguous() for t in (lse, delta, *terms.values())]
+        slices = block.slices
+        part = d_q if len(block.rows) == problem.shape[2] else torch.empty_like(d_q[slices])
+        known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
         status = library.call(
             "dot_backward",
-            of=_forward_params(replace(product, q=q[index], k=k), values, known[0], kind, block.mask),
-            grad=dot.tensor4(grad[index]),
+            of=_forward_params(replace(product, q=q[slices], k=k), values, known[0], kind, block.mask),
+            grad=dot.tensor4(grad[slices]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),
@@ -96,9 +96,9 @@ def backward(
         )
         if not dot.done(status, product):
             return None
-        delta[index] += sums
+        delta[slices] += sums
         if part is not d_q:
-            d_q[index] = part
+            d_q[slices] = part
     return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1]), delta
 
 

@@ -157,9 +157,11 @@ class PairwiseFamily(ABC):
         total = self.zeros(batch, heads, n, x.shape[-1])
         keys = spread_heads(self.k, heads)
         for block in request.row_blocks(self.problem):
-            part, known = torch.empty_like(total), lse[block.index].contiguous()
+            part, known = torch.empty_like(total), lse[block.slices].contiguous()
             fields = block.mask | {"known": known.data_ptr(), "out": part.data_ptr()}
-            params, _buffers = pairwise_params(keys, self.q[block.index], values[block.index], by_column=True, **fields)
+            params, _buffers = pairwise_params(
+                keys, self.q[block.slices], values[block.slices], by_column=True, **fields
+            )
             if not self.run_forward(params):
                 return None
             total += part

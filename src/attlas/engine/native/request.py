@@ -71,7 +71,7 @@ def compute(
     for block in row_blocks(problem):
         m = len(block.rows)
         part = results if m == problem.shape[2] else _empty(problem, wanted, size, m)
-        rows = block.index[2]
+        rows = block.slices[2]
         fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
         if not run(rows, fields | further):
             return None
@@ -85,12 +85,12 @@ class RowBlock(NamedTuple):
     """Some rows, and their mask in the fields of the kernels."""
 
     rows: range
-    mask: dict[str, int]
+    mask: dict[str, Any]
     buffers: tuple[Tensor, ...]  # what the addresses in `mask` point to
 
     @property
-    def index(self) -> tuple[slice, slice, slice]:
-        """The index of these rows in a tensor of shape (batch, heads, m)."""
+    def slices(self) -> tuple[slice, slice, slice]:
+        """The slices of these rows in a tensor of shape (batch, heads, m)."""
         return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
 
 
@@ -109,7 +109,7 @@ def row_blocks(problem: Problem) -> Iterator[RowBlock]:
         yield RowBlock(rows, *_cells(problem.mask, replace(at, rows=rows)))
 
 
-def _cells(mask: Mask, at: Tile) -> tuple[dict[str, int], tuple[Tensor, ...]]:
+def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the mask of some rows in the fields of the kernels, cell by cell; none where all keys are allowed.
 
     The mask is asked for cells only in segments of keys of which it allows some.
@@ -167,7 +167,7 @@ def _fields(
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Return mask, sink and results in the fields of the kernels, and the tensors that they point to."""
     buffers = list(block.buffers)
-    fields: dict[str, Any] = block.mask | {name: t.data_ptr() for name, t in results.items() if t.numel()}
+    fields = block.mask | {name: t.data_ptr() for name, t in results.items() if t.numel()}
     if lse is not None:
         buffers.append(lse)
         fields |= {"lse": lse.data_ptr(), "lse_known": 1, "partial": int(problem.partial)}
