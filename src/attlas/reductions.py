@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attlas.engine import tiled
 from attlas.engine.autodiff import graph
-from attlas.engine.fold import Part, Statistic
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
 from attlas.lazy import LazyTensor, check_size, like_tensors
 from attlas.stats import columns, largest, rows
@@ -138,7 +138,7 @@ def _over_leading(A: AttentionMatrix, name: str, dims: set[int]) -> Tensor:
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
     check_size(f"A.{name}()", [A], size, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
-    (found,), _ = tiled.fold(A.problem, [_Gathered(group, name == "amax")], A.plan, A._lse)
+    (found,), _ = tiled.collect(A.problem, [_Gathered(group, name == "amax")], A.plan, A._lse)
     total: Tensor = found.reshape(*kept, m, n)
     return total
 

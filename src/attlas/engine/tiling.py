@@ -1,4 +1,4 @@
-"""Which rectangles of a matrix are computed: panels of rows, and in each the columns that a mask leaves."""
+"""Which rectangles of a matrix are computed: blocks of rows, and in each the blocks of columns that a mask allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attlas.tiles import Tile, cut
 __all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "sizes"]
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
-_ROOMY_ROWS = 32  # fewest rows for which a panel as wide as the matrix still feeds the matrix product
+_ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class ColumnBlock:
 
     @property
     def whole(self) -> bool:
-        """Whether every cell of the strip is allowed."""
-        return all(coverage is BlockState.FULL for _, coverage in self.segments)
+        """Whether every cell of the block is allowed."""
+        return all(state is BlockState.FULL for _, state in self.segments)
 
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Some rows of some heads, and the strips of columns in which they may attend."""
+    """Some rows of some heads, and the blocks of columns in which they may attend."""
 
     at: Tile
     column_blocks: tuple[ColumnBlock, ...]
@@ -87,7 +87,7 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
 
 
 def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[RowBlock]:
-    """Yield the panels that cover a matrix; columns where nothing may attend are left out."""
+    """Yield the row blocks that cover a matrix, without the columns that the mask hides from all rows."""
     size = sizes(problem, plan, whole_rows=whole_rows, wide=wide)
     batch, heads, m, n = problem.shape
     for batches in cut(batch, size.batches):
@@ -98,7 +98,7 @@ def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: 
 
 
 def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool = False) -> tuple[ColumnBlock, ...]:
-    """Return the strips of a panel, each at most `width` columns wide."""
+    """Return the column blocks of a row block, each at most `width` columns wide."""
     if not len(at.columns):
         return ()
     segments = [(at.columns, BlockState.FULL)] if mask is None else _segments(at, mask)
@@ -134,27 +134,27 @@ def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | N
 
 
 def _segments(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
-    """Divide the columns of a panel into segments of one coverage each, by bisection."""
+    """Divide the columns of a row block into segments of one state each, by bisection."""
     out: list[tuple[range, BlockState]] = []
     waiting = [at.columns]
     while waiting:
         columns = waiting.pop()
-        coverage = mask.coverage(at.narrow(columns))
-        if coverage is BlockState.PARTIAL and len(columns) > _FINEST:
+        state = mask.coverage(at.narrow(columns))
+        if state is BlockState.PARTIAL and len(columns) > _FINEST:
             middle = (columns.start + columns.stop) // 2
             waiting += [range(middle, columns.stop), range(columns.start, middle)]
-        elif out and out[-1][1] is coverage:
-            out[-1] = (range(out[-1][0].start, columns.stop), coverage)
+        elif out and out[-1][1] is state:
+            out[-1] = (range(out[-1][0].start, columns.stop), state)
         else:
-            out.append((columns, coverage))
+            out.append((columns, state))
     return out
 
 
 def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     """Return the unbroken runs of columns in which something may attend."""
     runs: list[range] = []
-    for columns, coverage in segments:
-        if coverage is BlockState.EMPTY:
+    for columns, state in segments:
+        if state is BlockState.EMPTY:
             continue
         if runs and runs[-1].stop == columns.start:
             runs[-1] = range(runs[-1].start, columns.stop)
@@ -164,5 +164,5 @@ def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
 
 
 def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
-    clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), coverage) for c, coverage in segments)
-    return tuple((c, coverage) for c, coverage in clipped if len(c))
+    clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), state) for c, state in segments)
+    return tuple((c, state) for c, state in clipped if len(c))

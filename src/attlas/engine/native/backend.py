@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.fold import Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
 from attlas.engine.native.pairwise import PairwiseFamily
 from attlas.engine.online import LARGEST, exact, larger
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Statistic
 from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
@@ -94,11 +94,11 @@ class FusedKernels(_Kernels):
     def prepare(self, request: Request) -> Request:
         return request.as_fused()
 
-    def is_quick(self, problem: Problem) -> bool:
+    def has_fast_path(self, problem: Problem) -> bool:
         return dot.pays(problem)
 
-    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        return decode.at_once(problem, v)
+    def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        return decode.fast_path(problem, v)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import MISSING
-from attlas.engine.fold import Blocks, Statistic
 from attlas.engine.native import request
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Blocks, Statistic
 
 __all__ = ["Read", "fold", "fused"]
 

@@ -59,7 +59,7 @@ class Part:
         The matrix.
     at : Tile
         The place of the part.
-    strip : ColumnBlock
+    block : ColumnBlock
         Its columns and what the mask says of them.
     score : callable
         Computes the logits of the part, `lowest` where masked, in memory that the part may write to.
@@ -88,7 +88,7 @@ class Part:
 
     problem: Problem
     at: Tile
-    strip: ColumnBlock
+    block: ColumnBlock
     score: Callable[[], Tensor]
     row_lse: Callable[[], Tensor] | None
     space: Workspace
@@ -109,7 +109,7 @@ class Part:
     def shifted(self) -> Tensor:
         """Logits less `shift`, finite: a very low number where a key may not be seen; shape (B, H, r, c)."""
         if self.row_lse is None:
-            return self._logits if self.problem.is_modest else self._logits.sub_(self.shift.unsqueeze(-1))
+            return self._logits if self.problem.has_small_logits else self._logits.sub_(self.shift.unsqueeze(-1))
         shift = self.shift  # first: what it takes may pass through the buffer of the logits
         return self._logits.sub_(shift.unsqueeze(-1))
 
@@ -118,7 +118,7 @@ class Part:
         """What was subtracted from each row, shape (B, H, r)."""
         if self.row_lse is not None:
             return finite_shift(self.exact_lse).to(self.problem.dtype)
-        if self.problem.is_modest:
+        if self.problem.has_small_logits:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         # Weights do not depend on it, and so neither do gradients.
         top = self._top.detach().masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
@@ -180,12 +180,12 @@ class Part:
     @cached_property
     def _raw(self) -> Tensor:
         x, raw = self.shifted, self.scratch("raw")
-        if not self.problem.is_modest:
+        if not self.problem.has_small_logits:
             return exp(x, out=raw)
-        start = self.strip.columns.start
-        for columns, coverage in self.strip.segments:
+        start = self.block.columns.start
+        for columns, state in self.block.segments:
             place = slice(columns.start - start, columns.stop - start)
-            if coverage is BlockState.FULL:  # nothing here can be so low that exp is slow
+            if state is BlockState.FULL:  # nothing here can be so low that exp is slow
                 torch.exp(x[..., place], out=raw[..., place])
             else:
                 exp(x[..., place], out=raw[..., place])
@@ -217,7 +217,7 @@ class Part:
     @cached_property
     def allowed(self) -> Tensor | None:
         """True where the mask lets the query see the key; None where it does everywhere."""
-        cells = allowed_cells(self.at, self.problem.mask, self.strip)
+        cells = allowed_cells(self.at, self.problem.mask, self.block)
         return None if cells is None else cells.expand(self.shape)
 
     @cached_property
@@ -227,13 +227,13 @@ class Part:
         The cells are None where all may, else bool and broadcastable to (B, H, r, columns): a mask that
         is the same for all heads is asked and counted once.
         """
-        start, r = self.strip.columns.start, self.shape[2]
+        start, r = self.block.columns.start, self.shape[2]
         out: list[tuple[range, Tensor | None]] = []
-        for columns, coverage in self.strip.segments:
-            if coverage is BlockState.EMPTY:
+        for columns, state in self.block.segments:
+            if state is BlockState.EMPTY:
                 continue
             cells = None
-            if coverage is BlockState.PARTIAL and self.problem.mask is not None:
+            if state is BlockState.PARTIAL and self.problem.mask is not None:
                 cells = self.problem.mask.allows(self.at.narrow(columns))
                 cells = cells.expand(torch.broadcast_shapes(cells.shape, (r, len(columns))))
             out.append((range(columns.start - start, columns.stop - start), cells))
@@ -267,7 +267,7 @@ class Part:
     @cached_property
     def peaks(self) -> Tensor:
         """Largest shifted logit of each group of columns, shape (B, H, r, groups), see `GROUP`."""
-        if self.row_lse is not None or self.problem.is_modest:
+        if self.row_lse is not None or self.problem.has_small_logits:
             return _group_maxima(self.shifted)
         return self._logit_peaks - self.shift.unsqueeze(-1)  # the logits may be overwritten by now
 
@@ -297,7 +297,7 @@ class Part:
 class Statistic(ABC):
     """A number, a row or a small table drawn from the matrix in one pass over its tiles.
 
-    Parts come panel by panel (some rows of some heads), and within a panel from left to right. Cells that
+    Parts come in blocks of rows of some heads, and within a block of rows from left to right. Cells that
     nothing may see are left out and never visited: `start` sets what they mean.
 
     Attributes
