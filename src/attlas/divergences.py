@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.engine import operations, tiled
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import larger
+from attlas.engine.online import exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind
@@ -259,7 +259,7 @@ class _Rows(stats.Statistic):
         if self.of_logits:
             return _Cells(logs, logs)
         total = lse[there.place]
-        if larger(total, 16.0) and not problem.partial:  # two kernels round large logits differently
+        if exceeds(total, 16.0) and not problem.partial:  # two kernels round large logits differently
             total = tiled.lse_of(problem, there, matrix.plan)
         logs = logs - torch.where(total == -torch.inf, 0.0, total).to(logs.dtype).unsqueeze(-1)
         weights = logs.exp()

@@ -66,10 +66,10 @@ def _state(t: Tensor) -> tuple[int | None, int]:
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors of a score or a mask and of its parts, each once."""
-    return list({id(t): t for t in _held(owner)}.values())
+    return list({id(t): t for t in _tensors_within(owner)}.values())
 
 
-def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
+def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
     values: Iterable[Any] = vars(owner).values()
     if isinstance(owner, nn.Module):
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
@@ -79,7 +79,7 @@ def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
             if isinstance(part, Tensor):
                 yield part
             elif isinstance(part, (nn.Module, Mask)):
-                yield from _held(part)
+                yield from _tensors_within(part)
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))  # hooks and settings that every module has
@@ -259,7 +259,7 @@ class Problem:
 
     @cached_property
     def protected_storages(self) -> frozenset[int]:
-        """Addresses of the storages that must not be written to: those of the tokens and of the score."""
+        """Addresses of the storages that must not be overwritten: those of the tokens and of the score."""
         tensors = [t for part in self.tokens for t in tree_flatten(part)]
         tensors += tensors_of(self.score)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import larger, merge
+from attlas.engine.online import exceeds, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, sum_heads
 from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
@@ -127,7 +127,7 @@ class Sdpa(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        if out is None or larger(lse, _ROUNDED) or not gradient.is_product:
+        if out is None or exceeds(lse, _ROUNDED) or not gradient.is_product:
             return None
         left, right, delta = gradient.product
         problem, dot = request.problem, request.product

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import CACHED, exp, finite_shift, in_parts
+from attlas.engine.online import CACHED, exp, finite_shift, split_lse
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells
 from attlas.engine.workspace import Workspace
@@ -204,7 +204,7 @@ class Part:
     def _inverse(self) -> Tensor | None:
         """The factor of each row that makes weights of what exp gave; None where that is 1."""
         if self.row_lse is not None:
-            low = in_parts(self.exact_lse, self.problem.dtype)[1]
+            low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
         # Who has the weights has paid for the log-sum-exp: it is kept.
         none = self.exact_lse == -math.inf

@@ -19,7 +19,7 @@ from torch import Tensor
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import LARGEST, exact, larger
+from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, tree_flatten, tree_map, tree_unflatten
 from attlas.engine.statistic import Part, Statistic, lowest
@@ -76,7 +76,7 @@ class Tiled(Backend):
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
         whole = not gradient.is_product  # then sums over a row are those of its tile
-        if not whole and (exact(lse) is None or larger(lse, LARGEST)):
+        if not whole and (exact(lse) is None or exceeds(lse, LARGEST)):
             lse = self.forward(request, gradient.product[1][..., :0])[1]
         dtype, (batch, heads, m, n) = problem.dtype, problem.shape
         q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
@@ -143,7 +143,7 @@ def collect(
     keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
     that no statistic asks for.
     """
-    if lse is not None and not problem.partial and larger(lse, LARGEST):
+    if lse is not None and not problem.partial and exceeds(lse, LARGEST):
         lse = None  # tiles make a weight and the sum of its row in one go
     carries = [statistic.start(problem) for statistic in statistics]
     space = Workspace(problem.dtype, problem.device)
@@ -215,13 +215,14 @@ def read(
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        if not before_softmax and (total is None or (larger(total, 16.0) and _cheap(problem, len(some), len(columns)))):
+        recompute = total is None or (exceeds(total, 16.0) and _is_cheap(problem, len(some), len(columns)))
+        if recompute and not before_softmax:
             total = lse_of(problem, at, plan)
         out[b, h, span.start : span.stop] = read_tile(problem, at, columns, total)
     return out
 
 
-def _cheap(problem: Problem, rows: int, columns: int) -> bool:
+def _is_cheap(problem: Problem, rows: int, columns: int) -> bool:
     """Return whether the log-sum-exp of some rows costs little beside what is read of them."""
     n = problem.shape[3]
     return not problem.partial and (columns == n or rows * n <= 1 << 20)
@@ -431,7 +432,7 @@ def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill
 
 def _weights(logits: Tensor, lse: Tensor) -> Tensor:
     """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
-    high, low = online.in_parts(lse, logits.dtype)
+    high, low = online.split_lse(lse, logits.dtype)
     logits.sub_(high.unsqueeze(-1))
     if low is not None:
         logits.sub_(low.unsqueeze(-1))

@@ -15,7 +15,7 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
 from attlas.engine.native.pairwise import PairwiseFamily
-from attlas.engine.online import LARGEST, exact, larger
+from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
 from attlas.inputs import all_finite, tracing
@@ -47,11 +47,11 @@ class _Kernels(Backend):
         self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
         problem = request.problem
-        wants = statistics.fused(problem, asked)
-        if all(wanted is None for wanted in wants):
+        requests = statistics.requested_outputs(problem, asked)
+        if all(outputs is None for outputs in requests):
             return None
-        found = statistics.fold(problem, partial(self.read, request), asked, wants, lse)
-        return None if found is None or (larger(found[1], LARGEST) and not problem.partial) else found
+        found = statistics.collect(problem, partial(self.read, request), asked, requests, lse)
+        return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
         found = self.read(request, {"lse": True}, None, None)
@@ -87,7 +87,7 @@ class FusedKernels(_Kernels):
         if operation == "statistics":
             m = problem.shape[2]
             return 5.0 if m < _FEW or (m < _SOME and problem.k.numel() >= _MANY_NUMBERS) else 1.0
-        if not (dot_backward if operation == "backward" else dot).pays(problem):
+        if not (dot_backward if operation == "backward" else dot).is_faster(problem):
             return 1.2
         return 0.6 if library.wide() else 0.9
 
@@ -95,7 +95,7 @@ class FusedKernels(_Kernels):
         return request.as_fused()
 
     def has_fast_path(self, problem: Problem) -> bool:
-        return dot.pays(problem)
+        return dot.is_faster(problem)
 
     def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return decode.fast_path(problem, v)
@@ -104,7 +104,7 @@ class FusedKernels(_Kernels):
         product = request.product
         found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
         # From here on float32 has no two logits that are less than some nats apart.
-        if found is None or larger(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
+        if found is None or exceeds(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
             return None
         return found["out"].to(v.dtype), found["lse"]
 
@@ -112,7 +112,7 @@ class FusedKernels(_Kernels):
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         problem, known = request.problem, exact(lse)
-        if known is None or larger(known, LARGEST) or not gradient.is_closed:
+        if known is None or exceeds(known, LARGEST) or not gradient.is_closed:
             return None
         if gradient.is_product:
             left, right, delta = gradient.product
@@ -181,7 +181,7 @@ class PairwiseKernels(_Kernels):
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         family = self.family(request)
-        if family is None or exact(lse) is None or larger(lse, LARGEST) or not gradient.is_product:
+        if family is None or exact(lse) is None or exceeds(lse, LARGEST) or not gradient.is_product:
             return None
         return family.backward(request.parameters(), lse, *gradient.product)
 
