@@ -345,7 +345,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def start(self, problem: Problem) -> Any:
-        """Return the carry before any part was seen; also the door for checks against the sizes."""
+        """Return the carry before any part was seen; also checks the settings against the sizes of the matrix."""
 
     @abstractmethod
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
@@ -416,7 +416,7 @@ class Statistic(ABC):
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 
         Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
-        the tiles. Also the door for checks against the sizes.
+        the tiles. It may also check the settings against the sizes of the matrix.
         """
         return None
 
