@@ -51,7 +51,8 @@ def map_blocks(work: Callable[[slice], Part], rows: Iterable[slice], threads: in
 
     Notes
     -----
-    Use it within `one_thread`: each block is computed by one of `threads` threads. Their number does not change results.
+    Use it within `one_thread`: each of `threads` threads computes one block at a time. Results do not depend on their
+    number.
     """
 
     def alone(part: slice) -> Part:
