@@ -13,7 +13,7 @@ from attlas.engine.problem import Problem
 from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "sizes"]
+__all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "segments_of", "sizes"]
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
@@ -101,7 +101,7 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
     """Return the column blocks of a row block, each at most `width` columns wide."""
     if not len(at.columns):
         return ()
-    segments = [(at.columns, BlockState.FULL)] if mask is None else _segments(at, mask)
+    segments = [(at.columns, BlockState.FULL)] if mask is None else segments_of(at, mask)
     runs = _runs(segments)
     if not runs:
         return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
@@ -133,7 +133,7 @@ def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | N
     return out
 
 
-def _segments(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
+def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
     """Divide the columns of a row block into segments of one state each, by bisection."""
     out: list[tuple[range, BlockState]] = []
     waiting = [at.columns]

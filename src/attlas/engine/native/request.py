@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.engine.native import library, masking
 from attlas.engine.problem import Problem
-from attlas.engine.tiling import allowed_cells, column_blocks
+from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
 from attlas.masks.base import Mask
 from attlas.tiles import Tile, cut
 
@@ -114,7 +114,7 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
 
     The mask is asked for cells only in segments of keys of which it allows some.
     """
-    cells = allowed_cells(at, mask, column_blocks(at, mask, len(at.columns), whole_rows=True)[0])
+    cells = allowed_cells(at, mask, ColumnBlock(at.columns, tuple(segments_of(at, mask))))
     return ({}, ()) if cells is None else masking.of_cells(cells, len(at.rows), len(at.columns))
 
 
