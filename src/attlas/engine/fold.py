@@ -437,8 +437,7 @@ class Statistic(ABC):
 
     def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
         """Return the carry of all tiles from the numbers that `outputs` asked for; the default is the one number."""
-        name, *_ = self.outputs(problem) or found
-        return found[name]
+        return found[next(iter(self.outputs(problem) or found))]
 
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
         """Return the result from the numbers that `outputs` asked for, where `carry_from` does not tell it."""
