@@ -107,6 +107,8 @@ def _record(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--statistics", metavar="NAME,NAME,...", help=names)
     keep = "disk: queries and keys too, for any question later; statistics: the numbers only (default: disk)"
     option("--keep", choices=("disk", "statistics"), default="disk", help=keep)
+    values = "values too: all, or their norms alone, for pictures of ‖A v‖ (default: neither)"
+    option("--values", choices=("all", "norms"), help=values)
     option = command.add_argument_group("how the model is run").add_argument
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")

@@ -22,7 +22,7 @@ from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
 from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
-from attlas.view.source import Place, Source
+from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.worker import Worker
@@ -31,10 +31,12 @@ __all__ = ["Answer", "Service"]
 
 _POOLS = ("mean", "max")
 _DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
+_OF_WEIGHTS = ("entropy", "effective_keys")  # tracks of rows that sum to 1
 _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
 _LARGEST = 100
+_TINY = 1e-300
 _TEXT = 1000  # characters that are searched for
 
 
@@ -306,6 +308,8 @@ class Service:
     def _track(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         name = given.word("name", TRACKS)
+        if place.variant in WEIGHTED and name in _OF_WEIGHTS:
+            place, head = self._at(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
         progress = job.found.progress  # before the numbers: what is done later is not in them
         if job.error and progress < 1:
@@ -334,16 +338,21 @@ class Service:
         place, head = self._head(given)
         i, j = given.whole("i", 0, head.m), given.whole("j", 0, head.n)
         row = range(i, i + 1), range(head.n)
-        weights, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        shown, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        weights, plain, norms = shown, head, self._source.norms(place)
+        if norms is not None:
+            plain = self._at(place.plain)[1]
+            weights = plain.cells(*row, wanted)[0]
         seen = weights[weights > 0].astype(np.float64)
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
         return _json(
             {
-                "weight": _number(weights[j]),
-                "logit": _number(head.logit(i, j)),
+                "weight": _number(shown[j]),
+                "share": None if norms is None else _number(weights[j]),  # the weight itself
+                "logit": _number(plain.logit(i, j)),
                 "lse": _number(lse),
                 "allowed": bool(allowed[j]),
-                "rank": int((weights > weights[j]).sum()) + 1 if allowed[j] else None,
+                "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
                 "row_entropy": _number(-(seen * np.log(seen)).sum()) if allowed.any() else None,
                 "column_mass": self._mass(place, head, j, wanted),
             }
@@ -351,7 +360,7 @@ class Service:
 
     def _pair(self, given: Parameters, wanted: Wanted) -> Answer:
         """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
-        _, heads = self._head(given)
+        place, heads = self._head(given)
         rows = heads.rows(given.whole("i", 0, heads.m))
         keys = given.span("j0", "j1", heads.n)
         found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
@@ -360,7 +369,10 @@ class Service:
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
             row = other.rows(given.whole("i", 0, other.m)).mean(axis=0)
-            found["agreement"] = np.minimum(rows, row).sum(axis=1).tolist()
+            sums = np.maximum(rows.sum(axis=1, keepdims=True), _TINY), max(row.sum(), _TINY)
+            if place.variant not in WEIGHTED:
+                sums = np.ones_like(sums[0]), 1.0
+            found["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
         return _json(found)
 
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
@@ -388,14 +400,18 @@ class Service:
         batch = given.whole("batch", 0, batches, default=0)
         mean = given.equals(f"{which}head", "mean")
         number: int | Literal["mean"] = "mean" if mean else given.whole(f"{which}head", 0, heads)
-        variant: Literal["plain", "nosink"] = (
-            "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
-        )
-        place = Place(entry, batch, number, variant)
+        variant: Any = given.word("variant", ("plain", "nosink", *WEIGHTED), "plain")
+        return self._at(Place(entry, batch, number, variant))
+
+    def _at(self, place: Place) -> tuple[Place, Head]:
         head = self._source.head(place)
-        if head is None:
+        if head is not None:
+            return place, head
+        if self._source.head(place.plain) is None:
             raise QuestionError(409, "only statistics of this layer were recorded, and no weights")
-        return place, head
+        if place.variant == "value" or self._source.norms(place._replace(variant="value")) is None:
+            raise QuestionError(409, "this recording has no values; attlas record --values all keeps them")
+        raise QuestionError(409, "the output projection of this layer is not known")
 
     def _picture(self, picture: Picture) -> Answer:
         return _binary(picture.codes, progress=picture.progress, sampled=picture.sampled)

@@ -17,6 +17,7 @@ import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
+import { isWeighted } from "./weighting.js";
 import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
@@ -137,6 +138,7 @@ export function repaired(state) {
   if (at !== state.entry) patch.entry = at;
   if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
+  if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
   if (!holds(info, at, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
