@@ -184,7 +184,7 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _add(commands, "view", "open a recording or a corpus in the browser", about, _VIEW_EXAMPLES)
     known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
     command.add_argument("atlas", nargs="*", type=Path, metavar="FOLDER", help=known)
-    option = command.add_argument_group("instead of a folder, a run that is recorded now").add_argument
+    option = command.add_argument_group("a model that reads a text now, and texts typed on the page").add_argument
     option("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
     option("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
     option("--tokens", type=int, metavar="N", help="read the first N tokens only")

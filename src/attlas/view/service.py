@@ -27,7 +27,7 @@ from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
-__all__ = ["Answer", "Service"]
+__all__ = ["Answer", "Service", "json_answer", "refusal"]
 
 _POOLS = ("mean", "max")
 _DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
@@ -73,6 +73,10 @@ class Answer:
     final: bool = True
     status: int = 200
     sampled: bool = False
+
+    def extended(self, **more: Any) -> Answer:
+        """Return an answer in JSON with further fields."""
+        return json_answer(json.loads(self.body) | more, final=self.final, progress=self.progress, status=self.status)
 
 
 class Service:
@@ -204,20 +208,20 @@ class Service:
         """
         question = self._questions.get(name)
         if question is None:
-            return _refusal(404, f"no such question: {name[:40]!a}")
+            return refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
-            return _refusal(503, "the viewer was closed")
+            return refusal(503, "the viewer was closed")
         if wanted is not None and not wanted():
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         try:
             with self._worker.question():
                 return question(Parameters(parameters), wanted)
         except QuestionError as error:
-            return _refusal(error.status, error.text)
+            return refusal(error.status, error.text)
         except UnwantedError:
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
-            return _refusal(500, str(error).partition("\n")[0] or type(error).__name__)
+            return refusal(500, str(error).partition("\n")[0] or type(error).__name__)
 
     def close(self) -> None:
         """End the work in the background, and remove what does not stay. Later questions are refused."""
@@ -238,7 +242,7 @@ class Service:
             "log2_max": 0,
         }
         facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        return _json({"format": 1, **self._source.info, "folder": self._folder, **facts})
+        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts})
 
     def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text
@@ -246,19 +250,19 @@ class Service:
         if len(span) > _TOKENS:
             raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
-        return _json({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+        return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
     def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
-        return _json({"page": bundle.offline_page()})
+        return json_answer({"page": bundle.offline_page()})
 
     def _search(self, given: Parameters, wanted: Wanted) -> Answer:
         limit = given.whole("limit", 1, _MATCHES + 1, default=100)
         matches, total = self._source.text.search(given.text("text", _TEXT), limit)
-        return _json({"matches": matches, "total": total})
+        return json_answer({"matches": matches, "total": total})
 
     def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
         table = self._table.answer()
-        return _json(table, progress=table["progress"])
+        return json_answer(table, progress=table["progress"])
 
     def _pooling(self, given: Parameters, wanted: Wanted) -> Answer:
         """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
@@ -267,14 +271,14 @@ class Service:
         log = np.log2(codes.decode(picture[picture > codes.ZERO]))
         low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
         dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
-        return _json({"pool": "mean" if dark else "max"})
+        return json_answer({"pool": "mean" if dark else "max"})
 
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         given.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
         self._passes.look(place, (rows.start + rows.stop) / 2)
-        return _json({}, final=False)
+        return json_answer({}, final=False)
 
     def _status(self, given: Parameters, wanted: Wanted) -> Answer:
         jobs = [
@@ -287,7 +291,7 @@ class Service:
             for key, job in self._worker.jobs.items()
             if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
-        return _json({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
+        return json_answer({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
 
     # ------------------------------------------------------------------------------------------------- pictures
 
@@ -345,7 +349,7 @@ class Service:
             weights = plain.cells(*row, wanted)[0]
         seen = weights[weights > 0].astype(np.float64)
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
-        return _json(
+        return json_answer(
             {
                 "weight": _number(shown[j]),
                 "share": None if norms is None else _number(weights[j]),  # the weight itself
@@ -373,7 +377,7 @@ class Service:
             if place.variant not in WEIGHTED:
                 sums = np.ones_like(sums[0]), 1.0
             found["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
-        return _json(found)
+        return json_answer(found)
 
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
@@ -389,7 +393,7 @@ class Service:
         count = given.whole("k", 1, _LARGEST + 1, default=10)
         rows = given.span("r0", "r1", head.m) if given.has("r0", "r1") else range(head.m)
         columns = given.span("c0", "c1", head.n) if given.has("c0", "c1") else range(head.n)
-        return _json({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
+        return json_answer({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
 
     # ---------------------------------------------------------------------------------------------------- parts
 
@@ -429,14 +433,16 @@ def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> A
     return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
 
 
-def _json(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+    """Return plain data as an answer."""
     # A text may hold half of a surrogate pair; JSON can only say it escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
     return Answer("json", body, progress, final and progress >= 1, status)
 
 
-def _refusal(status: int, text: str) -> Answer:
-    return _json({"error": text}, final=False, status=status)
+def refusal(status: int, text: str) -> Answer:
+    """Return an answer that says why there is none."""
+    return json_answer({"error": text}, final=False, status=status)
 
 
 def _number(value: float) -> float | None:
