@@ -135,7 +135,7 @@ def check(case: Any, plan: Plan, same: Any) -> None:
             assert bool(g.isfinite().all())
 
 
-PLANS = [Plan(), Plan("tiled", rows=3, columns=4), Plan("tiled")]
+PLANS = [Plan(), Plan("tiled", rows=4, columns=5), Plan("tiled")]
 
 
 def test_every_score(score_name: str, make: Any, sizes: Any, tables: Any, same: Any) -> None:
