@@ -83,7 +83,7 @@ class _Listener:
         site = None if self.take is None else self.attentions.site(module)
         return None if site is None or site.kind == "cross" else site.path
 
-    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
+    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, *details: Any) -> None:
         """Take one matrix."""
         path = self.path_of(module)
         if self.take is not None and path is not None:
