@@ -15,10 +15,10 @@ from attlas import reads
 from attlas.engine import operations, reference, tiled
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Statistic
 from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
+from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values, tracing, transforming, whole_number

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic
 from attlas.tiles import Tile, cut
 
 __all__ = ["CellSums", "Cells", "LeadingSums", "LogSumExp"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas import reads
 from attlas.engine import operations, tiled
-from attlas.engine.fold import Statistic
+from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, check_size
@@ -152,13 +152,13 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.of_problem()))
 
     def compute() -> tuple[list[Any], Tensor]:
-        return tiled.fold(A.problem, [statistic], A.plan, A._lse)[0], A._known_lse()
+        return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._known_lse()
 
     if A.needs_graph and statistic.differentiable:
         A._gradient.lose("heads were summed")
         (result,), _ = operations.record(A.problem, [statistic], A.plan, compute)
     else:
-        (result,), _ = tiled.fold(A.problem, [statistic], A.plan, A._lse)
+        (result,), _ = tiled.collect(A.problem, [statistic], A.plan, A._lse)
     total: Tensor = result[0].reshape(*kept, m, n)
     return total
 
