@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from attlas.atlas import Atlas
-from attlas.errors import AttlasError
+from attlas.atlas.bookmarks import bookmarks_from, write_bookmarks
+from attlas.atlas.serialization import FormatError
+from attlas.errors import AttlasError, RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
 from attlas.view.codes import Array
-from attlas.view.exact import Head, UnwantedError, Wanted
+from attlas.view.exact import Head, UnwantedError, Wanted, go_on
 from attlas.view.largest import largest
+from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
@@ -36,6 +42,7 @@ _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
 _LARGEST = 100
+_PAGE = 24 << 20  # bytes of pictures of a page that works offline, before compression
 _TINY = 1e-300
 _TEXT = 1000  # characters that are searched for
 
@@ -146,6 +153,7 @@ class Service:
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._folder = None if folder is None else os.fspath(folder)
+        self._keeping, self._packing = threading.Lock(), 0.0
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
@@ -214,7 +222,8 @@ class Service:
         if wanted is not None and not wanted():
             return refusal(499, "nobody waits for the answer")
         try:
-            with self._worker.question():
+            # A page is packed beside the passes that it waits for; all other questions go before them.
+            with contextlib.nullcontext() if name == "offline" else self._worker.question():
                 return question(Parameters(parameters), wanted)
         except QuestionError as error:
             return refusal(error.status, error.text)
@@ -242,7 +251,43 @@ class Service:
             "log2_max": 0,
         }
         facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts})
+        marks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
+        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts, **marks}, final=False)
+
+    def _bookmarks(self) -> list[dict[str, str]]:
+        return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
+
+    def change(self, name: str, content: Any) -> Answer:
+        """Take something that the page sends to be kept.
+
+        Parameters
+        ----------
+        name : str
+            What it is; "bookmarks" is known: named views, kept with the recording where this has a folder.
+        content : object
+            ``{"bookmarks": [...], "before": [...]}``: all bookmarks, and those that the page knew before.
+
+        Returns
+        -------
+        Answer
+            409 where another page has changed them since.
+        """
+        if name != "bookmarks":
+            return refusal(404, f"nothing of this name is kept: {name[:40]!a}")
+        given = content if isinstance(content, dict) else {}
+        with self._keeping:
+            if given.get("before") != self._bookmarks():
+                return refusal(409, "the bookmarks were changed on another page; reload this one")
+            try:
+                bookmarks = bookmarks_from(given.get("bookmarks"))
+                if self._folder is not None:
+                    write_bookmarks(Path(self._folder), bookmarks, "view")
+            except FormatError as error:
+                return refusal(400, str(error))
+            except RecordingError as error:
+                return refusal(500, f"the bookmarks cannot be kept: {error.found}")
+            self._source.atlas.bookmarks = bookmarks
+            return json_answer({"bookmarks": self._bookmarks()}, final=False)
 
     def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text
@@ -253,7 +298,36 @@ class Service:
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
     def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
-        return json_answer({"page": bundle.offline_page()})
+        """Answer the page that works offline and what it holds of one head, or of two that are compared."""
+        places = [self._head(given)[0]]
+        if given.has("second_entry"):
+            places.append(self._head(given, "second_")[0])
+        pin = (given.whole("i", 0, 1 << 40), given.whole("j", 0, 1 << 40)) if given.has("i") else None
+
+        def tell(share: float) -> None:
+            go_on(wanted)
+            self._packing = share
+
+        first, shapes = places[0], [shown.entry.shape for shown in self._source.entries]
+        every = [(at, head) for at, shape in enumerate(shapes) for head in range(shape[1])]
+        packer = Packer(
+            self,
+            [(place.entry, place.head) for place in places],  # type: ignore[misc]  # a mean of heads is packed, too
+            every,
+            limit=_PAGE,
+            batch=first.batch,
+            variant=first.variant,
+            pool=given.word("pool", _POOLS, "max"),
+            pin=pin,
+            tell=tell,
+            overviews=False,
+        )
+        try:
+            return json_answer({"page": bundle.offline_page(), "data": packer.pack()}, final=False)
+        except RecordingError as error:
+            raise QuestionError(409, error.found or str(error)) from error
+        finally:
+            self._packing = 0.0
 
     def _search(self, given: Parameters, wanted: Wanted) -> Answer:
         limit = given.whole("limit", 1, _MATCHES + 1, default=100)
@@ -291,7 +365,8 @@ class Service:
             for key, job in self._worker.jobs.items()
             if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
-        return json_answer({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
+        used = self._pictures.nbytes + self._passes.nbytes
+        return json_answer({"packing": self._packing, "jobs": jobs, "bytes": used}, final=False)
 
     # ------------------------------------------------------------------------------------------------- pictures
 
