@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tests.atlas.conftest import make_atlas
 
 import attlas
 from attlas.atlas import Bookmark
 from attlas.atlas.bookmarks import BOOKMARKS, write_bookmarks
 from attlas.errors import RecordingError
-from tests.atlas.conftest import make_atlas
 
 MARKS = [Bookmark("repeats", "e=2&h=4", "It looks at what followed before: 重复."), Bookmark("first", "e=0")]
 

@@ -96,7 +96,7 @@ class Packer:
         self._info = json.loads(self._ask("info").body)
         others = [place for place in self.order if place not in self.heads] if self.overviews else []
         places = [*self.heads, *others]
-        held, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
+        packed_heads, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
         for done, place in enumerate(places):
             self.tell(done / len(places))
             self._share = done / len(places), 1 / len(places)
@@ -110,13 +110,13 @@ class Packer:
                 continue
             kept = 0 if record["exact"] else self._largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
-            held.append({"entry": place[0], "head": place[1], **record, "kept": kept})
+            packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept})
         self._thumbnails()
         text = self.service.source.text
         return {
             "format": 1,
             "info": self._info,
-            "packed": held,
+            "packed": packed_heads,
             "heads": json.loads((self._ask if self.overviews else self.service.answer)("heads", {}).body),
             "tokens": text.shown,
             "joined": text.joined_in(range(len(text))),
@@ -132,10 +132,10 @@ class Packer:
     def _question(self, place: tuple[int, int]) -> dict[str, Any]:
         return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
 
-    def _ask(self, question: str, asked: Mapping[str, Any] | None = None, /, **given: Any) -> Any:
+    def _ask(self, question: str, asked: Mapping[str, Any] | None = None, /, **params: Any) -> Any:
         """Return a complete answer."""
         while True:
-            answer = self.service.answer(question, {name: str(value) for name, value in (asked or given).items()})
+            answer = self.service.answer(question, {name: str(value) for name, value in (asked or params).items()})
             if answer.status != 200:
                 found = json.loads(answer.body)["error"]
                 raise RecordingError(
