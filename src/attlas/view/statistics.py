@@ -126,10 +126,10 @@ class HeadTable:
 
     def _lacking(self) -> dict[int, list[Statistic]]:
         """Return the statistics that entries lack, and can still give at a price that nobody notices."""
-        given = self._source.entries
-        total = sum(math.prod(shown.entry.shape) for shown in given if shown.entry.matrix is not None)
+        entries = self._source.entries
+        total = sum(math.prod(shown.entry.shape) for shown in entries if shown.entry.matrix is not None)
         found = {}
-        for number, shown in enumerate(given):
+        for number, shown in enumerate(entries):
             entry = shown.entry
             wanted = _wanted(shown.atlas, entry, total) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):

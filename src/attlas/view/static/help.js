@@ -20,6 +20,7 @@ const keys = [
     [t("Enter, click"), t("pin the cell under the crosshair: the text shows its row")],
     ["/", t("search: text, 50000-60000, or 60321,102")],
     ["Escape", t("let go of the pin, close what is open")],
+    ["n p", t("next, previous step of a tour")],
     ["?", t("this page")],
   ]],
 ];
