@@ -42,8 +42,7 @@ class AttentionMatrix(TensorLike):
     It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
     Tensor; leading axes indexed alone give a smaller lazy matrix; ``A @ v`` pools values at the speed of a
     fused kernel and is differentiable. Everything else is a read: exact and in linear memory. Where a gradient is
-    recorded and a tensor of the matrix requires it, reads carry it; sums over rows and columns do so at any length,
-    other reads compute the rows that they need whole, up to 1 GiB.
+    recorded and a tensor of the matrix requires it, reads carry it, at any length.
 
     Attributes
     ----------

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.contracts.conftest import Sizes, build
-from tests.distributed.test_equality import LINE, STATISTICS, differences, gap, shard, tensors
-from tests.distributed.test_saving import atlas_of
+from tests.distributed.test_equality import LINE, STATISTICS, Whole, differences, gap, shard, tensors
+from tests.distributed.test_saving import atlas_of, recorded, same
+from tests.recording.conftest import SIZES, causal_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
@@ -31,8 +33,9 @@ def _process(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         mesh, case = init_device_mesh("cpu", (2,)), build("Gaussian(learn)", "Causal", Sizes(19, 23), sink=True)
+        known = Whole(case)
         for pair in LINE:
-            errors = differences(mesh, case, *pair)
+            errors = differences(mesh, known, *pair)
             assert max(errors.values()) < 1e-12, (pair, errors)
             q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
             with torch.no_grad():
@@ -89,3 +92,24 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     atlas_of(0).save(tmp_path / "run.atlas")
     assert attlas.load(tmp_path / "run.atlas").entries
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def _sharded(rank: int, folder: Path) -> None:
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
+        assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
+        save(atlas, folder / "run.atlas", mesh, [Shard(1)])
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
+    """A model under transformers' tensor parallelism, recorded and saved as one atlas."""
+    model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2}))
+    model.save_pretrained(tmp_path / "model")
+    torch.multiprocessing.start_processes(_sharded, (tmp_path,), nprocs=2, start_method="fork")
+    same(attlas.load(tmp_path / "run.atlas"), recorded(model))

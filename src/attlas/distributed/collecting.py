@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +189,15 @@ class _Carried(Statistic):
     def finish(self, carry: Any) -> tuple[Tensor, ...]:
         self.carry = carry
         return tuple(tensors_in(carry))
+
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # One number per row is the same in a part and at its place. The kernel that made the log-sum-exp rounds the
+        # logits as it did then: weights of other logits would not sum to 1.
+        plain = self.inner.axis == "rows" and type(self.inner).from_outputs is Statistic.from_outputs
+        return self.inner.outputs(problem) if plain else None
+
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        return self.inner.carry_from(found, problem)
 
 
 class _Moved:

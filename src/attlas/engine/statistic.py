@@ -417,10 +417,13 @@ class Statistic(ABC):
         """
         return None
 
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        """Return the carry of all tiles from the numbers that `outputs` asked for; the default is the one number."""
+        return found[next(iter(self.outputs(problem) or found))]
+
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the result from the numbers that `outputs` asked for; the default is the one number."""
-        name, *_ = self.outputs(problem) or found
-        return found[name]
+        """Return the result from the numbers that `outputs` asked for, where `carry_from` does not tell it."""
+        return self.finish(self.carry_from(found, problem))
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:

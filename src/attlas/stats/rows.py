@@ -188,8 +188,8 @@ class EffectiveKeys(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True, "squares": True}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        return self.finish((found["mass"], found["squares"]))
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+        return found["mass"], found["squares"]
 
 
 class MaxWeight(_LargestOfRow):
@@ -222,9 +222,8 @@ class MaxWeight(_LargestOfRow):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        largest: Tensor = found["top_values"][..., 0]
-        return largest.clone()
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        return found["top_values"][..., 0].clone()
 
 
 class MaxLogit(_LargestOfRow):

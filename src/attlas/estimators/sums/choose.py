@@ -99,14 +99,18 @@ def run(task: Task) -> Sums:
 def _line_unsupported(task: Task) -> str | None:
     if task.x.shape[1] != 1:
         return f"there are {task.x.shape[1]} coordinates"
+    if task.tolerance == 0:
+        return "tolerance=0 allows no approximation"
     return _unsupported(task, _FEW)
 
 
 def _boxes_unsupported(task: Task) -> str | None:
     if task.x.shape[1] > _MOST_COORDINATES:
         return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
-    if task.x.shape[1] == 1:
+    if task.x.shape[1] == 1 and task.tolerance > 0:
         return "keys of one coordinate are sorted on a line, where there are enough of them"
+    if task.tolerance == 0 and not task.bounded:
+        return "tolerance=0 asks for every pair that has a weight, and all have one"
     found = _unsupported(task, 1)
     if found is None and _overhead(task) > _WORTH * _direct_seconds(task):
         return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
@@ -127,7 +131,5 @@ def _overhead(task: Task) -> float:
 def _unsupported(task: Task, few: int) -> str | None:
     if task.x.device.type != "cpu":
         return f"the tensors are on {task.x.device}"
-    if task.tolerance == 0:
-        return "tolerance=0 asks for every pair"
     pairs = len(task.x) * len(task.keys)
     return f"{pairs:,} pairs are too few for it to pay" if pairs < few else None

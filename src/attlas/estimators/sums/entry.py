@@ -49,7 +49,8 @@ def kernel_sums(
         Weight of each key, 0 or more, finite; the default is 1.
     tolerance : float, default 1e-7
         Error allowed in the denominator of a row, relative to it, and in the numerator, relative to the largest
-        ``|v|`` times the denominator. 0 sums every pair. Rounding in the dtype of x comes on top.
+        ``|v|`` times the denominator. 0 leaves out no pair that has a weight. Rounding in the dtype of x comes on
+        top.
     leave_one_out : bool, default False
         Leave out the pair (i, i); x must then be the keys.
     moments : {0, 1}, default 0
