@@ -180,6 +180,47 @@ def test_float32(on_ranks: OnRanks, scale: float) -> None:
     on_ranks(3, job)
 
 
+CELLS: list[Any] = [
+    (..., 17, slice(None)), (..., slice(None), 20), (0, 3, 17, slice(None)), (1, 2, 5, 7),
+    (..., slice(4, 9), slice(10, 20)),
+    (slice(None), [3, 0], slice(2, 18, 5), -1), (1, ..., torch.tensor([18, 0, 18]), slice(None)), (..., slice(3, 3), 0),
+]  # fmt: skip
+
+
+def test_cells(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Window", Sizes(19, 23), sink=True)
+    A = case.matrix()
+    wanted = [A[key] for key in CELLS]
+    slopes = [torch.autograd.grad(t.square().sum(), [case.q, case.k, case.sink], allow_unused=True) for t in wanted]
+
+    def job(shape: tuple[int, ...], pairs: list[Any]) -> list[str]:
+        mesh, wrong = init_device_mesh("cpu", shape), []
+        for q_to, k_to in pairs:
+            q, k = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to)
+            B = attlas.attend(q, k, mask=case.mask, sink=case.sink)
+            for key, true, slope in zip(CELLS, wanted, slopes, strict=True):
+                splits = "keys" in B._layout.roles
+                with torch.set_grad_enabled(not splits):
+                    found = B[key]
+                assert found.placements == (Replicate(),) * mesh.ndim
+                errors = [gap(found, true)]
+                if not splits:
+                    mine = torch.autograd.grad(found, [q, k, case.sink], 2 * found.detach())
+                    errors += [
+                        gap(a, torch.zeros_like(a) if b is None else b) for a, b in zip(mine, slope, strict=True)
+                    ]
+                if not max(errors) < 1e-12:
+                    wrong.append(f"{q_to}, {k_to}, {key}: {errors}")
+            if splits:
+                with pytest.raises(GradientError, match="what is read of keys that are sharded"):
+                    B[0, 0]
+        return wrong
+
+    assert not [text for texts in on_ranks(3, lambda rank, world: job((3,), LINE)) for text in texts]
+    assert not [text for texts in on_ranks(4, lambda rank, world: job((2, 2), GRID)) for text in texts]
+    assert not [text for texts in on_ranks(7, lambda rank, world: job((7,), LINE[:2])) for text in texts]
+
+
 def test_transposed_product(on_ranks: OnRanks) -> None:
     case = build("ScaledDot", "Causal", Sizes(19, 23), sink=True)
     x = case.sizes.random(2, 4, 19, 3, seed=5).requires_grad_()

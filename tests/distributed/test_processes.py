@@ -89,3 +89,34 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     atlas_of(0).save(tmp_path / "run.atlas")
     assert attlas.load(tmp_path / "run.atlas").entries
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def _failing_backward(rank: int, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mesh, tokens = init_device_mesh("cpu", (2,)), torch.randn(1, 2, 8, 4)
+    q, k, v = (shard(tokens, mesh, [Shard(2)]).requires_grad_() for _ in range(3))
+    out = attlas.attend(q, k) @ v
+
+    def fail(gradient: Any) -> None:
+        raise MemoryError("none is left")
+
+    if rank == 1:
+        out.register_hook(fail)
+    try:
+        torch.autograd.grad(out, [q, k, v], out.detach())
+    except Exception as error:  # noqa: BLE001 - gloo has errors of several classes
+        (folder / f"error{rank}").write_text(str(error))
+    os._exit(0)  # a script that ends by its error leaves, too
+
+
+def test_an_error_in_the_backward_ends_the_other_rank(tmp_path: Path) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_failing_backward, args=(rank, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert (tmp_path / "error1").read_text() == "none is left"
+    assert "onnection" in (tmp_path / "error0").read_text()  # that of the other rank was closed
