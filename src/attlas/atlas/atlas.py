@@ -460,6 +460,7 @@ class Atlas:
         passes = max(entry.call for entry in entries) + 1
         kept = sum(entry.matrix is not None for entry in entries)
         keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
+        keeps = "q, k and v kept" if all(entry.values is not None for entry in entries) else keeps
         again = f", {passes} passes" if passes > 1 else ""
         layers = _numbers("layer", self.layers(name))
         return f"{name}: {layers}, {_many(heads, 'head')}, {m} queries × {n} keys{again}, {keeps}"

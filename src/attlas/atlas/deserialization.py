@@ -22,6 +22,7 @@ from attlas.matrix import AttentionMatrix
 __all__ = ["Reader", "entry_from", "read"]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_VALUES = ("values", "value_norms", "output_norms")  # older files lack them
 _LARGEST = 1 << 48
 _MOST_HEADS = 1 << 24  # batches times heads
 _PLAN = Plan()
@@ -124,7 +125,17 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
     query_mask = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
-    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask)
+    values = {name: _values(record[name], name, reader) for name in _VALUES if record.get(name) is not None}
+    return Entry(
+        name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask, **values
+    )
+
+
+def _values(ref: Any, name: str, reader: Reader) -> Tensor:
+    t = reader.take(ref)
+    if t.dtype not in _FLOATS:
+        raise FormatError(f"{name} {_describe(t)}")
+    return t
 
 
 def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:

@@ -213,6 +213,7 @@ class Writer:
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
         if entry.query_mask is not None:
             record["query_mask"] = self.put("query_mask", entry.query_mask)
+        record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
         record["matrix"] = None
         if entry.matrix is not None:
             problem, find = entry.matrix.problem, self._runs_for(entry)

@@ -75,7 +75,7 @@ class _Listener:
         self.attentions = attentions
         self.take: Callable[[str, AttentionMatrix], None] | None = None
 
-    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
+    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, *details: Any) -> None:
         """Take one matrix."""
         site = self.attentions.site(module)
         if self.take is not None and site is not None and site.kind != "cross":

@@ -15,8 +15,8 @@ from torch.nn import functional
 from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
-from attlas.engine.fold import Part, keep_larger, merge_sums
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
@@ -88,7 +88,7 @@ class Collector:
         name = type(statistic).__name__
         if merges and type(statistic).merge is Statistic.merge:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
-            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.fold, for sums.")
+            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
         if merges and recorded and _REDUCTIONS.get(type(statistic).merge) != "sum":
             rule, found = f"{name} of cells that are divided over ranks carries no gradient.", "a recorded gradient"
@@ -111,7 +111,7 @@ class Collector:
         ids: dict[str, Any] = {"batch_ids": own.batch_ids, "head_ids": own.head_ids}
         base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, **ids, versions=())
         # Closed forms over all keys would look at tokens that are not here.
-        vars(base).update(tokens=own.tokens, stays_finite=False, is_modest=False)
+        vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base
 
     def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
@@ -203,10 +203,10 @@ class _Moved:
     def __init__(self, part: Part, problem: Problem, at: Tile) -> None:
         self._part, self.problem, self.at = part, problem, at
         shift = at.columns.start - part.at.columns.start
-        self.strip = replace(
-            part.strip,
-            columns=_shifted(part.strip.columns, shift),
-            segments=tuple((_shifted(columns, shift), state) for columns, state in part.strip.segments),
+        self.block = replace(
+            part.block,
+            columns=_shifted(part.block.columns, shift),
+            segments=tuple((_shifted(columns, shift), state) for columns, state in part.block.segments),
         )
 
     def __getattr__(self, name: str) -> Any:

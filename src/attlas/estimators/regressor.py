@@ -322,7 +322,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Notes
         -----
         Exact; no tolerance. With ``degree=1`` the outputs are moved along the local line to the point first.
-        Cost: m n weights, and cumulative sums along the sorted outputs; memory of a strip of whole rows.
+        Cost: m n weights, and cumulative sums along the sorted outputs; memory of a block of whole rows.
         """
         levels = np.asarray(quantiles, dtype=np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():

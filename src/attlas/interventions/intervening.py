@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attlas._compat import in_backward
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
@@ -152,7 +152,12 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             warnings.warn(errors.some_unrecorded(unchanged, self.where, patched=self._patch), stacklevel=3)
 
     def on_attention(
-        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+        self,
+        module: nn.Module,
+        matrix: AttentionMatrix,
+        first_query: int | None,
+        first_key: int | None,
+        values: Tensor | None = None,
     ) -> None:
         call = None if in_backward() else self._call_of(module)
         if call is None or not any(self._chosen(item, call[0]) for item in self._interventions):

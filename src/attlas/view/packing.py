@@ -20,6 +20,7 @@ from attlas.errors import RecordingError
 from attlas.stats.pooled import block_edges
 from attlas.view import codes
 from attlas.view.codes import Array
+from attlas.view.exact import Head
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
 from attlas.view.source import Place
 
@@ -111,6 +112,9 @@ class Packer:
     def _entry(self, place: tuple[int, int]) -> Entry:
         return self.service.source.entries[place[0]].entry
 
+    def _head(self, place: tuple[int, int]) -> Head | None:
+        return self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+
     def _question(self, place: tuple[int, int]) -> dict[str, Any]:
         return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
 
@@ -145,7 +149,7 @@ class Packer:
         for track in TRACKS:
             self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
         exact = 4 * m * n <= limit
-        head = self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+        head = self._head(place)
         if exact and head is not None:
             self._put(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
         if self.pin is not None and place == self.heads[0]:
@@ -187,16 +191,20 @@ class Packer:
         entry, name = self._entry(place), f"{place[0]}:{place[1]}"
         m, n = entry.shape[2:]
         count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
-        found = entry.statistics.get("top_k")
-        if self.variant != "plain" or count * m > room or (found is None and entry.matrix is None):
+        plain = self.variant == "plain"
+        found = entry.statistics.get("top_k") if plain else None
+        if self.variant == "nosink" or count * m > room or (found is None and entry.matrix is None):
             return 0
         if found is None or found.values.shape[-1] < count:
-            A = entry.need_matrix("export")[self.batch : self.batch + 1, place[1] : place[1] + 1]
-            largest = A.collect(stats.TopK(count))[0]
+            head = self._head(place)
+            if head is None:
+                return 0
+            largest, unit = head.A.collect(stats.TopK(count))[0], head.unit
             values, keys = largest.values[0, 0], largest.indices[0, 0]
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
-        weights = values.double().cpu().numpy()
+            unit = 1.0
+        weights = values.double().cpu().numpy() / unit
         gaps = torch.arange(m)[:, None] - keys.cpu()
         self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)

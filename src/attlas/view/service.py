@@ -22,19 +22,21 @@ from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
 from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
-from attlas.view.source import Place, Source
+from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
-__all__ = ["Answer", "Service"]
+__all__ = ["Answer", "Service", "json_answer", "refusal"]
 
 _POOLS = ("mean", "max")
 _DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
+_OF_WEIGHTS = ("entropy", "effective_keys")  # tracks of rows that sum to 1
 _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
 _LARGEST = 100
+_TINY = 1e-300
 _TEXT = 1000  # characters that are searched for
 
 
@@ -71,6 +73,10 @@ class Answer:
     final: bool = True
     status: int = 200
     sampled: bool = False
+
+    def extended(self, **more: Any) -> Answer:
+        """Return an answer in JSON with further fields."""
+        return json_answer(json.loads(self.body) | more, final=self.final, progress=self.progress, status=self.status)
 
 
 class Service:
@@ -202,20 +208,20 @@ class Service:
         """
         question = self._questions.get(name)
         if question is None:
-            return _refusal(404, f"no such question: {name[:40]!a}")
+            return refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
-            return _refusal(503, "the viewer was closed")
+            return refusal(503, "the viewer was closed")
         if wanted is not None and not wanted():
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         try:
             with self._worker.question():
                 return question(Parameters(parameters), wanted)
         except QuestionError as error:
-            return _refusal(error.status, error.text)
+            return refusal(error.status, error.text)
         except UnwantedError:
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
-            return _refusal(500, str(error).partition("\n")[0] or type(error).__name__)
+            return refusal(500, str(error).partition("\n")[0] or type(error).__name__)
 
     def close(self) -> None:
         """End the work in the background, and remove what does not stay. Later questions are refused."""
@@ -236,7 +242,7 @@ class Service:
             "log2_max": 0,
         }
         facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        return _json({"format": 1, **self._source.info, "folder": self._folder, **facts})
+        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts})
 
     def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text
@@ -244,19 +250,19 @@ class Service:
         if len(span) > _TOKENS:
             raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
-        return _json({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+        return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
     def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
-        return _json({"page": bundle.offline_page()})
+        return json_answer({"page": bundle.offline_page()})
 
     def _search(self, given: Parameters, wanted: Wanted) -> Answer:
         limit = given.whole("limit", 1, _MATCHES + 1, default=100)
         matches, total = self._source.text.search(given.text("text", _TEXT), limit)
-        return _json({"matches": matches, "total": total})
+        return json_answer({"matches": matches, "total": total})
 
     def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
         table = self._table.answer()
-        return _json(table, progress=table["progress"])
+        return json_answer(table, progress=table["progress"])
 
     def _pooling(self, given: Parameters, wanted: Wanted) -> Answer:
         """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
@@ -265,14 +271,14 @@ class Service:
         log = np.log2(codes.decode(picture[picture > codes.ZERO]))
         low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
         dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
-        return _json({"pool": "mean" if dark else "max"})
+        return json_answer({"pool": "mean" if dark else "max"})
 
     def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         given.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
         self._passes.look(place, (rows.start + rows.stop) / 2)
-        return _json({}, final=False)
+        return json_answer({}, final=False)
 
     def _status(self, given: Parameters, wanted: Wanted) -> Answer:
         jobs = [
@@ -285,7 +291,7 @@ class Service:
             for key, job in self._worker.jobs.items()
             if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
-        return _json({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
+        return json_answer({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
 
     # ------------------------------------------------------------------------------------------------- pictures
 
@@ -306,6 +312,8 @@ class Service:
     def _track(self, given: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(given)
         name = given.word("name", TRACKS)
+        if place.variant in WEIGHTED and name in _OF_WEIGHTS:
+            place, head = self._at(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
         progress = job.found.progress  # before the numbers: what is done later is not in them
         if job.error and progress < 1:
@@ -334,16 +342,21 @@ class Service:
         place, head = self._head(given)
         i, j = given.whole("i", 0, head.m), given.whole("j", 0, head.n)
         row = range(i, i + 1), range(head.n)
-        weights, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        shown, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        weights, plain, norms = shown, head, self._source.norms(place)
+        if norms is not None:
+            plain = self._at(place.plain)[1]
+            weights = plain.cells(*row, wanted)[0]
         seen = weights[weights > 0].astype(np.float64)
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
-        return _json(
+        return json_answer(
             {
-                "weight": _number(weights[j]),
-                "logit": _number(head.logit(i, j)),
+                "weight": _number(shown[j]),
+                "share": None if norms is None else _number(weights[j]),  # the weight itself
+                "logit": _number(plain.logit(i, j)),
                 "lse": _number(lse),
                 "allowed": bool(allowed[j]),
-                "rank": int((weights > weights[j]).sum()) + 1 if allowed[j] else None,
+                "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
                 "row_entropy": _number(-(seen * np.log(seen)).sum()) if allowed.any() else None,
                 "column_mass": self._mass(place, head, j, wanted),
             }
@@ -351,7 +364,7 @@ class Service:
 
     def _pair(self, given: Parameters, wanted: Wanted) -> Answer:
         """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
-        _, heads = self._head(given)
+        place, heads = self._head(given)
         rows = heads.rows(given.whole("i", 0, heads.m))
         keys = given.span("j0", "j1", heads.n)
         found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
@@ -360,8 +373,11 @@ class Service:
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
             row = other.rows(given.whole("i", 0, other.m)).mean(axis=0)
-            found["agreement"] = np.minimum(rows, row).sum(axis=1).tolist()
-        return _json(found)
+            sums = np.maximum(rows.sum(axis=1, keepdims=True), _TINY), max(row.sum(), _TINY)
+            if place.variant not in WEIGHTED:
+                sums = np.ones_like(sums[0]), 1.0
+            found["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
+        return json_answer(found)
 
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
@@ -377,7 +393,7 @@ class Service:
         count = given.whole("k", 1, _LARGEST + 1, default=10)
         rows = given.span("r0", "r1", head.m) if given.has("r0", "r1") else range(head.m)
         columns = given.span("c0", "c1", head.n) if given.has("c0", "c1") else range(head.n)
-        return _json({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
+        return json_answer({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
 
     # ---------------------------------------------------------------------------------------------------- parts
 
@@ -388,14 +404,18 @@ class Service:
         batch = given.whole("batch", 0, batches, default=0)
         mean = given.equals(f"{which}head", "mean")
         number: int | Literal["mean"] = "mean" if mean else given.whole(f"{which}head", 0, heads)
-        variant: Literal["plain", "nosink"] = (
-            "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
-        )
-        place = Place(entry, batch, number, variant)
+        variant: Any = given.word("variant", ("plain", "nosink", *WEIGHTED), "plain")
+        return self._at(Place(entry, batch, number, variant))
+
+    def _at(self, place: Place) -> tuple[Place, Head]:
         head = self._source.head(place)
-        if head is None:
+        if head is not None:
+            return place, head
+        if self._source.head(place.plain) is None:
             raise QuestionError(409, "only statistics of this layer were recorded, and no weights")
-        return place, head
+        if place.variant == "value" or self._source.norms(place._replace(variant="value")) is None:
+            raise QuestionError(409, "this recording has no values; attlas record --values all keeps them")
+        raise QuestionError(409, "the output projection of this layer is not known")
 
     def _picture(self, picture: Picture) -> Answer:
         return _binary(picture.codes, progress=picture.progress, sampled=picture.sampled)
@@ -413,14 +433,16 @@ def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> A
     return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
 
 
-def _json(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+    """Return plain data as an answer."""
     # A text may hold half of a surrogate pair; JSON can only say it escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
     return Answer("json", body, progress, final and progress >= 1, status)
 
 
-def _refusal(status: int, text: str) -> Answer:
-    return _json({"error": text}, final=False, status=status)
+def refusal(status: int, text: str) -> Answer:
+    """Return an answer that says why there is none."""
+    return json_answer({"error": text}, final=False, status=status)
 
 
 def _number(value: float) -> float | None:

@@ -6,6 +6,7 @@ import { comparable } from "./compare.js";
 import { make, segmented } from "./elements.js";
 import { digits, headMark, headName, percent, whole } from "./numbers.js";
 import { holds } from "./state.js";
+import { amount, unitOf } from "./weighting.js";
 import { t } from "./words.js";
 
 const REST = 120; // ms without another change after which heads are asked
@@ -98,7 +99,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       return;
     }
     const span = found.stop - found.start > 1 ? { start: found.start, stop: found.stop } : null;
-    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: found.least === null ? "" : `within:${found.least},1` });
+    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: found.least === null ? "" : `within:${found.least * unitOf(state)},${1.0001 * unitOf(state)}` });
   }
   function describe({ pin, span, info: shown, entry }) {
     input.removeAttribute("aria-invalid");
@@ -162,7 +163,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       const at = 3 * Math.round(255 * Math.min(1, Math.max(0, (number - low) / (high - low || 1))));
       return `rgb(${bytes[at]} ${bytes[at + 1]} ${bytes[at + 2]})`;
     };
-    const text = (number) => (kind === "statistic" ? digits(number) : percent(number));
+    const text = (number) => (kind === "statistic" ? digits(number) : kind === "pair" ? amount(number, state) : percent(number));
     cells.forEach(({ button, entry, head }, at) => {
       const number = numbers[at];
       const here = entry === state.entry && head === state.head;

@@ -10,6 +10,7 @@ import { mountLines } from "./lines.js";
 import { createMap } from "./map.js";
 import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
+import { mountReading } from "./reading.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
 import { DEFAULTS, bindHash, counterpart, createStore, holds, readHash, same } from "./state.js";
@@ -17,6 +18,7 @@ import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
+import { isWeighted } from "./weighting.js";
 import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
@@ -29,7 +31,8 @@ let mounted = 0;
  * Start a page in `root` (an element of class "attlas") on the answers of `transport`.
  *
  * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
- * what the help says of the numbers, where they are not computed for each request. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ * what the help says of the numbers, where they are not computed for each request; `options.reopen`: builds the page
+ * anew once another text was read. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
  */
 export function mount(root, transport, options = {}) {
   const endings = [];
@@ -58,7 +61,7 @@ export function mount(root, transport, options = {}) {
     const tokens = createTokens(requests, info.text_length);
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
-    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools };
+    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
       endings.push(bindHash(store));
       document.documentElement.lang = language;
@@ -67,6 +70,7 @@ export function mount(root, transport, options = {}) {
     const panels = [
       [mountHeads, shell.heads],
       [mountText, shell.text],
+      [mountReading, shell.reading],
       [mountSearch, shell.search],
       [mountColourbar, shell.colourbar],
       [mountExport, shell.export],
@@ -106,7 +110,7 @@ function startOf(info, heads) {
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = counterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
-  return { ...first, ...second, ...(info.texts ? {} : { aside: "heads" }) };
+  return { ...first, ...second, ...(info.texts || info.reading ? {} : { aside: "heads" }) };
 }
 
 // The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
@@ -137,6 +141,7 @@ export function repaired(state) {
   if (at !== state.entry) patch.entry = at;
   if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
+  if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
   if (!holds(info, at, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;

@@ -43,21 +43,24 @@ export function createShell(root, uid) {
     heads: slot("heads", "aside", { "aria-label": t("Heads"), id: uid("heads") }),
     map: slot("map", "main", { "aria-label": t("Attention map") }),
     lines: make("div", { class: "lines", hidden: true }),
-    text: slot("text", "aside", { "aria-label": t("Text"), id: uid("text") }),
+    reading: make("div", { class: "reading", hidden: true }),
+    text: make("div"),
     colourbar: slot("colourbar"),
     status: slot("status"),
     says: make("div", { class: "says" }),
     tools: make("div", { class: "map-tools", role: "group", "aria-label": t("Zoom") }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);
-  textButton.setAttribute("aria-controls", part.text.id);
+  const textPane = slot("text", "aside", { "aria-label": t("Text"), id: uid("text") });
+  textPane.append(part.reading, part.text);
+  textButton.setAttribute("aria-controls", textPane.id);
   const scrim = make("div", { class: "scrim", hidden: true });
   const picker = make("div", { class: "head-picker" }, previous, layer, head, batch, following);
   const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
   const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
   const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
   const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
-  const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
+  const body = make("div", { class: "body" }, part.heads, middle, textPane, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
   part.map.append(notice, part.lines);
   const noscript = [...root.childNodes];

@@ -13,7 +13,7 @@ export const DEFAULTS = Object.freeze({
   head: 0, // index in entry.heads, or "mean"
   batch: 0,
   pool: "max", // "mean" | "max": how cells of a block become one colour
-  variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
+  variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised | "value" | "output": see weighting.js
   second: null, // null | {entry, head}: the head that is compared with
   compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference"
   view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
@@ -86,7 +86,7 @@ const FIELDS = {
   head: ["h", headField],
   batch: ["b", wholeField],
   pool: ["p", amongField("mean", "max")],
-  variant: ["v", amongField("plain", "nosink")],
+  variant: ["v", amongField("plain", "nosink", "value", "output")],
   second: ["s", pairField("entry", "head")],
   compare: ["m", amongField("none", "side", "triangle", "ratio", "difference")],
   view: ["w", amongField("map", "lines")],
