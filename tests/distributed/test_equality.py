@@ -36,6 +36,7 @@ def shard(t: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> DTensor:
 def gap(found: Any, wanted: Tensor) -> float:
     found = found.full_tensor() if isinstance(found, DTensor) else found
     assert found.shape == wanted.shape
+    wanted = wanted.to(found.device)
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     distance = (found.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1.0)
     return float(torch.where(same, 0.0, distance).max()) if found.numel() else 0.0
@@ -66,7 +67,7 @@ def differences(mesh: DeviceMesh, case: Any, q_to: list[Placement], k_to: list[P
     for name, slope, true in zip(mine, slopes, wanted, strict=True):
         if name in "qkv":
             assert slope.placements == mine[name].placements
-        true = torch.zeros(mine[name].shape, dtype=torch.float64) if true is None else true
+        true = torch.zeros(mine[name].shape, dtype=torch.float64, device=mesh.device_type) if true is None else true
         errors[name] = float(true.abs().max()) if slope is None else gap(slope, true)
     return errors
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.contracts.conftest import Sizes, build
+from tests.contracts.conftest import Case, Sizes, build
 from tests.distributed.test_equality import LINE, STATISTICS, differences, gap, shard, tensors
 from tests.distributed.test_saving import atlas_of
 from torch import distributed
@@ -26,33 +27,52 @@ pytestmark = [
 ]
 
 
-def _process(rank: int, folder: str) -> None:
+NCCL = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or not distributed.is_nccl_available(), reason="NCCL needs two GPUs"
+)
+# Statistics whose results do not depend on the order of equal numbers.
+ASKED = [*STATISTICS[:8], STATISTICS[10], STATISTICS[13], *STATISTICS[15:20]]
+
+
+def _on(case: Case, device: str) -> Case:
+    """Return a problem on a device, with leaves of its own."""
+    tensors = {name: getattr(case, name) for name in ("q", "k", "v", "sink")}
+    moved = {name: t.detach().to(device).requires_grad_() for name, t in tensors.items() if t is not None}
+    return replace(case, score=case.score.to(device), **moved)
+
+
+def _process(rank: int, folder: str, backend: str, device: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        mesh, case = init_device_mesh("cpu", (2,)), build("Gaussian(learn)", "Causal", Sizes(19, 23), sink=True)
-        for pair in LINE:
-            errors = differences(mesh, case, *pair)
-            assert max(errors.values()) < 1e-12, (pair, errors)
-            q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
-            with torch.no_grad():
-                A = attlas.attend(case.q, case.k, mask=case.mask).collect(
-                    *STATISTICS[:8], STATISTICS[10], *STATISTICS[13:14], *STATISTICS[15:20]
-                )
-                B = attlas.attend(q, k, mask=case.mask).collect(
-                    *STATISTICS[:8], STATISTICS[10], *STATISTICS[13:14], *STATISTICS[15:20]
-                )
-            for found, wanted in zip(B, A, strict=True):
-                for one, true in zip(tensors(found), tensors(wanted), strict=True):
-                    assert gap(one, true) < 1e-12, pair
+        mesh = init_device_mesh(device, (2,))
+        for score, mask in (("Gaussian(learn)", "Causal"), ("ScaledDot", "Window")):
+            case = _on(build(score, mask, Sizes(19, 23), sink=True), device)
+            for pair in LINE:
+                errors = differences(mesh, case, *pair)
+                assert max(errors.values()) < 1e-12, (pair, errors)
+                q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
+                with torch.no_grad():
+                    one = attlas.attend(case.q, case.k, mask=case.mask)
+                    many = attlas.attend(q, k, mask=case.mask)
+                    assert gap(many[..., 3:9, 5], one[..., 3:9, 5]) < 1e-12
+                    for found, wanted in zip(many.collect(*ASKED), one.collect(*ASKED), strict=True):
+                        for a, b in zip(tensors(found), tensors(wanted), strict=True):
+                            assert gap(a, b) < 1e-12, pair
         with pytest.raises(ShapeError, match="mask"):
             attlas.attend(q, shard(case.k, mesh, LINE[0][0]), mask=torch.ones(3, 3) > 0 if rank else case.mask)
     finally:
         distributed.destroy_process_group()
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    torch.multiprocessing.start_processes(_process, (str(tmp_path),), nprocs=2, start_method="fork")
+@pytest.mark.parametrize(
+    ("backend", "device", "start"),
+    [("gloo", "cpu", "fork"), pytest.param("nccl", "cuda", "spawn", marks=[NCCL, pytest.mark.gpu])],
+)
+def test_two_processes(tmp_path: Path, backend: str, device: str, start: str) -> None:
+    torch.multiprocessing.start_processes(_process, (str(tmp_path), backend, device), nprocs=2, start_method=start)
 
 
 def _killed(rank: int, folder: Path) -> None:
