@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,13 @@ def test_every_mask(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs
 def test_every_score(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
     cases = {name: build(name, "Causal", Sizes(19, 23)) for name in SCORES if name != "ScoreMod"}
     check(on_ranks, cases, ranks, shape, pairs)
+
+
+def test_a_score_function(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Window", Sizes(19, 23))
+    case = replace(case, score=attlas.ScoreMod(lambda s, b, h, i, j: torch.tanh(s) + (i - j) * (h + 1 + 2 * b) / 50))
+    check(on_ranks, {"score_mod": case}, 3, (3,), LINE)
+    check(on_ranks, {"score_mod": case}, 4, (2, 2), GRID)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
