@@ -90,20 +90,24 @@ def fixed_seeds() -> None:
         torch.cuda.manual_seed_all(SEED)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def deterministic() -> None:
+    """Switch deterministic mode on once: doing it before and after each test costs more than most tests do."""
+    torch.use_deterministic_algorithms(True)
+
+
 @pytest.fixture(autouse=True)
-def fresh_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+def fresh_memory_is_nan(request: pytest.FixtureRequest, deterministic: None) -> Iterator[None]:
     """Fill what `torch.empty` and its relatives return with NaN, so that a cell nobody wrote cannot pass for a zero.
 
     torch does the filling itself in deterministic mode. Some CUDA kernels have no deterministic form and raise in that
     mode, so tests on a GPU run without.
     """
     if request.node.get_closest_marker("gpu"):
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(False)
     yield
-    torch.use_deterministic_algorithms(before)
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True)
 
 
 @pytest.fixture(autouse=True)

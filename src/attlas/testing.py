@@ -222,7 +222,10 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
             _check_results(where, given, statistic, matrices, dense, ties=isinstance(mask, Causal))
-            _check_gradient(where, given, statistic, matrices)
+            # A gradient from next to no memory takes as long as all the others, and one of the six matrices tells.
+            hardest = sink is not None and mask is not None and not isinstance(mask, Causal)
+            some = {plan: A for plan, A in matrices.items() if hardest or not plan.cells}
+            _check_gradient(where, given, statistic, some)
 
 
 def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:

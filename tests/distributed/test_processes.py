@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.contracts.conftest import Case, Sizes, build
-from tests.distributed.test_equality import LINE, STATISTICS, differences, gap, shard, tensors
-from tests.distributed.test_saving import atlas_of
+from tests.distributed.test_equality import LINE, STATISTICS, Whole, differences, gap, shard, tensors
+from tests.distributed.test_saving import atlas_of, recorded, same
+from tests.recording.conftest import SIZES, causal_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
@@ -50,8 +52,9 @@ def _process(rank: int, folder: str, backend: str, device: str) -> None:
         mesh = init_device_mesh(device, (2,))
         for score, mask in (("Gaussian(learn)", "Causal"), ("ScaledDot", "Window")):
             case = _on(build(score, mask, Sizes(19, 23), sink=True), device)
+            known = Whole(case)
             for pair in LINE:
-                errors = differences(mesh, case, *pair)
+                errors = differences(mesh, known, *pair)
                 assert max(errors.values()) < 1e-12, (pair, errors)
                 q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
                 with torch.no_grad():
@@ -140,3 +143,24 @@ def test_an_error_in_the_backward_ends_the_other_rank(tmp_path: Path) -> None:
     assert [process.exitcode for process in ranks] == [0, 0]
     assert (tmp_path / "error1").read_text() == "none is left"
     assert "onnection" in (tmp_path / "error0").read_text()  # that of the other rank was closed
+
+
+def _sharded(rank: int, folder: Path) -> None:
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
+        assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
+        save(atlas, folder / "run.atlas", mesh, [Shard(1)])
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
+    """A model under transformers' tensor parallelism, recorded and saved as one atlas."""
+    model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2}))
+    model.save_pretrained(tmp_path / "model")
+    torch.multiprocessing.start_processes(_sharded, (tmp_path,), nprocs=2, start_method="fork")
+    same(attlas.load(tmp_path / "run.atlas"), recorded(model))

@@ -87,7 +87,7 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
 
 
 def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark], where: str = "save()") -> None:
-    """Write the bookmarks of a recording, whole or not at all; without any, the file goes.
+    """Write the bookmarks of a recording, whole or not at all.
 
     Raises
     ------

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from attlas.atlas.bookmarks import read_bookmarks
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
 from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
@@ -99,6 +100,7 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
                 raise FormatError(f"{entry.path}, call {entry.call}, twice")
             seen.add((entry.path, entry.call))
             fields["entries"].append(entry)
+        fields["bookmarks"] = read_bookmarks(folder)
         strange = reader.names() - content["files"].keys()
         if strange:
             raise FormatError(f"tensors of {min(strange)}, which is not among its files")

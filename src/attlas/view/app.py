@@ -132,7 +132,7 @@ class SameOrigin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = Headers(scope=scope)
-        reads = scope.get("method") in ("GET", "HEAD")
+        reads = scope.get("method") != "POST"
         own = headers.get("origin") in (*([None] if reads else []), f"http://{headers.get('host')}")
         near = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
         link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")

@@ -61,7 +61,7 @@ class Pictures:
         else:
             middle = (rows.start + rows.stop) / 2
             job = self._passes.get(place, head, sums=pool == "mean", row=middle, wanted=wanted)
-            codes, progress = job.found.tile(level, y, x, pool, head.unit)
+            codes, progress = job.result.tile(level, y, x, pool, head.unit)
             if job.error and progress < 1:
                 raise RuntimeError(job.error)
         if progress >= 1:

@@ -141,11 +141,11 @@ class ReadingService:
             return refusal(error.status, error.text)
 
     def _read(self, content: Any) -> Answer:
-        given = content if isinstance(content, dict) else {}
-        if given.get("stop") is True:
+        request = content if isinstance(content, dict) else {}
+        if request.get("stop") is True:
             self._stopped.set()
             return json_answer({}, final=False)
-        text, more = given.get("text"), given.get("more", 0)
+        text, more = request.get("text"), request.get("more", 0)
         if not isinstance(text, str | None) or (text is not None and not text.strip()):
             raise QuestionError(400, "type a text first")
         if text is not None and len(text) > _CHARACTERS:

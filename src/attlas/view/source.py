@@ -108,8 +108,8 @@ class Shown:
             problem = entry.matrix.problem
             mask = "" if problem.mask is None else problem.mask.name()
             total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
-            held = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
-            for t in [*held, *_tensors_of(problem.score), *_tensors_of(problem.mask), *self.norms.values()]:
+            tensors = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
+            for t in [*tensors, *_tensors_of(problem.score), *_tensors_of(problem.mask), *self.norms.values()]:
                 _absorb(total, t)
         return total.hexdigest()
 
@@ -186,7 +186,7 @@ class Source:
             origin = self.length
             texts += ["" for _ in range(origin - len(texts))]
             texts += other.tokens or ()
-            pieces |= {at + origin: held for at, held in pieces_from(other.details.get("token_bytes")).items()}
+            pieces |= {at + origin: piece for at, piece in pieces_from(other.details.get("token_bytes")).items()}
         self.entries += [Shown(entry, other, title, origin) for entry in other.entries]
         self.length = max(self.length, origin + _length(other.entries), len(texts))
         self.title = f"{self.title} ↔ {title}"

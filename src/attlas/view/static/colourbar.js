@@ -264,8 +264,8 @@ function titleOf(state, level) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
   if (!level) return numberName(state);
   const side = whole(sideOf(state.info, state, level));
-  const words = state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
-  return isWeighted(state) ? `${numberName(state)}, ${words}` : words;
+  if (isWeighted(state)) return `${numberName(state)}, ${t(state.pool)}`;
+  return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
 }
 
 function group(title, ...parts) {

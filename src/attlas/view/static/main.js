@@ -1,5 +1,6 @@
 // Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
 
+import { mountBookmarks } from "./bookmarks.js";
 import { mountColourbar } from "./colourbar.js";
 import { mountCompare } from "./compare.js";
 import { mountExport } from "./export.js";
@@ -23,7 +24,7 @@ import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
 // Fields of a link that say what is looked at.
-const PLACED = ["entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
+const PLACED = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
 let mounted = 0;
 
@@ -52,7 +53,9 @@ export function mount(root, transport, options = {}) {
     const isPlace = (found) => Object.keys(found).some((field) => PLACED.includes(field));
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
-    const found = link(); // it may have changed meanwhile
+    const found = { ...link() }; // it may have changed meanwhile
+    const mark = info.bookmarks?.[found.tour];
+    if (mark) Object.assign(found, readHash(mark.at), { tour: found.tour });
     const begin = { ...DEFAULTS, ...startOf(info, isPlace(found) ? null : heads?.json), ...found };
     const store = createStore({ ...begin, ...(isPlace(found) || found.pool ? {} : await poolingOf(requests, info, begin)), info });
     if (destroyed) return null;
@@ -84,6 +87,8 @@ export function mount(root, transport, options = {}) {
       const panel = mountPanel(element, context);
       endings.push(() => panel.destroy());
     }
+    const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
+    endings.push(() => bookmarks.destroy());
     endings.push(createKeys(root, context));
     endings.push(followTitle(store, options));
     root.classList.add("attlas-ready");

@@ -222,7 +222,7 @@ export function packedTransport(data) {
     pair: async (params) => ({ json: await pair(params) }),
     cell: async (params) => ({ json: await cell(params) }),
     top: async (params) => ({ json: await top(params) }),
-    offline: () => ({ json: { page: null } }),
+    offline: () => ({ json: { data } }),
   };
   return {
     async get(name, params = {}, { signal } = {}) {
