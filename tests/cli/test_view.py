@@ -201,7 +201,7 @@ def test_a_recording_can_be_kept(
         str(out),
     ]
     assert main(["view", *given, "--port", "1234"]) == 0
-    assert shown == [(out, {"port": 1234, "browser": True, "other": None, "at": ""})]
+    assert shown == [(out, {"port": 1234, "browser": True, "other": None, "at": "", "model": str(model_folder)})]
     atlas = attlas.load(out)
     assert len(atlas.tokens) == 68
     assert atlas.spans["generated"] == (64, 68)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import BlockState, stats
-from attlas.engine.fold import Statistic, keep_larger
+from attlas.engine.statistic import Statistic, keep_larger
 from attlas.errors import ContractError
 from attlas.testing import check_mask, check_score, check_statistic
 

@@ -119,7 +119,7 @@ def test_any_number_of_threads_gives_the_same(threads: None) -> None:
 @torch.no_grad()
 def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for owner, name in ((decode, "at_once"), (Sdpa, "at_once"), (FusedKernels, "forward")):
+    for owner, name in ((decode, "fast_path"), (Sdpa, "fast_path"), (FusedKernels, "forward")):
         original = getattr(owner, name)
 
         def watched(*args: Any, _name: str = owner.__name__, _original: Any = original) -> Any:

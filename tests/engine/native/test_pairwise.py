@@ -81,7 +81,9 @@ def test_statistics_are_taken_by_the_kernels(score: str, monkeypatch: pytest.Mon
     make, d = SCORES[score]
     A = attlas.attend(torch.randn(130, d).double(), torch.randn(150, d).double(), score=make())
     left: list[Any] = []
-    monkeypatch.setattr("attlas.engine.tiled.fold", lambda _, statistics, *more: (left.extend(statistics) or [], None))
+    monkeypatch.setattr(
+        "attlas.engine.tiled.collect", lambda _, statistics, *more: (left.extend(statistics) or [], None)
+    )
     A.collect(*(s for s in EVERYTHING if not isinstance(s, stats.Pooled)), stats.TopK(5))
     assert not left
 

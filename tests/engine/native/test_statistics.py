@@ -307,14 +307,35 @@ def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("name", library.SETS)
-@pytest.mark.parametrize("panel", [1, 4000])
-def test_panels_of_a_mask_change_nothing(name: str, panel: int, use: Callable[[str], None], monkeypatch: Any) -> None:
+@pytest.mark.parametrize("mask_bytes", [1, 4000])
+def test_row_blocks_of_a_mask_change_nothing(
+    name: str, mask_bytes: int, use: Callable[[str], None], monkeypatch: Any
+) -> None:
     use(name)
     case = make(37, 63, batch=2, mask=holes(37, 63, 2, 2))
-    monkeypatch.setattr(request, "_PANEL", panel)
+    monkeypatch.setattr(request, "_MASK_BYTES", mask_bytes)
     v = torch.randn(2, 1, 63, 3)
     torch.testing.assert_close((case.A @ v).double(), torch.from_numpy(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
     check_everything(case)
+
+
+class Stripe(attlas.Mask):
+    """Queries attend to every second of the keys 600 to 900; all other keys are hidden in whole segments."""
+
+    def allows(self, at: attlas.Tile) -> Tensor:
+        return (at.j >= 600) & (at.j < 900) & ((at.i + at.j) % 2 == 0)
+
+    def coverage(self, at: attlas.Tile) -> attlas.BlockState:
+        beside = at.columns.stop <= 600 or at.columns.start >= 900
+        return attlas.BlockState.EMPTY if beside else attlas.BlockState.PARTIAL
+
+
+@pytest.mark.parametrize("score", [None, attlas.Boxcar(3.0)])
+def test_hidden_keys_at_both_ends_of_a_row(score: attlas.Score | None) -> None:
+    q, k, v = torch.randn(20, 3), torch.randn(2048, 3), torch.randn(2048, 2)
+    A, B = (attlas.attend(q, k, score=score, mask=Stripe(), plan=Plan(name)) for name in ("native", "reference"))
+    torch.testing.assert_close(A @ v, B @ v, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(A.sum(-2), B.to_dense().sum(-2), rtol=1e-4, atol=1e-5)
 
 
 def test_levels_of_their_own_are_found_tile_by_tile(use: Callable[[str], None]) -> None:
