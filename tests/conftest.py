@@ -70,7 +70,7 @@ class InstructionSets:
 
     @pytest.fixture(autouse=True)
     def forced_set(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Force an instruction set; skip where a wider one has called no kernel, since a narrower one then calls none."""
+        """Force an instruction set; skip where a wider one has called no kernel: a narrower one then calls none."""
         from attlas.engine.native import library
 
         test = request.node.nodeid.replace(f"set {request.param}", "")
@@ -101,6 +101,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    # Long tests first: none is then started when the other workers are about to end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:
