@@ -90,9 +90,7 @@ def choose(request: Request) -> Choice:
     """
     chosen = next(candidates(request, "output"))
     compared, reasons = _compare(request, BACKENDS)
-    costs: dict[str, float] = {}
-    for backend in sorted(compared, key=lambda backend: -compared[backend]):
-        costs[backend.name] = compared[backend]
+    costs = {backend.name: cost for backend, cost in sorted(compared.items(), key=lambda item: -item[1])}
     if request.plan.backend == "auto":
         because = f"it is the fastest here: about {costs[chosen.name]:g} × the time of torch's fused kernel"
         others = {name: f"it takes about {cost:g} × the time of torch's fused kernel" for name, cost in costs.items()}
