@@ -94,11 +94,10 @@ def attend(
         return distributed(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     refuse_context_parallel("attend()")
     inputs = check_inputs("attend()", q, k)
-    if score is None:
-        if isinstance(scale, Tensor):
-            inputs, score = replace(inputs, q=inputs.q * _per_head(scale, inputs.q)), _UNSCALED
-        else:
-            score = _PLAIN if scale is None else ScaledDot(scale)
+    if score is None and isinstance(scale, Tensor):
+        inputs, score = replace(inputs, q=inputs.q * _per_head(scale, inputs.q)), _UNSCALED
+    elif score is None:
+        score = _PLAIN if scale is None else ScaledDot(scale)
     elif scale is not None:
         rule = "scale belongs to the default score; a score of your own has its own."
         found, fix = "both score and scale", "score=scale * score, or leave score out."
@@ -114,8 +113,7 @@ def attend(
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
         for extra in mask.log_weights():
             score = score + extra
-    if sink is not None:
-        sink = check_sink("attend()", sink, inputs.q)
+    sink = None if sink is None else check_sink("attend()", sink, inputs.q)
     if plan is not None and not isinstance(plan, Plan):
         rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)

@@ -159,8 +159,7 @@ def _largest_logits(part: Part, k: int) -> Largest:
 
 
 def _join(left: Largest, right: Largest, k: int) -> Largest:
-    values = torch.cat([left.values, right.values], dim=-1)
-    indices = torch.cat([left.indices, right.indices], dim=-1)
+    values, indices = (torch.cat(pair, dim=-1) for pair in zip(left, right, strict=True))
     missing = k - values.shape[-1]
     if missing > 0:  # fewer keys than k were seen so far
         values = torch.nn.functional.pad(values, (0, missing), value=-math.inf)
