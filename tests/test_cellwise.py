@@ -137,6 +137,18 @@ def test_it_is_stored_as_a_tensor() -> None:
     torch.testing.assert_close(copy.deepcopy(A * W), A.to_dense() * W)
 
 
+def test_what_no_operator_takes() -> None:
+    A = matrix(None)[0].detach()
+    assert (A == None) is False  # noqa: E711 - the comparison is what is tested
+    assert (A != "text") is True
+    assert A in [None, A]
+    for dense in (False, True):
+        with pytest.raises(TypeError):
+            (A.to_dense() if dense else A) * "text"
+        with pytest.raises(TypeError):
+            (A.to_dense() if dense else A) + None
+
+
 def test_a_sparse_tensor_takes_the_dense_matrix() -> None:
     A = matrix(attlas.Causal())[0].detach()[0, 0]
     torch.testing.assert_close((A * W.to_sparse()).to_dense(), A.to_dense() * W)

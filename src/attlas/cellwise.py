@@ -63,8 +63,17 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
         own, named = tree_map_only((LazyTensor, Tensor), value, (args, kwargs))
         return function(*own, **named)
 
-    found = Cellwise(matrix, f, tuple(tensors))
-    return NotImplemented if found.dtype.is_complex else found
+    found = _of_one_cell(matrix, f, tuple(tensors))
+    if not isinstance(found, Tensor) or found.is_complex():  # operators do not take everything: A == None
+        return NotImplemented
+    return Cellwise(matrix, f, tuple(tensors))
+
+
+def _of_one_cell(matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+    """Return the function of one weight, which tells its dtype and whether it has a gradient."""
+    with torch.enable_grad():
+        cell = torch.ones((1,) * matrix.ndim, dtype=matrix.dtype, device=matrix.device, requires_grad=True)
+        return f(cell, *(t.new_ones((1,) * t.ndim) for t in tensors))
 
 
 def _matrix(lazy: LazyTensor) -> AttentionMatrix | None:
@@ -105,9 +114,7 @@ class Cellwise(LazyTensor):
         self.shape, self.device = matrix.shape, matrix.device
         self.changed: Tensor | None = None
         self._versions = [None if t.is_inference() else t._version for t in tensors]
-        with torch.enable_grad():
-            cell = torch.ones((1,) * matrix.ndim, dtype=matrix.dtype, device=matrix.device, requires_grad=True)
-            found = f(cell, *(t.new_ones((1,) * t.ndim) for t in tensors))
+        found = _of_one_cell(matrix, f, tensors)
         self.dtype, self._has_gradient = found.dtype, found.requires_grad
 
     def __repr__(self) -> str:

@@ -92,10 +92,8 @@ class CellGradient:
 
 
 def _joined(name: str, a: Any, b: Any) -> Any:
-    if name == "rows":
-        return None if a is None or b is None else a | b
     if a is None or b is None:
-        return b if a is None else a
-    if name == "centre":  # that of a row's logits, the same for all
-        return a
+        return None if name == "rows" else b if a is None else a
+    if name in ("rows", "centre"):  # the centre is that of a row's logits, the same for all
+        return a | b if name == "rows" else a
     return torch.cat([a, b], dim=-1) if name in ("left", "right") else a + b
