@@ -130,6 +130,13 @@ def test_it_opens_at_a_place_and_compares_with_another_recording(folder: Path, t
         assert viewer.end(signal.SIGINT)[0] == 0
 
 
+def test_a_model_reads_texts_beside_a_recording(folder: Path, model_folder: Path) -> None:
+    with command("view", folder, "--model", model_folder, "--no-browser", "--port", 0) as viewer:
+        _, body = get(viewer.address(), "api/info")
+        assert json.loads(body)["reading"]["model"] == model_folder.name
+        assert viewer.end(signal.SIGINT)[0] == 0
+
+
 def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "own.atlas"
     shutil.copytree(folder, mine)
