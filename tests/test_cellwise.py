@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +129,17 @@ def test_it_may_be_changed_in_place() -> None:
     torch.testing.assert_close(found.to_dense(), wanted)
     torch.testing.assert_close((found + 1).sum(-1), (wanted + 1).sum(-1))
     assert torch.autograd.grad(found.sum(-1)[0, 0, 0], q)[0].isfinite().all()
+
+
+def test_it_is_stored_as_a_tensor() -> None:
+    A = matrix(attlas.Causal())[0].detach()
+    torch.testing.assert_close(pickle.loads(pickle.dumps(A * W)), A.to_dense() * W)
+    torch.testing.assert_close(copy.deepcopy(A * W), A.to_dense() * W)
+
+
+def test_a_sparse_tensor_takes_the_dense_matrix() -> None:
+    A = matrix(attlas.Causal())[0].detach()[0, 0]
+    torch.testing.assert_close((A * W.to_sparse()).to_dense(), A.to_dense() * W)
 
 
 def test_a_tensor_that_changes_before_it_is_used() -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attlas import reads
 from attlas._compat import tree_leaves, tree_map_only
@@ -75,10 +75,12 @@ def _matrix(lazy: LazyTensor) -> AttentionMatrix | None:
 
 
 def _fits(t: Tensor, A: AttentionMatrix) -> bool:
-    """Return whether a tensor broadcasts to a matrix, and is no number with a gradient."""
+    """Return whether a tensor is a plain one without a gradient that broadcasts to a matrix."""
+    if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or t.requires_grad:
+        return False
     sizes = zip(reversed(t.shape), reversed(A.shape), strict=False)
     alike = t.ndim <= A.ndim and all(size in (1, own) for size, own in sizes)
-    return alike and not t.requires_grad and (t.ndim == 0 or t.device == A.device)
+    return alike and (t.ndim == 0 or t.device == A.device)
 
 
 class Cellwise(LazyTensor):
@@ -137,6 +139,9 @@ class Cellwise(LazyTensor):
     def cellwise(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Return a function of each cell as a lazy tensor; see `LazyTensor.cellwise`."""
         return cellwise(function, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return torch.clone, (self.to_dense(),)  # no function can be pickled
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._written()[key] = value

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attlas._compat import in_backward
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.interventions.compact import without_hidden_keys
+from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors
@@ -120,7 +120,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
         super().__init__(model, tuple(item.selection for item in interventions), patch_sdpa=patch_sdpa)
         self._interventions = interventions
-        self._changed: set[str] = set()
+        self._memory = Memory()
         # By intervention and axis, one more than the last position of the longest text that it was asked about.
         self._reached: dict[tuple[int, str], int] = {}
 
@@ -196,7 +196,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             found_shape = f"shape {tuple(change.matrix.shape)}"
             raise ShapeError(self.where, rule, {"module": site.path}, found=found_shape, fix=fix)
         query, key = self._position(site, change.matrix, first_query, first_key)
-        change = change._replace(pool=without_hidden_keys(change.pool))
+        change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
             if self._chosen(item, site):
                 change = self._applied(number, item, module, site, change, (query, key))
