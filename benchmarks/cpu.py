@@ -70,6 +70,7 @@ def sizes() -> dict[str, tuple[int, int, int, int, int, torch.dtype, bool]]:
         ("8 heads, 1024, d 64, float32", 8, 1024, 64, torch.float32),
         ("8 heads, 8192, d 64, bfloat16", 8, 8192, 64, torch.bfloat16),
         ("1 head, 8192, d 64, float32", 1, 8192, 64, torch.float32),
+        ("1 head, 8192, d 128, float32", 1, 8192, 128, torch.float32),
         ("1 head, 65536, d 64, float32", 1, 65536, 64, torch.float32),
     ):
         out[name] = heads, heads, tokens, tokens, d, dtype, False

@@ -32,10 +32,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PYPROJECT["project"]["version"]
 
-CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/", "masks/", "engine/", "stats/", "views.py",
+# What scores, masks, statistics and backends are built on. A further one of these is a file, or a package, of its own,
+# which the budget does not count.
+CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/base.py", "masks/base.py", "engine/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 5275
+CORE_CODE_LINES = 2935
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 FUNCTION_STATEMENTS = 40
@@ -116,8 +118,8 @@ def test_core_keeps_its_budget() -> None:
     sizes = {}
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
-        # Gradients and the native backend are packages of their own: the core computes the same without them.
-        if name.startswith(CORE) and not name.startswith(("engine/autodiff/", "engine/native/")):
+        # Gradients and the native backend are packages within the engine: the core computes the same without them.
+        if name.startswith(CORE) and name.count("/") < 2:
             sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
     assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"

@@ -42,7 +42,7 @@ class Cells(Statistic):
     """
 
     def __init__(self, rows: range | Tensor, columns: range | Tensor, of_logits: bool) -> None:
-        self.rows, self.columns = (torch.tensor(t) if isinstance(t, range) else t.cpu() for t in (rows, columns))
+        self.rows, self.columns = (torch.as_tensor(t, dtype=torch.int64, device="cpu") for t in (rows, columns))
         self.of_logits = of_logits
 
     def start(self, problem: Problem) -> Tensor:

@@ -181,7 +181,7 @@ class ModelReader:
         indices = [TextIndex(row) for row in texts]
 
         def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
-            out, numbers = None, []
+            out: Tensor | None = None
             if values is None:
                 numbers = measure_layer(A, ids, indices)
             else:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
+from attlas.distributed.parts import with_graph
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import DtypeError, GradientError, kind
@@ -151,11 +152,7 @@ class Collector:
         return _each(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
 
     def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
-        """Give a result of parts without cells the graph that other ranks have; all must join in the backward."""
-        if not (statistic.differentiable and t.is_floating_point() and any(part.needs_graph for part in self.parts)):
-            return t
-        nothing = [leaf.flatten()[:0].sum().to(t.dtype) for part in self.parts for leaf in part.problem.leaves]
-        return t if t.requires_grad else t + sum(nothing)
+        return with_graph(t, self.parts) if statistic.differentiable and t.is_floating_point() else t
 
     def _gathered(self, carry: Any, dim: int) -> list[Any]:
         """Return the carries of all ranks along a dimension of the mesh, in their order."""

@@ -18,15 +18,8 @@ from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
 __all__ = [
-    "Problem",
-    "full_precision",
-    "spread_heads",
-    "sum_heads",
-    "tensors_of",
-    "tree_flatten",
-    "tree_map",
-    "tree_unflatten",
-    "without_graph",
+    "Problem", "full_precision", "match_heads", "spread_heads", "sum_heads", "tensors_of", "tree_flatten", "tree_map",
+    "tree_unflatten", "without_graph",
 ]  # fmt: skip
 
 _SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
@@ -317,8 +310,19 @@ def _detached(t: Tensor) -> Tensor:
 
 
 def spread_heads(t: Tensor, heads: int) -> Tensor:
-    """Repeat the key or value heads of a tensor, one for each of `heads` query heads."""
-    return t.repeat_interleave(heads // t.shape[1], dim=1)
+    """Repeat the key or value heads of a tensor of four axes, one for each of `heads` query heads; a view if it can."""
+    own = t.shape[1]
+    if own == heads:
+        return t
+    return t.expand(-1, heads, -1, -1) if own == 1 else t.repeat_interleave(heads // own, dim=1)
+
+
+def match_heads(k: Tensor, v: Tensor, query_heads: int) -> tuple[Tensor, Tensor]:
+    """Repeat the heads of keys or values where one has fewer than the other."""
+    heads = max(k.shape[1], v.shape[1])
+    if heads % min(k.shape[1], v.shape[1]):
+        heads = query_heads
+    return spread_heads(k, heads), spread_heads(v, heads)
 
 
 def sum_heads(t: Tensor, heads: int) -> Tensor:

@@ -75,7 +75,7 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
         else:
             at, index = replace(at, rows=range(m), row_index=rows), rows
         q = tree_map(lambda t: t[:, :, index], q)
-    k = tree_map(lambda t: t.repeat_interleave(problem.group, dim=1), k)
+    k = tree_map(lambda t: spread_heads(t, heads), k)
     q, k = tree_map(lambda t: t.to(problem.dtype), q), tree_map(lambda t: t.to(problem.dtype), k)
     logits = problem.score(q, k, at).expand(batch, heads, m, n)
     if problem.mask is not None:

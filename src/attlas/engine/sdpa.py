@@ -20,7 +20,7 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exceeds, merge
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, sum_heads
+from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
 from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
@@ -163,11 +163,7 @@ def _aligned(dot: Dot, v: Tensor) -> _Aligned:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
     q, k, values = (_padded(t, width) for t in (dot.q, dot.k.to(dot.q.dtype), v.to(dot.q.dtype)))
-    if values.shape[1] != k.shape[1]:
-        heads = max(values.shape[1], k.shape[1])
-        if q.shape[1] % heads or heads % values.shape[1] or heads % k.shape[1]:
-            heads = q.shape[1]
-        k, values = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, values))
+    k, values = match_heads(k, values, q.shape[1])
     fold = q.shape[1] // k.shape[1]
     if fold > 1:
         k, values = (t.flatten(0, 1).unsqueeze(1).expand(-1, fold, -1, -1) for t in (k, values))

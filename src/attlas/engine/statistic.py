@@ -182,13 +182,10 @@ class Part:
         x, raw = self.shifted, self.scratch("raw")
         if not self.problem.has_small_logits:
             return exp(x, out=raw)
-        start = self.block.columns.start
         for columns, state in self.block.segments:
-            place = slice(columns.start - start, columns.stop - start)
-            if state is BlockState.FULL:  # nothing here can be so low that exp is slow
-                torch.exp(x[..., place], out=raw[..., place])
-            else:
-                exp(x[..., place], out=raw[..., place])
+            local = self.block.local(columns)
+            compute = torch.exp if state is BlockState.FULL else exp  # where all is allowed, exp is never slow
+            compute(x[..., local], out=raw[..., local])
         return raw
 
     @cached_property

@@ -21,7 +21,7 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, full_precision, tree_flatten, tree_map, tree_unflatten
+from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map, tree_unflatten
 from attlas.engine.statistic import Part, Statistic, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.engine.workspace import Workspace
@@ -350,14 +350,7 @@ def _keys(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
     columns = at.column_index
     index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
     part = t[at.batches.start : at.batches.stop, kv, index]
-    return _repeat(part, len(at.heads))
-
-
-def _repeat(t: Tensor, heads: int) -> Tensor:
-    own = t.shape[1]
-    if own == heads:
-        return t
-    return t.expand(-1, heads, -1, -1) if own == 1 else t.repeat_interleave(heads // own, dim=1)
+    return spread_heads(part, len(at.heads))
 
 
 def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
@@ -371,7 +364,7 @@ def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tup
 def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
-    logits = problem.score(q, tree_map(lambda t: _repeat(t, heads), k), at).to(problem.dtype)
+    logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
     if logits.shape == at.shape:
         return logits
     try:
@@ -422,7 +415,7 @@ def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill
     if problem.mask is None or block.whole:
         return logits
     for columns, state in block.segments:
-        span = logits[..., columns.start - block.columns.start : columns.stop - block.columns.start]
+        span = logits[..., block.local(columns)]
         if state is BlockState.EMPTY:
             span.fill_(fill)
         elif state is BlockState.PARTIAL:

@@ -41,6 +41,10 @@ class ColumnBlock:
         """Whether every cell of the block is allowed."""
         return all(state is BlockState.FULL for _, state in self.segments)
 
+    def local(self, columns: range) -> slice:
+        """Return the slice of some columns of the matrix within the block."""
+        return slice(columns.start - self.columns.start, columns.stop - self.columns.start)
+
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
@@ -127,9 +131,7 @@ def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | N
     out = torch.zeros(shape, dtype=torch.bool, device=at.device)
     for columns, state in block.segments:
         if state is not BlockState.EMPTY:
-            out[..., columns.start - block.columns.start : columns.stop - block.columns.start] = asked.get(
-                columns, True
-            )
+            out[..., block.local(columns)] = asked.get(columns, True)
     return out
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attlas._compat import in_backward
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
@@ -18,7 +19,7 @@ from attlas.recording import errors
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import Change
-from attlas.recording.parallel import heads_here, refuse_context_parallel
+from attlas.recording.parallel import heads_here
 
 __all__ = ["Intervening", "intervene"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 from attlas.recording.hooks import is_recording, subscribed
-from attlas.recording.parallel import refuse_context_parallel
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
@@ -25,7 +26,7 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.padding import real_queries
-from attlas.recording.parallel import heads_here, refuse_context_parallel
+from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
 from attlas.recording.values import kept_values

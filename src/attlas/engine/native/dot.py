@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.native import decode, library, request
-from attlas.engine.problem import Problem
+from attlas.engine.problem import Problem, match_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
 
@@ -95,11 +95,7 @@ def align_heads(dot: Dot, v: Tensor | None) -> tuple[Dot, Tensor | None]:
     """Give keys and values as many heads as the other has, one dtype, and a last axis without gaps."""
     q, k = dot.q, dot.k.to(dot.q.dtype)
     if v is not None:
-        v = v.to(q.dtype)
-        if v.shape[1] != k.shape[1]:
-            heads = max(v.shape[1], k.shape[1])
-            heads = heads if heads % v.shape[1] == 0 and heads % k.shape[1] == 0 else q.shape[1]
-            k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
+        k, v = match_heads(k, v.to(q.dtype), q.shape[1])
         v = contiguous_vectors(v)
     return replace(dot, q=contiguous_vectors(q), k=contiguous_vectors(k)), v
 

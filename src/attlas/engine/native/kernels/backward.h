@@ -133,16 +133,16 @@ class Backward {
         keys_(keys),
         deep_(round_up(p_.d, M::ROWS)),
         wide_(round_up(p_.d, M::COLUMNS)),
-        column_max_(round_up(p_.e, M::ROWS)),
+        deep_values_(round_up(p_.e, M::ROWS)),
         columns_(M::right_size(p_.d, keys, parts.tokens)),
         values_(M::right_size(p_.e, keys, parts.tokens)),
         rows_(M::right_size(keys, p_.d, parts.tokens)),
         d_keys_(size_t(deep_ * keys / KEYS * STRIDE)),
-        d_values_(size_t(column_max_ * keys / KEYS * STRIDE)),
+        d_values_(size_t(deep_values_ * keys / KEYS * STRIDE)),
         products_(size_t(4 * M::ROWS * STRIDE)),
         weights_(M::right_size(ROWS, KEYS, parts.weights)),
-        transforms_logits_left_(M::left_size(ROWS, KEYS, parts.weights)),
-        transforms_logits_(M::right_size(ROWS, KEYS, parts.weights)),
+        gradients_left_(M::left_size(ROWS, KEYS, parts.weights)),
+        gradients_(M::right_size(ROWS, KEYS, parts.weights)),
         d_queries_(size_t(ROWS * wide_)),
         of_columns_(size_t(keys)) {
     std::fill(products_.data, products_.data + 4 * M::ROWS * STRIDE, T(0));
@@ -159,7 +159,7 @@ class Backward {
     pack_columns(values, p_.e, values_.data);
     M::pack_rows(rows_.data, 0, keys_, keys_, p_.d, parts_.tokens, Limited<T, T>{keys, stop - first});
     std::memset(d_keys_.data, 0, sizeof(T) * size_t(deep_ * keys_ / KEYS * STRIDE));
-    std::memset(d_values_.data, 0, sizeof(T) * size_t(column_max_ * keys_ / KEYS * STRIDE));
+    std::memset(d_values_.data, 0, sizeof(T) * size_t(deep_values_ * keys_ / KEYS * STRIDE));
   }
 
   // Queries [row, row + some) of a head, packed, against the keys of this task; what it finds of them goes to `to`, rows
@@ -191,7 +191,7 @@ class Backward {
   void finish(int64_t b, int64_t g) const {
     const int64_t head = (b * p_.key_heads + g) * p_.n;
     give(d_keys_.data, deep_, p_.d, T(p_.scale), static_cast<T*>(w_.d_k) + head * p_.d);
-    give(d_values_.data, column_max_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
+    give(d_values_.data, deep_values_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
   }
 
  private:
@@ -254,14 +254,14 @@ class Backward {
     for (int64_t r = 0; r < padded; r += M::ROWS) {
       while (r == last && before_.taken < M::ROWS) advance();
       for (int64_t t = 0; t < wide_; t += M::COLUMNS)
-        product<true>(M::left_at(transforms_logits_left_.data, r, KEYS, parts_.weights), parts_.weights, KEYS,
+        product<true>(M::left_at(gradients_left_.data, r, KEYS, parts_.weights), parts_.weights, KEYS,
                       M::right_at(rows_.data, t, key - first_key_, keys_, parts_.tokens), parts_.tokens, KEYS,
                       d_queries_.at(size_t(r * wide_ + t)), wide_);
     }
     while (before_.taken < M::ROWS) advance();
     const int64_t place = (key - first_key_) / KEYS;
-    gather(form_.above_across(packed_), weights_.data, column_max_, d_values_.at(size_t(place * column_max_ * STRIDE)));
-    gather(form_.queries_across(packed_), transforms_logits_.data, deep_, d_keys_.at(size_t(place * deep_ * STRIDE)));
+    gather(form_.above_across(packed_), weights_.data, deep_values_, d_values_.at(size_t(place * deep_values_ * STRIDE)));
+    gather(form_.queries_across(packed_), gradients_.data, deep_, d_keys_.at(size_t(place * deep_ * STRIDE)));
   }
 
   // Tokens, transposed, times weights: what the rows add to the gradients of a block of keys.
@@ -307,7 +307,7 @@ class Backward {
       finish_row<T>(strip.logits + x * STRIDE + first_, *mask_, row_ + strip.r + x, key_ + first_, key_ + stop_, T(p_.scale), cap);
     if (summing_) return sum_up(strip, i, scale);
     for (int64_t j = 0; j < KEYS; j += 2 * W) {
-      V weight[2][2] = {}, plogp[2][2] = {};
+      V weight[2][2] = {}, gradient[2][2] = {};
       if (i < strip.some && j >= first_ && j < stop_) {
         for (int x = 0; x < 2; ++x) {
           const T *logits = strip.logits + (i + x) * STRIDE + j, *slopes = strip.slopes + (i + x) * STRIDE + j;
@@ -319,20 +319,20 @@ class Backward {
             V slope = load(slopes + v * W) - delta;
             if (w_.column) slope += load(of_columns_.data + key_ - first_key_ + j + v * W);
             if (w_.log) slope += terms_[0][row + x] * (log * LOG_UNIT<T>) + terms_[1][row + x] * weight[x][v];
-            plogp[x][v] = weight[x][v] * slope;
+            gradient[x][v] = weight[x][v] * slope;
             if (w_.mean) {
               const V direct = terms_[2][row + x] + terms_[3][row + x] * (logit * scale - terms_[4][row + x]);
-              plogp[x][v] += logit > all(-INF<T>) ? direct : V{};
+              gradient[x][v] += logit > all(-INF<T>) ? direct : V{};
             }
             if (cap > 0) {
               const V share = larger<T>(logit, all(-cap)) * slant;  // what is masked has a weight of 0
-              plogp[x][v] *= T(1) - share * share;
+              gradient[x][v] *= T(1) - share * share;
             }
           }
         }
       }
       put_weights<false>(weights_.data, weights_.data, row, j, KEYS, ROWS, parts_.weights, weight);
-      put_weights<true>(transforms_logits_left_.data, transforms_logits_.data, row, j, KEYS, ROWS, parts_.weights, plogp);
+      put_weights<true>(gradients_left_.data, gradients_.data, row, j, KEYS, ROWS, parts_.weights, gradient);
     }
   }
 
@@ -357,21 +357,10 @@ class Backward {
     M::template multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, between);
   }
 #else
-  template <bool ADD>
-  static void product(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c, int64_t stride) {
-    // Summed up by itself first: one sum over all queries would round at every step.
-    alignas(64) T part[M::ROWS * M::COLUMNS];
-    plain(a, depth, b, steps, ADD ? part : c, ADD ? M::COLUMNS : stride);
-    for (int64_t i = 0; ADD && i < M::ROWS; ++i)
-      for (int64_t j = 0; j < M::COLUMNS; j += W) {
-        T* to = c + i * stride + j;
-        store(to, load(to) + load(part + i * M::COLUMNS + j));
-      }
-  }
-  // Once, not at each of the five products: it is long.
-  __attribute__((noinline)) static void plain(const Number* a, int64_t depth, const Number* b, int64_t steps, T* c,
-                                              int64_t stride) {
-    M::template multiply<false>(a, 1, depth, b, 1, steps, c, stride);
+  template <bool ADD>  // not inlined: it is long
+  __attribute__((noinline)) static void product(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c,
+                                                int64_t stride) {
+    M::template multiply<ADD>(a, 1, depth, b, 1, steps, c, stride);
   }
 #endif
 
@@ -388,7 +377,7 @@ class Backward {
   const attlas::AttentionParams& p_;
   const Rows<M>& form_;
   const BackwardParts parts_;
-  const int64_t keys_, deep_, wide_, column_max_;
+  const int64_t keys_, deep_, wide_, deep_values_;
   int64_t first_key_ = 0, stop_key_ = 0;                 // of the task
   int64_t row_ = 0, some_ = 0;                           // of the queries that are taken
   int64_t key_ = 0, first_ = 0, stop_ = 0;               // of the block, and its columns that may be seen
@@ -399,7 +388,7 @@ class Backward {
   Aligned<Number> columns_, values_, rows_;    // keys and values of the task as columns, and keys as rows
   Aligned<T> d_keys_, d_values_;               // their gradients, transposed, block by block
   Aligned<T> products_;                        // logits and slopes of two strips
-  Aligned<Number> weights_, transforms_logits_left_, transforms_logits_; // of one block
+  Aligned<Number> weights_, gradients_left_, gradients_; // of one block
   Aligned<T> d_queries_;
   Aligned<T> of_columns_;  // the terms of the keys of the task
   static constexpr int TERMS = 5;

@@ -182,9 +182,10 @@ class BothPasses {
   using Real = T;
   using Found = typename Statistics::Found;
 
-  // Rows whose logits are kept: they should stay in the cache. 0 where not even a few do.
+  // Rows whose logits are kept: the more, the seldomer all keys and values pass by, but they should stay in the cache. 0
+  // where not even a few do.
   static int64_t group_for(const AttentionParams& p) {
-    const int64_t rows = (1 << 20) / (Packed<M>::padded(p.n) * int64_t(sizeof(T)));
+    const int64_t rows = (3 << 19) / (Packed<M>::padded(p.n) * int64_t(sizeof(T)));
     return M::Product::STEPS || 2 * rows < M::ROWS ? 0 : std::clamp<int64_t>(rows / M::ROWS, 1, 16) * M::ROWS;
   }
 

@@ -196,20 +196,29 @@ class Forward {
 
   int64_t padded_keys() const { return round_up(p_.n, M::COLUMNS); }
 
-  // The next row of the strip before becomes weights.
+  // The next rows of the strip before become weights: all of them, or one where products are under way. The largest logits
+  // come first: no row's weights wait for them then.
   __attribute__((noinline)) void advance() {
-    const int64_t i = before_.taken++;
-    if (i < before_.some) {
-      soften(i);
-    } else if (p_.out) {
-      nothing(i, before_.end - before_.left);
+    const int64_t from = before_.taken, to = M::Product::STEPS ? from + 1 : M::ROWS;
+    const int64_t size = before_.end - before_.left;
+    bool any[M::ROWS];
+    for (int64_t i = from; i < to; ++i) any[i] = i < before_.some && find_top(i, size);
+    for (int64_t i = from; i < to; ++i) {
+      if (!any[i]) {
+        if (p_.out) nothing(i, size);
+      } else if (p_.out) {
+        weigh_as_wanted<true>(i, size);
+      } else {
+        weigh_as_wanted<false>(i, size);
+      }
     }
+    before_.taken = to;
   }
 
-  // Row i of the strip: from products to weights, and what they add to the row's numbers.
-  void soften(int64_t i) {
+  // Row i of the strip: from products to logits, and the largest of them; false where there is none.
+  bool find_top(int64_t i, int64_t size) {
     T* logits = before_.logits + i * stride_;
-    const int64_t r = before_.r + i, left = before_.left, end = before_.end, size = end - left;
+    const int64_t r = before_.r + i, left = before_.left, end = before_.end;
     const T scale = factor_of<T>(p_);
     if (before_.gaps || transforms_logits_) finish_row<T>(logits, *mask_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
@@ -218,18 +227,11 @@ class Forward {
       for (int x = 0; x < 4; ++x) tops[x] = larger<T>(tops[x], load(logits + j + x * W));
     for (; j < size; j += W) tops[j / W % 4] = larger<T>(tops[j / W % 4], load(logits + j));
     const T peak = most<T>(larger<T>(larger<T>(tops[0], tops[1]), larger<T>(tops[2], tops[3])));
-    Row<T>& row = rows_[r];
-    if (peak == -INF<T>) {
-      if (p_.out) nothing(i, size);
-      return;
-    }
+    if (peak == -INF<T>) return false;
     if (p_.top_keys) keep_largest(logits, left, size, r, tops);
+    Row<T>& row = rows_[r];
     if (peak * scale > row.top) rescale(row, r, peak * scale);
-    if (p_.out) {
-      weigh_as_wanted<true>(logits, i, size, scale, row);
-    } else {
-      weigh_as_wanted<false>(logits, i, size, scale, row);
-    }
+    return true;
   }
 
   // Weights of a row that sees nothing here.
@@ -239,16 +241,16 @@ class Forward {
   }
 
   template <bool OUT>
-  void weigh_as_wanted(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
+  void weigh_as_wanted(int64_t i, int64_t size) {
     if (p_.mean || p_.variance) {
-      if (p_.squares) return weigh<OUT, true, true, true, true>(logits, i, size, scale, row);
-      if (before_.gaps) return weigh<OUT, true, false, true, true>(logits, i, size, scale, row);
-      return weigh<OUT, true, false, true, false>(logits, i, size, scale, row);
+      if (p_.squares) return weigh<OUT, true, true, true, true>(i, size);
+      if (before_.gaps) return weigh<OUT, true, false, true, true>(i, size);
+      return weigh<OUT, true, false, true, false>(i, size);
     }
-    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false, false>(logits, i, size, scale, row);
-    if (p_.entropy) return weigh<OUT, true, false, false, false>(logits, i, size, scale, row);
-    if (p_.squares) return weigh<OUT, false, true, false, false>(logits, i, size, scale, row);
-    weigh<OUT, false, false, false, false>(logits, i, size, scale, row);
+    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false, false>(i, size);
+    if (p_.entropy) return weigh<OUT, true, false, false, false>(i, size);
+    if (p_.squares) return weigh<OUT, false, true, false, false>(i, size);
+    weigh<OUT, false, false, false, false>(i, size);
   }
 
   // A larger logit was found: what was summed before shrinks.
@@ -266,9 +268,13 @@ class Forward {
     row.top = top;
   }
 
-  // GAPS: some logits are -infinity, and moments must not count them.
+  // Row i of the strip: from logits to weights, and what they add to the row's numbers. GAPS: some logits are -infinity, and
+  // moments must not count them.
   template <bool OUT, bool PLOGP, bool SQUARES, bool MOMENTS, bool GAPS>
-  void weigh(const T* logits, int64_t i, int64_t size, T scale, Row<T>& row) {
+  void weigh(int64_t i, int64_t size) {
+    const T* logits = before_.logits + i * stride_;
+    const T scale = factor_of<T>(p_);
+    Row<T>& row = rows_[before_.r + i];
     // Two sums of each in turn wait less for each other, where there are registers for them.
     constexpr int SUMS = VECTOR_BYTES == 32 ? 1 : 2;
     V total[SUMS] = {}, plogp[SUMS] = {}, squares[SUMS] = {}, count[SUMS] = {}, sum_dev[SUMS] = {}, squared_dev[SUMS] = {};

@@ -51,6 +51,9 @@ ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
   p = p * r + all(6.931530731823882e-1f);
   p = p * r + all(9.999999250645499e-1f);
   return (V)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)x);  // flushed where it is subnormal, see Flush
+#elif defined(__AVX2__)
+  const V y = larger<float>(x, all(-127.0f)), rounded = y + all(ROUNDING);
+  return two_to_the(rounded, y - (rounded - all(ROUNDING)));  // with a Flush, too
 #else
   const V low = all(-126.0f), magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const V y = larger<float>(x, low);
@@ -69,8 +72,6 @@ ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
 #endif
 }
 
-// NORMAL: no power is below the normal numbers.
-template <bool NORMAL = false>
 ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   using V = Vec<double>;
 #if defined(__AVX512F__)
@@ -78,7 +79,7 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   return (V)power_of_two(z, above_sixteenth(z));  // flushed where it is subnormal, see Flush
 #else
   const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
-  const V y = NORMAL ? x : larger<double>(x, low);
+  const V y = larger<double>(x, low);
   V n = y + magic;
   const Ints<double> k = (Ints<double>)n;
   n -= magic;
@@ -96,7 +97,6 @@ ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
   p = p * r + all(0.6931471805599453);
   p = p * r + all(1.0);
   const V out = (V)((Ints<double>)p + (k << 52));
-  if constexpr (NORMAL) return out;
   return x < low ? V{} : out;
 #endif
 }

@@ -6,6 +6,28 @@
 
 namespace ATTLAS_ISA {
 
+// 2^x where that is no number below the normal ones, within 2e-14 of itself: less than its exponent may be wrong here.
+ATTLAS_INLINE Vec<double> normal_power(Vec<double> x) {
+#if defined(__AVX512F__)
+  return exp2_(x);
+#else
+  using V = Vec<double>;
+  const V magic = all(6755399441055744.0), rounded = x + magic;  // 1.5 * 2^52: adding it rounds to a whole number
+  const V r = x - (rounded - magic), z = r * r;
+  // Even and odd powers by themselves: one chain of all of them would wait for each of its steps.
+  V even = z * all(1.3258335398449777e-06) + all(0.0001540344088448824);
+  V odd = z * all(1.0148341268202081e-07) + all(1.5252990011882775e-05);
+  even = even * z + all(0.009618129181163879);
+  odd = odd * z + all(0.0013333557625477476);
+  even = even * z + all(0.2402265069572282);
+  odd = odd * z + all(0.05550410866841569);
+  even = even * z + all(1.0);
+  odd = odd * z + all(0.6931471805598851);
+  const V p = odd * r + even;
+  return (V)((Ints<double>)p + ((Ints<double>)rounded << 52));
+#endif
+}
+
 // With u and w the tokens less the keys' mean, in units in which a logit in powers of 2 is -|u - w|^2 / 2, that logit is
 // u.w - |w|^2 / 2 - |u|^2 / 2. The last term belongs to the row: it multiplies the sums of a tile, not each cell.
 //
@@ -134,7 +156,7 @@ class Products {
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          w[i] = exp2_<true>(w[i]);
+          w[i] = normal_power(w[i]);
           total[i] += w[i];
           part[i] += w[i] * value;
         }

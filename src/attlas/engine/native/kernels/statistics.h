@@ -21,15 +21,16 @@ ATTLAS_INLINE void each(F f) {
 
 // What a pass is compiled with.
 enum Wanted : int {
-  SUMS = 1,         // of p log p and p^2 over each row
+  SUMS = 1,         // of p log p over each row
   PEAKS = 2,        // the largest logits of each row
   MOMENTS = 4,      // of the allowed logits of each row
   COLUMNS = 8,      // sums of columns
   COLUMN_MAXIMA = 16,     // maxima of columns
   DIAGONALS = 32,
   GAPS = 64,        // some logits are -infinity, and moments must not count them
-  EVERYTHING = 63,
   TOTALS = 128,     // sums of rows, which are 1 unless a sink or keys elsewhere take some of it
+  SQUARE_SUMS = 256,  // of p^2 over each row
+  EVERYTHING = SUMS | PEAKS | MOMENTS | COLUMNS | COLUMN_MAXIMA | DIAGONALS | SQUARE_SUMS,
 };
 
 template <class M>
@@ -243,14 +244,16 @@ class StatisticsPass {
   using Core = void (StatisticsPass::*)(const Rectangle&, int64_t, T*, T*);
 
   void choose() {
-    const bool sums = p_.entropy || p_.squares, moments = p_.mean || p_.variance;
+    const bool moments = p_.mean || p_.variance;
     const bool columns = p_.column_mass || p_.column_max || picture_;
-    const int wanted = (sums ? SUMS : 0) | (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) |
-                       (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) |
-                       (p_.offsets ? DIAGONALS : 0) | (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
+    const int wanted = (p_.entropy ? SUMS : 0) | (p_.squares ? SQUARE_SUMS : 0) |
+                       (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) | (columns ? COLUMNS : 0) |
+                       (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) | (p_.offsets ? DIAGONALS : 0) |
+                       (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
     // Loops for what is often asked for; what is asked for seldom takes the first that has it.
-    if (take<SUMS>(wanted) || take<SUMS | PEAKS>(wanted) || take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) ||
-        take<COLUMNS | COLUMN_MAXIMA>(wanted) || take<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
+    if (take<SUMS>(wanted) || take<SUMS | SQUARE_SUMS>(wanted) || take<SUMS | PEAKS>(wanted) ||
+        take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) || take<COLUMNS | COLUMN_MAXIMA>(wanted) ||
+        take<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
       return;
     take<EVERYTHING | TOTALS>(wanted);
   }
@@ -426,7 +429,7 @@ class StatisticsPass {
         const V x = load(logits[r] + j);
         const Weight<T> w(x, factor, high[r], low[r]);
         if (WANTED & SUMS) plogp[r] = w.add_plogp(plogp[r]);
-        if (WANTED & SUMS) squares[r] += w.e * w.e;
+        if (WANTED & SQUARE_SUMS) squares[r] += w.e * w.e;
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
         if (WANTED & MOMENTS) {
           V from = x - centre[r];
@@ -451,7 +454,7 @@ class StatisticsPass {
     each<R>([&](int r) __attribute__((always_inline)) {
       if (WANTED & TOTALS) add(i + r, TOTAL, mine[r]);
       if (WANTED & SUMS) add(i + r, PLOGP, plogp[r]);
-      if (WANTED & SUMS) add(i + r, SQUARES, squares[r]);
+      if (WANTED & SQUARE_SUMS) add(i + r, SQUARES, squares[r]);
       if (WANTED & MOMENTS) {
         add(i + r, DEVIATIONS, sum_dev[r]);
         add(i + r, SQUARED_DEVIATIONS, squared_dev[r]);
@@ -504,10 +507,8 @@ class StatisticsPass {
     for (int64_t i = 0; i < some; ++i) {
       Numbers& row = rows_[r + i];
       if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
-      if (wanted_ & SUMS) {
-        row.plogp += double(sum<T>(load(sum_of(i, PLOGP)))) * Weight<T>::UNIT;
-        row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
-      }
+      if (wanted_ & SUMS) row.plogp += double(sum<T>(load(sum_of(i, PLOGP)))) * Weight<T>::UNIT;
+      if (wanted_ & SQUARE_SUMS) row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
       if (wanted_ & PEAKS) {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
