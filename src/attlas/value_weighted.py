@@ -19,7 +19,8 @@ __all__ = ["norms_of", "value_weighted"]
 
 def norms_of(values: Tensor) -> Tensor:
     """Return the Euclidean norm of each value, float32, shape (..., n) of values of shape (..., n, e)."""
-    return torch.linalg.vector_norm(values.detach().float(), dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(values.detach().float(), dim=-1)
+    return norms
 
 
 def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
@@ -96,7 +97,8 @@ class _KeyWeighted(Score):
         return (queries, q[..., -1:]), (keys, k[..., -1:])
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
-        return self.inner(q[0], k[0], at) + k[1].mT
+        logits: Tensor = self.inner(q[0], k[0], at) + k[1].mT
+        return logits
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
         inner = self.inner.translate(rows, columns, m, n)

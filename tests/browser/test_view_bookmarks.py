@@ -55,7 +55,9 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
     page.get_by_role("textbox", name="Name").fill("a pair")
     page.get_by_role("textbox", name="Sentence").fill("This query looks far back.")
     page.keyboard.press("Tab")
-    page.locator(".bookmarks .export-line").filter(has_text="Kept with the recording").wait_for()
+    said = "fetch('./api/info').then((a) => a.json()).then(({ bookmarks: [mark] }) => mark.says !== '')"
+    page.wait_for_function(f"() => {said}")
+    assert page.locator(".bookmarks .export-line").inner_text() == "Kept with the recording."
     found = json.loads((folder / "bookmarks.json").read_text())["bookmarks"]
     assert [(each["name"], each["says"]) for each in found] == [("a pair", "This query looks far back.")]
     assert {"e=1", "h=1", "pin=60.20"} <= set(found[0]["at"].split("&"))

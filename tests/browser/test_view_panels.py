@@ -667,6 +667,7 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any) -> None:
         ("#panel=heads", (390, 844), "light"),
         ("#pin=200.100&panel=text", (390, 844), "dark"),
         ("#pin=200.100&a=grid", (1280, 800), "dark"),
+        ("#panel=bookmarks", (390, 844), "light"),
         ("#pin=200.180&w=lines&z=5&r=200&c=200", (768, 1024), "light"),
     ],
 )

@@ -32,3 +32,10 @@ except SystemExit as end:
 def test_words_of_options_are_those_of_their_modules() -> None:
     assert head_statistics.NAMES == options.STATISTICS
     assert tuple(scaling.DISTRIBUTIONS) == options.DISTRIBUTIONS
+
+
+def test_export_is_another_name_of_report() -> None:
+    words = ["run.atlas", "-o", "page.html"]
+    assert vars(options.parser().parse_args(["export", *words])) == vars(
+        options.parser().parse_args(["report", *words])
+    )

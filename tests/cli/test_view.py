@@ -137,6 +137,7 @@ def test_it_records_first_and_leaves_nothing(model_folder: Path, text_file: Path
         address = viewer.address()
         status, body = get(address, "api/info")
         assert (status, json.loads(body)["text_length"]) == (200, 64)
+        assert json.loads(body)["reading"]["model"] == model_folder.name  # which reads texts typed on the page
         assert list(temporary.iterdir())
         status, _, err = viewer.end(signal.SIGTERM)
     assert status == 0

@@ -114,21 +114,22 @@ class Entry:
             rule = "query_mask must be a tensor of bool of shape (batch, m)."
             found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
             fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
-        elif (found := self._wrong_values()) is not None:
+        elif self._wrong_values():
+            found = self._wrong_values()
             rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
             fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
         if rule:
             raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
 
-    def _wrong_values(self) -> str | None:
-        """Describe values or norms that do not belong to a matrix of this shape; None where they do."""
+    def _wrong_values(self) -> str:
+        """Describe values or norms that do not belong to a matrix of this shape; "" where they do."""
         batch, heads, _, n = self.shape
         for name, t in self.values_and_norms.items():
             count = t.shape[1] if t.ndim > 1 else 0
             fits = heads == count if name == "output_norms" or not count else heads % count == 0
             if t.ndim != (4 if name == "values" else 3) or (t.shape[0], t.shape[2]) != (batch, n) or not fits:
                 return f"{name} of shape {tuple(t.shape)}, {tuple(self.shape)} in shape"
-        return None
+        return ""
 
     @property
     def values_and_norms(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,22 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: _SubParsersAction[argparse.ArgumentParser], name: str, short: str, description: str, examples: str = ""
+    commands: _SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    short: str,
+    description: str,
+    examples: str = "",
+    aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
     """Add a command; `short` is its line in the list of commands."""
     command = commands.add_parser(
-        name, help=short, description=description, epilog=examples, formatter_class=Help, allow_abbrev=False
+        name,
+        aliases=aliases,
+        help=short,
+        description=description,
+        epilog=examples,
+        formatter_class=Help,
+        allow_abbrev=False,
     )
     command.set_defaults(module=name)
     return command
@@ -258,7 +270,7 @@ def _report(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "Write the page of the viewer as one HTML file that needs no server: every head, the text and what "
         "each token looks at. It opens at the most telling head, and loads nothing from anywhere."
     )
-    command = _add(commands, "report", "write a recording as one HTML file", about, _REPORT_EXAMPLES)
+    command = _add(commands, "report", "write a recording as one HTML file", about, _REPORT_EXAMPLES, ("export",))
     _atlas(command)
     heads = "layer and head of those in detail (default: the most telling head)"
     command.add_argument("--heads", metavar="L.H,...", help=heads)

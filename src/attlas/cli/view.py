@@ -150,16 +150,15 @@ def show(
         with terminal.step(f"opening {other.name}"):
             second = open_folder(other, "view")
         compared = {"compare": second, "compare_title": title_of(second, other)}
-    service: Service | ReadingService = Service(
-        atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared
-    )
+    shown = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared)
+    service: Service | ReadingService = shown
     if model is not None:
 
         def loader() -> tuple[Any, Any]:
             loaded = load(model, "view")
             return loaded.model, loaded.tokenizer
 
-        service = ReadingService(service, loader, name=Path(model).name)
+        service = ReadingService(shown, loader, name=Path(model).name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         stay(service, port=port, browser=browser, announce=announce, at=at)

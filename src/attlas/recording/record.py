@@ -340,19 +340,19 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if len(heads) != matrix.shape[1]:
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
-                step = replace(step, values=self._kept_values(site, matrix, values, heads))
+                step = replace(step, values=self._kept_values(site, values, heads, count, here))
             self._take(site, occurrence, heads, step)
 
     def _kept_values(
-        self, site: AttentionSite, matrix: AttentionMatrix, values: Tensor | None, heads: tuple[int, ...]
+        self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
     ) -> Callable[[slice], dict[str, Tensor]]:
         """Return what says for some keys of one call what is kept of their values."""
-        if values is None or self.atlas.divided:
+        if values is None or len(here) < count:
             rule = "values=True needs the values of every recorded attention, all heads in one process."
-            found = "heads of a part of the layer" if self.atlas.divided else f"none from {site.path}"
-            fix = "values=False" if self.atlas.divided else "attlas.recording.pooled(module, A, v) in that module."
+            found = f"none from {site.path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
+            fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
             raise RecordingError("record()", rule, found=found, fix=fix)
-        count, whole = matrix.shape[1], self._values is True
+        whole = self._values is True
         return partial(kept_values, self._model, site.path, values, heads, count, whole=whole)
 
     def _divide(self) -> None:

@@ -28,6 +28,7 @@ __all__ = ["DETAIL", "Packer", "levels_that_fit", "packed"]
 
 _TILE = 2 * TILE**2
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
+_EXACT = 4 << 20  # of the weights of a matrix that is kept exactly
 _OVERVIEWS = 6 << 20  # for those of the other heads,
 _TILES = 1 << 20  # and up to which they are tiles where a coarser picture was recorded
 _WEIGHTS = 900_000  # of single queries, of all heads together, about
@@ -108,7 +109,8 @@ class Packer:
                 room -= _TILE
             if record is None:
                 continue
-            kept = 0 if record["exact"] else self._largest(place, len(places), weights)
+            every_cell = record["finest"] == 0 and not record["block"]
+            kept = 0 if record["exact"] or every_cell else self._largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept})
         self._thumbnails()
@@ -164,7 +166,7 @@ class Packer:
             self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
         for track in TRACKS:
             self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
-        exact = 4 * m * n <= limit
+        exact = 4 * m * n <= min(limit, _EXACT)
         head = self._head(place)
         if exact and head is not None:
             self._put(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)

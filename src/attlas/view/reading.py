@@ -87,7 +87,7 @@ class ReadingService:
 
     def __init__(self, service: Service, loader: ModelLoader, *, name: str) -> None:
         self._service, self._loader, self._name = service, loader, name
-        self._loaded: tuple[Any, Any] | None = None
+        self._loaded: Any = None  # the model and its tokenizer, once a text was read
         self._progress = _Progress()
         self._text = _Text(ids=_ids_of(service.source.atlas))
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class ReadingService:
 
     def _encoded(self, text: str) -> list[int]:
         """Return the tokens of a text, with the one for the beginning of a text where a model that writes has one."""
-        model, tokenizer = self._loaded or (None, None)
+        model, tokenizer = self._loaded
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
         first = getattr(tokenizer, "bos_token_id", None)
         if model.can_generate() and first is not None and ids[:1] != [first]:
@@ -201,7 +201,7 @@ class ReadingService:
         return ids
 
     def _check_length(self, count: int, words: str) -> None:
-        model, _ = self._loaded or (None, None)
+        model, _ = self._loaded
         config = model.config.get_text_config()
         limit = min(getattr(config, "max_position_embeddings", None) or _CONTEXT, _CONTEXT)
         if count > limit:
@@ -209,7 +209,7 @@ class ReadingService:
 
     def _next(self) -> int:
         """Return the likeliest token after the text."""
-        model, tokenizer = self._loaded or (None, None)
+        model, tokenizer = self._loaded
         if not model.can_generate():
             raise QuestionError(400, f"{self._name} writes no text")
         if not self._text.ids:
@@ -224,7 +224,7 @@ class ReadingService:
 
     def _show(self, ids: list[int]) -> None:
         """Record a text, and show it in place of what was shown."""
-        model, tokenizer = self._loaded or (None, None)
+        model, tokenizer = self._loaded
         with record(model, tokens=tokenizer, values="norms") as atlas:
             output = self._forward(ids)
         atlas.model = self._name
@@ -236,7 +236,7 @@ class ReadingService:
 
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Any:
-        model, _ = self._loaded or (None, None)
+        model, _ = self._loaded
         with self._counted(model):
             return model(torch.tensor([ids], device=model.device))
 

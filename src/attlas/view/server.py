@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attlas
 from attlas.atlas import Atlas
-from attlas.errors import MissingExtraError, PortError, ShapeError
+from attlas.errors import DtypeError, MissingExtraError, PortError, ShapeError
 from attlas.matrix import AttentionMatrix
 from attlas.recording.metadata import model_name
 from attlas.view.corpus import CorpusService
@@ -211,6 +211,8 @@ def serve(
 
     Raises
     ------
+    DtypeError
+        If a recording has a `model` and no `tokenizer`.
     MissingExtraError
         If starlette or uvicorn is not installed.
     PortError
@@ -248,6 +250,12 @@ def serve(
     if isinstance(shown, Atlas | AttentionMatrix):
         service = Service(shown, tokens=tokens, compare=other, **settings)
         if model is not None:
+            if tokenizer is None:
+                rule, fix = (
+                    "a model that reads texts needs its tokenizer.",
+                    "serve(atlas, model=model, tokenizer=tokenizer)",
+                )
+                raise DtypeError("view", rule, found="tokenizer = None", fix=fix)
             service = ReadingService(service, lambda: (model, tokenizer), name=model_name(model))
     else:
         named, loaders = settings.get("title"), None if model is None else [lambda: model]

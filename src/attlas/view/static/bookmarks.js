@@ -6,7 +6,9 @@ import { t } from "./words.js";
 
 /** Mount the button and the list, and in `element` the line of a tour. */
 export function mountBookmarks(element, { store, transport, announce, uid, root, button }) {
-  let list = store.state.info.bookmarks ?? [];
+  let list = store.state.info.bookmarks ?? []; // as it is shown
+  let kept = list; // as the server has it
+  let sending = Promise.resolve();
   const canKeep = Boolean(transport.send);
   const open = make("button", { type: "button", class: "icon", hidden: !canKeep && !list.length, title: t("Bookmarks: named views of this recording, and a tour through them"), "aria-label": t("Bookmarks") }, "☆");
   open.addEventListener("click", () => store.set({ panel: "bookmarks" }));
@@ -28,16 +30,23 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   });
   dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, start), says);
 
-  // Keeps a list, or says why not; the list that is shown is the one that is kept.
-  async function keep(next) {
+  // Shows a list and keeps it, or says why not and shows again what is kept. One after another: what was typed meanwhile
+  // stays, and is kept by the next one.
+  function keep(next, typed = false) {
+    list = next;
+    if (!typed) fill();
+    sending = sending.then(send);
+  }
+  async function send() {
     try {
-      list = (await transport.send("bookmarks", { bookmarks: next, before: list })).json.bookmarks;
+      kept = (await transport.send("bookmarks", { bookmarks: list, before: kept })).json.bookmarks;
       says.textContent = store.state.info.keeps ? t("Kept with the recording.") : t("Kept until the viewer is closed, and in pages that are exported.");
     } catch (error) {
       says.textContent = `${error.message}.`;
+      list = kept;
+      fill();
     }
-    store.set({ info: { ...store.state.info, bookmarks: list } });
-    fill();
+    store.set({ info: { ...store.state.info, bookmarks: kept } });
   }
   const changed = (at, patch) => list.map((each, other) => (other === at ? { ...each, ...patch } : each));
   function fill() {
@@ -50,7 +59,7 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   function row({ name, says: sentence }, at) {
     const edit = (field, value, label, placeholder) => {
       const input = make("input", { value, placeholder, readOnly: !canKeep, maxLength: field === "name" ? 200 : 2000, "aria-label": label, "data-keep": `${field}${at}` });
-      input.addEventListener("change", () => keep(changed(at, { [field]: input.value })));
+      input.addEventListener("change", () => keep(changed(at, { [field]: input.value }), true));
       return input;
     };
     const act = (text, label, run, off = false) => {
