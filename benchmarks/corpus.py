@@ -8,11 +8,14 @@ most 1.3 x and less than 1 GB beyond the model.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +64,21 @@ def plain(model: nn.Module, ids: np.ndarray) -> None:
         model(torch.from_numpy(ids)[None], use_cache=False, logits_to_keep=1)
 
 
-class Reading:
-    """A corpus that reads the same text again and again."""
+@contextmanager
+def reading(model: nn.Module, ids: np.ndarray) -> Iterator[Callable[[], None]]:
+    """Give what a corpus does with one text, which may be called again and again."""
+    reader, facts = ModelReader(copy.deepcopy(model)), model_facts(model)
+    with reader.running():
+        reader.block(facts["vocabulary"], facts["context"])
+        state = State(reader.heads, facts["vocabulary"], 32, 10)
 
-    def __init__(self, model: nn.Module, ids: np.ndarray) -> None:
-        self.reader, self.ids = ModelReader(model), ids
-        facts = model_facts(model)
-        with self.reader.running():
-            self.reader.block(facts["vocabulary"], facts["context"])
-        self.state = State(self.reader.heads, facts["vocabulary"], 32, 10)
+        def read() -> None:
+            (found,) = reader.read([ids])
+            if isinstance(found, str):
+                raise RuntimeError(found)
+            state.add(0, 0, found)
 
-    def __call__(self) -> None:
-        with self.reader.running():
-            (found,) = self.reader.read([self.ids])
-        if isinstance(found, str):
-            raise RuntimeError(found)
-        self.state.add(0, 0, found)
+        yield read
 
 
 def time(quick: bool, rounds: int) -> dict[str, Any]:
@@ -85,16 +87,16 @@ def time(quick: bool, rounds: int) -> dict[str, Any]:
     for name, make in ((SHIPPED, shipped), (LLAMA, llama)):
         print(name)
         model, ids = make(quick)
-        cases = {"plain forward, sdpa": lambda m=model, t=ids: plain(m, t), "corpus": Reading(model, ids)}
-        out[name] = {"tokens": len(ids), **ratios(cases, "plain forward, sdpa", rounds)}
+        with reading(model, ids) as read:
+            cases = {"plain forward, sdpa": lambda m=model, t=ids: plain(m, t), "corpus": read}
+            out[name] = {"tokens": len(ids), **ratios(cases, "plain forward, sdpa", rounds)}
     return out
 
 
 def memory(quick: bool) -> int:
     """Return the peak beyond the model of one text of the Llama, in this process."""
-    model, ids = llama(quick)
-    reading = Reading(model, ids)
-    return extra_peak_bytes(reading)
+    with reading(*llama(quick)) as read:
+        return extra_peak_bytes(read)
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: int) -> d
     return ratios(cases, "sdpa", rounds)
 
 
-def all_statistics() -> list[attlas.engine.fold.Statistic]:
+def all_statistics() -> list[attlas.engine.statistic.Statistic]:
     """Return every statistic that the design names."""
     return [
         stats.Entropy(),

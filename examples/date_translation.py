@@ -7,7 +7,7 @@ from.
 
     python examples/date_translation.py               # trains until it is right, at most a minute; writes a picture
     python examples/date_translation.py --seconds 15  # stops earlier
-    python examples/date_translation.py --guide 0.3   # the weights of the year's letters are part of the loss
+    python examples/date_translation.py --guide 0.3   # guides each letter of the answer to the letters it comes from
 """
 
 import argparse
@@ -16,6 +16,7 @@ import math
 import random
 import time
 from pathlib import Path
+from string import Formatter
 
 import torch
 from torch import Tensor, nn
@@ -54,19 +55,44 @@ def ordinal(day: int) -> str:
     return f"{day}{ending}"
 
 
+STYLES = (
+    "{day} {month} {year}",
+    "{month} {day}, {year}",
+    "{month:.3} {day}, {year}",
+    "{weekday} {day} {month:.3} {year}",
+    "{weekday} the {ordinal} of {month} {year}",
+    "{weekday:.3} {month:.3} {day} {year}",
+    "{day}.{number}.{year}",
+    "{number:02}/{day:02}/{year}",
+)
+
+
+def fields(date: dt.date) -> dict[str, str | int]:
+    """Return what a style may write of a date."""
+    names = {"month": MONTHS[date.month - 1], "weekday": DAYS[date.weekday()], "ordinal": ordinal(date.day)}
+    return names | {"day": date.day, "number": date.month, "year": date.year}
+
+
 def written(date: dt.date, style: int) -> str:
     """Write a date as people do, in one of eight ways."""
-    month, weekday, d, y = MONTHS[date.month - 1], DAYS[date.weekday()], date.day, date.year
-    return (
-        f"{d} {month} {y}",
-        f"{month} {d}, {y}",
-        f"{month[:3]} {d}, {y}",
-        f"{weekday} {d} {month[:3]} {y}",
-        f"{weekday} the {ordinal(d)} of {month} {y}",
-        f"{weekday[:3]} {month[:3]} {d} {y}",
-        f"{d}.{date.month}.{y}",
-        f"{date.month:02}/{d:02}/{y}",
-    )[style]
+    return STYLES[style].format(**fields(date))
+
+
+def sources(date: dt.date, style: int) -> list[range]:
+    """Return the letters of the text that each of the ten letters of the answer comes from; none for its dashes."""
+    places, end = {}, 0
+    for literal, name, form, _ in Formatter().parse(STYLES[style]):
+        start = end + len(literal)
+        end = start + len(format(fields(date)[name], form)) if name else start
+        places["day" if name == "ordinal" else name] = range(start, end)
+
+    def digits(place: range, count: int) -> list[range]:
+        """Return the letters of a number, the first of which may be left out in the text."""
+        return [range(place[max(i, 0)], place[max(i, 0)] + 1) for i in range(len(place) - count, len(place))]
+
+    day = places["day"][: len(str(date.day))] if "ordinal" in STYLES[style] else places["day"]
+    month = [places["month"]] * 2 if "month" in places else digits(places["number"], 2)
+    return [*digits(places["year"], 4), range(0), *month, range(0), *digits(day, 2)]
 
 
 def encode(texts: list[str]) -> tuple[Tensor, Tensor]:
@@ -103,15 +129,18 @@ class Translator(nn.Module):
         memory, _ = nn.utils.rnn.pad_packed_sequence(memory, batch_first=True)
         return memory, torch.tanh(self.start(torch.cat([last[0], last[1]], dim=-1))), attlas.Padding(lengths)
 
-    def year(self, codes: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """Return the weight of each letter of the year on its own letter, which stands in the text's last four.
+    def aligned(self, codes: Tensor, lengths: Tensor, states: Tensor, spans: list[list[range]]) -> Tensor:
+        """Return the weight of each letter of the answer on the letters that it comes from, without its dashes.
 
-        That is a diagonal of the weights, and it carries a gradient as any other read: shape (batch, 4).
+        That is a sum over cells, and it carries a gradient as any other read: shape (batch, 8).
         """
         memory, _, mask = self.read(codes, lengths)
-        A = attlas.attend(states[:, :4], memory, score=self.attention.score, mask=mask)
-        places = lengths.unsqueeze(-1) - 4 + torch.arange(4)
-        return A[:, :, :].gather(-1, places.unsqueeze(-1)).squeeze(-1)
+        A = attlas.attend(states, memory, score=self.attention.score, mask=mask)
+        origin = torch.zeros(A.shape)
+        for text, letters in zip(origin, spans, strict=True):
+            for row, span in zip(text, letters, strict=True):
+                row[span.start : span.stop] = 1.0
+        return (A * origin).sum(-1)[:, [0, 1, 2, 3, 5, 6, 8, 9]]
 
     def forward(self, codes: Tensor, lengths: Tensor, truth: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return logits (batch, 10, letters) and the decoder's states; without `truth` it goes on with its own."""
@@ -137,6 +166,15 @@ class Translator(nn.Module):
         return answer, self.attention.weights[0]
 
 
+@torch.no_grad()
+def aligned_weight(model: Translator, dates: list[dt.date], styles: list[int]) -> float:
+    """Share of the weight of all letters but dashes that lies on the letters which they come from."""
+    codes, lengths = encode([written(date, style) for date, style in zip(dates, styles, strict=True)])
+    spans = [sources(date, style) for date, style in zip(dates, styles, strict=True)]
+    _, states = model(codes, lengths, encode_answers(dates))
+    return float(model.aligned(codes, lengths, states, spans).mean())
+
+
 def accuracy(model: Translator, dates: list[dt.date], styles: list[int]) -> float:
     """Share of dates whose answer is right to the last letter."""
     codes, lengths = encode([written(date, style) for date, style in zip(dates, styles, strict=True)])
@@ -157,12 +195,14 @@ def train(
         for group in optimizer.param_groups:  # warm up, then down towards nothing at the end
             group["lr"] = 8e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * gone)
         batch = chance.choices(dates, k=64)
-        codes, lengths = encode([written(date, chance.randrange(8)) for date in batch])
+        kinds = [chance.randrange(8) for _ in batch]
+        codes, lengths = encode([written(date, style) for date, style in zip(batch, kinds, strict=True)])
         answers = encode_answers(batch)
         logits, states = model(codes, lengths, answers)
         loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
         if guide:
-            loss = loss - guide * model.year(codes, lengths, states).clamp(min=1e-6).log().mean()
+            spans = [sources(date, style) for date, style in zip(batch, kinds, strict=True)]
+            loss = loss - guide * model.aligned(codes, lengths, states, spans).clamp(min=1e-6).log().mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -226,9 +266,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)
     print(f"  held-out dates right to the last letter: {right:.1%} of {len(held):,}")
-    aligned = [float(model.alignment(written(date, 4))[1][:4, -4:].sum(-1).mean()) for date in held[:32]]
-    share = sum(aligned) / len(aligned)
-    print(f"  weight of the year's letters on the year, where it stands last: {share:.0%}")
+    share = aligned_weight(model, held, styles)
+    print(f"  weight of the letters on those that they come from: {share:.0%}")
     samples = [written(held[0], 4), written(held[1], 2), written(held[2], 6)]
     for text in samples[:2]:
         answer, A = model.alignment(text)

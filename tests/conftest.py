@@ -42,12 +42,50 @@ def has_browser() -> bool:
     return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))) or any(own.glob("chromium*"))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set what holds for the whole process, doctests of src included."""
     torch.set_num_threads(1)
+    if sets := config.getoption("--sets", "").split():
+        config.pluginmanager.register(InstructionSets(sets))
     # A shell starts what runs in its background deaf to Ctrl-C; a program that a test stops by it would never end.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make test-sets` name the instruction sets that each test runs with, the widest first."""
+    parser.addoption("--sets", default="", help="instruction sets, as 'avx2 baseline none': each test runs with each")
+
+
+class InstructionSets:
+    """Runs each test with each instruction set that was named."""
+
+    def __init__(self, sets: list[str]) -> None:
+        self.sets = sets
+        # Whether a test called a kernel, by its name without the instruction set.
+        self.reaches_kernels: dict[str, bool] = {}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.parametrize("forced_set", self.sets, indirect=True, ids=[f"set {name}" for name in self.sets])
+
+    @pytest.fixture(autouse=True)
+    def forced_set(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Force an instruction set; skip where a wider one has called no kernel: a narrower one then calls none."""
+        from attlas.engine.native import library
+
+        test = request.node.nodeid.replace(f"set {request.param}", "")
+        if not self.reaches_kernels.get(test, True):
+            pytest.skip("it reaches no kernel")
+        call, calls = library.call, []
+
+        def counted(*names: str, **fields: object) -> int:
+            calls.append(names)
+            return call(*names, **fields)
+
+        monkeypatch.setattr(library, "call", counted)
+        monkeypatch.setenv("ATTLAS_NATIVE", request.param)
+        yield
+        self.reaches_kernels[test] = bool(calls)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +101,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    # Long tests first: none is then started when the other workers are about to end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:
@@ -90,20 +130,24 @@ def fixed_seeds() -> None:
         torch.cuda.manual_seed_all(SEED)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def deterministic() -> None:
+    """Switch deterministic mode on once: doing it before and after each test costs more than most tests do."""
+    torch.use_deterministic_algorithms(True)
+
+
 @pytest.fixture(autouse=True)
-def fresh_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+def fresh_memory_is_nan(request: pytest.FixtureRequest, deterministic: None) -> Iterator[None]:
     """Fill what `torch.empty` and its relatives return with NaN, so that a cell nobody wrote cannot pass for a zero.
 
     torch does the filling itself in deterministic mode. Some CUDA kernels have no deterministic form and raise in that
     mode, so tests on a GPU run without.
     """
     if request.node.get_closest_marker("gpu"):
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(False)
     yield
-    torch.use_deterministic_algorithms(before)
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True)
 
 
 @pytest.fixture(autouse=True)

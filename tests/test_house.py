@@ -32,10 +32,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PYPROJECT["project"]["version"]
 
-CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/", "masks/", "engine/", "stats/", "views.py",
+# What scores, masks, statistics and backends are built on. A further one of these is a file, or a package, of its own,
+# which the budget does not count.
+CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/base.py", "masks/base.py", "engine/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 5275
+CORE_CODE_LINES = 2935
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 FUNCTION_STATEMENTS = 40
@@ -73,16 +75,14 @@ def tree_of(source: str) -> ast.Module:
 @cache
 def code_lines(source: str) -> int:
     """Count the lines that hold code: no blank lines, no comments, no docstrings."""
-    docstrings = set()
+    docstrings, texts = set(), set()
     for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and docstring_of(node):
             docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in idle:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstrings)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno > node.lineno:
+            texts.update(range(node.lineno, node.end_lineno + 1))
+    lines = {number for number, line in enumerate(source.splitlines(), start=1) if line.strip()[:1] not in ("", "#")}
+    return len((lines | texts) - docstrings)
 
 
 def docstring_of(node: ast.AST) -> ast.stmt | None:
@@ -118,8 +118,8 @@ def test_core_keeps_its_budget() -> None:
     sizes = {}
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
-        # Gradients and the native backend are packages of their own: the core computes the same without them.
-        if name.startswith(CORE) and not name.startswith(("engine/autodiff/", "engine/native/")):
+        # Gradients and the native backend are packages within the engine: the core computes the same without them.
+        if name.startswith(CORE) and name.count("/") < 2:
             sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
     assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"
@@ -147,7 +147,8 @@ def forbidden_words(source: str, *, may_print: bool = False) -> list[str]:
                 found.append(f"line {node.lineno}: pickle")
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PICKLES:
                 found.append(f"line {node.lineno}: pickle")
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    marked = re.search(r"\b(TODO|FIXME|XXX|HACK)\b", source)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if marked else ():
         if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX|HACK)\b", token.string):
             found.append(f"line {token.start[0]}: {token.string}")
     return found
@@ -269,11 +270,17 @@ def test_init_holds_only_public_names() -> None:
 def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
     code = "import sys, json, attlas; early = 'torch' in sys.modules; attlas.attend"
     code += "; assert not early, 'import attlas alone loads torch'; print(json.dumps(sorted(sys.modules)))"
-    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
-    loaded = {name.split(".")[0] for name in modules}
-    assert "torch" in loaded
-    assert not loaded & set(HEAVY), "import attlas must load these only when someone asks for them"
-    assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
+    code += "; import torch; attlas.attend(torch.ones(2, 2), torch.ones(2, 2)); from attlas.cli import stats"
+    code += "; print(json.dumps(sorted(sys.modules)))"
+    said = subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True).splitlines()
+    for modules in map(set, map(json.loads, said)):
+        loaded = {name.split(".")[0] for name in modules}
+        assert "torch" in loaded
+        assert not loaded & set(HEAVY), "these are loaded only when someone asks for them"
+        assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
+        unasked = {"distributed", "view", "estimators", "huggingface", "nn"}
+        assert not modules & {f"attlas.{name}" for name in unasked}
+    assert "attlas.cli.stats" in modules
 
 
 def test_names_of_the_package_are_found_in_any_order() -> None:
@@ -283,13 +290,6 @@ def test_names_of_the_package_are_found_in_any_order() -> None:
     )
     code += "; assert attlas.engine.__name__ == 'attlas.engine'; assert not hasattr(attlas, 'nonsense')"
     subprocess.check_call([sys.executable, "-W", "error", "-c", code])
-
-
-def test_commands_load_only_what_they_need() -> None:
-    code = "import sys, json; from attlas.cli import stats; print(json.dumps(list(sys.modules)))"
-    modules = set(json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)))
-    assert not {name.split(".")[0] for name in modules} & set(HEAVY)
-    assert not modules & {"torch._dynamo", "attlas.view", "attlas.estimators", "attlas.huggingface", "attlas.nn"}
 
 
 def test_version_is_the_same_everywhere() -> None:

@@ -78,7 +78,7 @@ def test_any_index_equals_the_dense_one(leading: tuple[int, ...]) -> None:
     A = make(leading)
     dense, logits = A.to_dense().numpy(), A.logits.to_dense().numpy()
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(keys((*leading, M, N)))
     def check(key: tuple[Any, ...]) -> None:
         found, wanted = dense_of(A[key]), apply(dense, key)
@@ -98,7 +98,7 @@ def test_index_after_index(leading: tuple[int, ...]) -> None:
     dense = A.to_dense().numpy()
     v = torch.randn(N, 3)
 
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(st.data())
     def check(data: Any) -> None:
         part, wanted = A, dense

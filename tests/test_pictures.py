@@ -63,13 +63,19 @@ def drawn_columns(figure: object) -> tuple[list[int], float, float]:
 @pytest.mark.parametrize("n", [300, 384, 1000, 1500, 2000, 3000, 5000])
 @pytest.mark.parametrize("size", [256, 1024])
 def test_a_key_is_drawn_where_it_is(n: int, size: int) -> None:
-    for key in range(0, n, n // 40):
-        for A in (looks_at(key, 4, n), looks_at(key, n, n) if key % 3 == 0 and n <= 1500 else None):
-            if A is None:
-                continue
-            (column,), left, width = drawn_columns(A.plot(size=size))
-            assert left + column * width - 1 <= key <= left + (column + 1) * width, f"key {key} of {n}, size {size}"
-            assert width <= -(-n // size)
+    # Each row looks at a key of its own, and no two rows are pooled.
+    keys = torch.arange(0, n, n // 40)
+    A = attlas.attend(80.0 * torch.eye(n)[keys], torch.eye(n), scale=1.0)
+    figure = A.plot(size=size)
+    _, left, width = drawn_columns(figure)
+    assert width <= -(-n // size)
+    dark = images(figure)[0] > 0.5
+    assert (dark.sum(1) == 1).all()
+    columns = left + dark.argmax(1) * width
+    assert ((columns - 1 <= keys.numpy()) & (keys.numpy() <= columns + width)).all()
+    if n <= 1500:  # rows are pooled as well
+        (column,), left, width = drawn_columns(looks_at(2 * n // 3, n, n).plot(size=size))
+        assert left + column * width - 1 <= 2 * n // 3 <= left + (column + 1) * width
 
 
 @pytest.mark.parametrize(("m", "n"), [(300, 1500), (1500, 300), (1, 5000), (5000, 1)])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.context_parallel import refuse_context_parallel
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -91,6 +92,7 @@ def attend(
         from attlas.distributed.attend import attend as distributed  # which is loaded where it is needed only
 
         return distributed(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
+    refuse_context_parallel("attend()")
     inputs = check_inputs("attend()", q, k)
     if score is None:
         if isinstance(scale, Tensor):

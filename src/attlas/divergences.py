@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.engine import operations, tiled
-from attlas.engine.fold import Part
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import larger
+from attlas.engine.online import exceeds
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
@@ -255,11 +255,11 @@ class _Rows(stats.Statistic):
         """Return cells of a matrix at the places of a tile of either."""
         problem = matrix.problem
         there = problem.tile(at.batches, heads, at.rows, range(problem.shape[3]))
-        logs = tiled.block(problem, there, at.columns, None)
+        logs = tiled.read_tile(problem, there, at.columns, None)
         if self.of_logits:
             return _Cells(logs, logs)
         total = lse[there.place]
-        if larger(total, 16.0) and not problem.partial:  # two kernels round large logits differently
+        if exceeds(total, 16.0) and not problem.partial:  # two kernels round large logits differently
             total = tiled.lse_of(problem, there, matrix.plan)
         logs = logs - torch.where(total == -torch.inf, 0.0, total).to(logs.dtype).unsqueeze(-1)
         weights = logs.exp()

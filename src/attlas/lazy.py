@@ -22,6 +22,7 @@ __all__ = ["LazyTensor", "check_size", "lazy_result", "like_tensors", "written_o
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Methods that hang something on a tensor, or change it: a copy would keep that to itself.
+_OF_GRADIENT = {"backward", "register_hook", "requires_grad_", "retain_grad"}
 _OF_STORED = {"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory", "retain_grad", "set_"}
 
 
@@ -54,6 +55,10 @@ class LazyTensor:
         It takes the arguments of the function, and returns NotImplemented for those that need the dense tensor.
         """
         return None
+
+    def cellwise(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a function of each cell gives, lazily; NotImplemented where it needs the dense tensor."""
+        return NotImplemented
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
@@ -126,6 +131,8 @@ class LazyTensor:
             hint = f"; attlas.stats.{name}(A) computes it" if name.islower() and name in stats.__all__ else ""
             text = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
             raise AttributeError(text, name=name, obj=self)
+        if name in _OF_GRADIENT and not self.dtype.is_floating_point:
+            raise _no_gradient(self, name)
         if name.endswith("_") or name in _OF_STORED:
             raise _stored_only(self, name)
         if name in _OF_FORM or not callable(found):
@@ -144,6 +151,10 @@ class LazyTensor:
     def __torch_function__(
         cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        asked = next((part for part in tree_leaves(args[:1]) if isinstance(part, LazyTensor)), None)
+        of_gradient = func in (torch.autograd.grad, torch.autograd.backward)
+        if of_gradient and asked is not None and not asked.dtype.is_floating_point:
+            raise _no_gradient(asked, func.__name__)
         where = (resolve_name(func) or "torch").replace("special_", "special.").replace("linalg_", "linalg.")
         return _dispatched(f"{where}()", func, getattr(func, "__name__", ""), args, kwargs or {})
 
@@ -153,6 +164,8 @@ def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs:
     if func in _functions(name):
         for owner in (part for part in args if isinstance(part, LazyTensor)):
             found = lazy_result(owner.lazily(name), args, kwargs)
+            if found is NotImplemented and name in _CELLWISE:
+                found = owner.cellwise(func, args, kwargs)
             if found is not NotImplemented:
                 return found
     args, kwargs = written_out(where, (args, kwargs))
@@ -200,6 +213,14 @@ _OF_NUMPY = {"sum": "sum", "mean": "mean", "max": "amax", "amax": "amax", "argma
 _OF_FORM = {"element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
             "nelement", "storage_offset", "stride"}  # fmt: skip
 
+# What computes each cell of its result from the same cell of its arguments; operators without their underscores.
+_CELLWISE = {"abs", "absolute", "add", "and", "clamp", "clamp_max", "clamp_min", "clip", "div", "divide", "double",
+             "eq", "exp", "expm1", "float", "floordiv", "ge", "gt", "invert", "le", "log", "log10", "log1p", "log2",
+             "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mod", "mul",
+             "multiply", "nan_to_num", "ne", "neg", "negative", "or", "pow", "radd", "rand", "rdiv", "reciprocal",
+             "relu", "rmul", "ror", "rpow", "rsqrt", "rsub", "rtruediv", "rxor", "sigmoid", "sign", "sqrt", "square",
+             "sub", "subtract", "tanh", "true_divide", "truediv", "where", "xlogy", "xor"}  # fmt: skip
+
 _SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
           "matmul": "@", "mod": "%", "mul": "*", "ne": "!=", "or": "|", "pow": "**", "sub": "-", "truediv": "/",
           "xor": "^"}  # fmt: skip
@@ -208,7 +229,10 @@ _UNARY = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert
 
 def _operator(name: str) -> Callable[..., Any]:
     def run(self: LazyTensor, *args: Any) -> Any:
-        return self._call(name, *args)
+        found = NotImplemented
+        if name.strip("_") in _CELLWISE:
+            found = self.cellwise(getattr(torch.Tensor, name), (self, *args), {})
+        return self._call(name, *args) if found is NotImplemented else found
 
     run.__name__ = name
     return run
@@ -218,6 +242,16 @@ for _name in (*_SIGNS, *(f"r{name}" for name in _SIGNS), *_UNARY):
     if hasattr(torch.Tensor, f"__{_name}__"):
         setattr(LazyTensor, f"__{_name}__", _operator(f"__{_name}__"))
 LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality is that of cells, as of tensors
+
+
+def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
+    return GradientError(
+        f"{owner.label}.{name}()",
+        "truths and counts have no gradient.",
+        {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"},
+        found=f"{owner.label}.dtype = {owner.dtype}",
+        fix="a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1.",
+    )
 
 
 def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:

@@ -15,10 +15,10 @@ from attlas import reads
 from attlas.engine import operations, reference, tiled
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Statistic
 from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
+from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values, tracing, transforming, whole_number
@@ -42,8 +42,7 @@ class AttentionMatrix(TensorLike):
     It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
     Tensor; leading axes indexed alone give a smaller lazy matrix; ``A @ v`` pools values at the speed of a
     fused kernel and is differentiable. Everything else is a read: exact and in linear memory. Where a gradient is
-    recorded and a tensor of the matrix requires it, reads carry it; sums over rows and columns do so at any length,
-    other reads compute the rows that they need whole, up to 1 GiB.
+    recorded and a tensor of the matrix requires it, reads carry it, at any length.
 
     Attributes
     ----------

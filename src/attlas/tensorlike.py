@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from attlas import products
 from attlas._compat import parse_to
+from attlas.cellwise import cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.reductions import Cellwise, Dim, axis_of, counted
+from attlas.reductions import Dim, axes_of, axis_of, counted, without
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -39,9 +39,11 @@ class TensorLike(LazyTensor):
     -----
     Any method of `torch.Tensor` works, and so does any function of torch or numpy: ``torch.stack(attentions)``,
     ``A.permute(0, 2, 1, 3)``, ``A * mask``, ``numpy.asarray(A)``. Products stay products: `torch.einsum`, `torch.bmm`
-    and their relatives that are ``A @ v`` in other words run on the fused kernel. What is not written for the lazy
-    matrix acts on ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the
-    matrices of a call take more than 1 GiB together. Methods that would change the tensor in place are refused.
+    and their relatives that are ``A @ v`` in other words run on the fused kernel. Functions of each weight stay lazy,
+    ``(A * t).clamp(min=0)``: their sums over queries or keys, and the gradients of these, take one pass and linear
+    memory, unless the tensor has a gradient of its own. What is not written for the lazy matrix acts on
+    ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the matrices of a call
+    take more than 1 GiB together. Methods that would change the tensor in place are refused.
 
     Examples
     --------
@@ -63,8 +65,11 @@ class TensorLike(LazyTensor):
         """Return what computes a function of torch without the dense tensor; see `LazyTensor.lazily`."""
         if function in products.PRODUCTS:
             return products.PRODUCTS[function]
-        name = _LAZY_METHODS.get(function)
-        return None if name is None else getattr(type(self), name)
+        return getattr(type(self), function) if function in _METHODS else None
+
+    def cellwise(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a function of each weight as a lazy tensor; see `LazyTensor.cellwise`."""
+        return cellwise(function, args, kwargs)
 
     # ---------------------------------------------------------------------------------------------------- what it is
 
@@ -265,9 +270,14 @@ class TensorLike(LazyTensor):
         Parameters and errors are those of `sum`; `correction` is that of `torch.var`. Cost: two passes.
         """
         A = _me(self)
-        mean = A.mean(dim, keepdim=True)
-        squares: Tensor = Cellwise(A, lambda cells, centre: (cells - centre).square(), mean).sum(dim, keepdim)
-        variance: Tensor = squares / max(counted(A, "var", dim) - correction, 0)
+        mean, count = A.mean(dim, keepdim=True), counted(A, "var", dim)
+        centre = mean.detach()
+        # The deviations from any centre; the second term is 0, and so is its gradient, but not that of its gradient.
+        cells: Any = A
+        squares = (cells - centre).square().sum(dim, keepdim=True) - count * (mean - centre).square()
+        variance: Tensor = (squares / max(count - correction, 0)).reshape(
+            without(A.shape, axes_of(A, "var", dim), keepdim)
+        )
         return variance
 
     @like_tensors
@@ -277,7 +287,8 @@ class TensorLike(LazyTensor):
 
     def count_nonzero(self, dim: Dim = None) -> Tensor:
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
-        found: Tensor = (self != 0).sum(dim)
+        cells: Any = self
+        found: Tensor = (cells != 0).sum(dim)
         return found
 
     def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
@@ -285,39 +296,9 @@ class TensorLike(LazyTensor):
         if p not in ("fro", None, 2) or dtype is not None:
             found: Tensor = self._call("norm", p, dim, keepdim, dtype)
             return found
-        squares: Tensor = (self**2).sum(dim, keepdim)
+        cells: Any = self
+        squares: Tensor = cells.square().sum(dim, keepdim)
         return squares.sqrt()
-
-    # ------------------------------------------------------------------------------------------------ cell by cell
-
-    def _compared(self, name: str, other: Any) -> Any:
-        if isinstance(self, TensorLike) and isinstance(other, int | float):
-            compare = getattr(operator, name)
-            return Cellwise(_me(self), lambda cells, _: compare(cells, other))
-        return self._call(f"__{name}__", other)
-
-    def __eq__(self, other: object) -> Any:
-        return self._compared("eq", other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compared("ne", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compared("lt", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compared("le", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compared("gt", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compared("ge", other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._compared("pow", other)
-
-    __hash__ = LazyTensor.__hash__  # equality is that of cells, as of tensors
 
 
 def _me(matrix: TensorLike) -> AttentionMatrix:
@@ -337,9 +318,6 @@ def _moved(problem: Problem, device: torch.device, dtype: torch.dtype | None) ->
 # What is computed without the dense tensor when it is asked for as a function of torch.
 _METHODS = ("amax", "argmax", "clone", "count_nonzero", "detach", "diagonal", "max", "mean", "norm", "numel", "squeeze",
             "std", "sum", "swapaxes", "swapdims", "topk", "transpose", "unsqueeze", "var")  # fmt: skip
-_OPERATORS = {"eq": "eq", "ne": "ne", "not_equal": "ne", "lt": "lt", "less": "lt", "le": "le", "less_equal": "le",
-              "gt": "gt", "greater": "gt", "ge": "ge", "greater_equal": "ge", "pow": "pow"}  # fmt: skip
-_LAZY_METHODS = {name: name for name in _METHODS} | {name: f"__{own}__" for name, own in _OPERATORS.items()}
 
 
 def dropped_product(A: AttentionMatrix, v: Tensor, dropout_p: float) -> Tensor:

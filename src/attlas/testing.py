@@ -17,9 +17,9 @@ from torch import Tensor
 from attlas.attend import attend
 from attlas.engine import tiled
 from attlas.engine.autodiff import graph
-from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, through
+from attlas.engine.problem import Problem, tree_flatten, tree_map
+from attlas.engine.statistic import Statistic
 from attlas.engine.tiling import RowBlock, column_blocks
 from attlas.engine.workspace import Workspace
 from attlas.errors import ContractError, ShapeError
@@ -34,7 +34,7 @@ __all__ = ["ContractError", "check_mask", "check_score", "check_statistic"]
 Given: TypeAlias = Mapping[str, object]
 
 _CLOSE = 1e-8  # in float64: far above rounding, far below any mistake
-# Whole, several strips and panels, and next to no memory: the result must not depend on it.
+# Whole, several blocks of rows and of columns, and next to no memory: the result must not depend on it.
 _PLANS = (Plan("tiled"), Plan("tiled", rows=3, columns=4), Plan("tiled", cells=16), Plan())
 _PLANS_FOR_MASKS = (Plan("tiled"), Plan("tiled", rows=31, columns=47), Plan(rows=64), Plan())
 
@@ -222,7 +222,10 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
             _check_results(where, given, statistic, matrices, dense, ties=isinstance(mask, Causal))
-            _check_gradient(where, given, statistic, matrices)
+            # A gradient from next to no memory takes as long as all the others, and one of the six matrices tells.
+            hardest = sink is not None and mask is not None and not isinstance(mask, Causal)
+            some = {plan: A for plan, A in matrices.items() if hardest or not plan.cells}
+            _check_gradient(where, given, statistic, some)
 
 
 def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:
@@ -247,7 +250,7 @@ def _scores(where: str, given: Given, problem: Problem, at: Tile) -> Tensor:
     columns: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index
     b, h, _ = at.place
     q, k = problem.tokens
-    logits = problem.score(through(q, lambda t: t[b, h, rows]), through(k, lambda t: t[b, h, columns]), at)
+    logits = problem.score(tree_map(lambda t: t[b, h, rows], q), tree_map(lambda t: t[b, h, columns], k), at)
     shape, dtype = tuple(getattr(logits, "shape", ())), getattr(logits, "dtype", None)
     fits = len(shape) <= 4 and all(a in (1, b) for a, b in zip(shape[::-1], at.shape[::-1], strict=False))
     if not fits or not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -371,7 +374,7 @@ def _check_results(
 ) -> None:
     first = next(iter(matrices.values()))
     mass = RowMass()
-    for t in _tensors(tiled.fold(first.problem, (statistic,), first.plan)[0]):
+    for t in _tensors(tiled.collect(first.problem, (statistic,), first.plan)[0]):
         if tuple(t.shape[:2]) != (2, 3):
             fix = "carry (batch, heads, ...) and write into carry[at.place]."
             rule = "the first axes of a result must be (batch, heads)."
@@ -472,9 +475,9 @@ def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, col
     """Return what a statistic carries after some rows and columns of a matrix."""
     batch, heads, _, n = problem.shape
     at = problem.tile(range(batch), range(heads), rows, columns)
-    panel = RowBlock(at, column_blocks(at, problem.mask, n, whole_rows=statistic.whole_rows))
+    row_block = RowBlock(at, column_blocks(at, problem.mask, n, whole_rows=statistic.whole_rows))
     carry = statistic.start(problem)
-    for part in tiled.parts(problem, panel, lse, Workspace(problem.dtype, problem.device)):
+    for part in tiled.parts(problem, row_block, lse, Workspace(problem.dtype, problem.device)):
         carry = statistic.step(carry, part, part.at)
     return carry
 
@@ -527,7 +530,7 @@ def _names(leaves: list[Tensor]) -> list[str]:
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    return flatten(result if isinstance(result, Tensor) else tuple(result))
+    return tree_flatten(result if isinstance(result, Tensor) else tuple(result))
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attlas.engine import operations
 from attlas.engine.autodiff.graph import DENSE_LIMIT
+from attlas.engine.problem import spread_heads
 from attlas.errors import ShapeError
 from attlas.indexing import parse
 from attlas.inputs import check_values, tracing
@@ -86,7 +87,7 @@ class TransposedMatrix(_View):
         problem, heads = matrix.current("A.mT @ x"), matrix.problem.shape[1]
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
-        given = given.repeat_interleave(heads // given.shape[1], dim=1) if given.shape[1] != heads else given
+        given = spread_heads(given, heads)
         out = operations.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)

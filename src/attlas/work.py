@@ -15,7 +15,7 @@ from attlas import processor
 from attlas.engine import operations
 from attlas.engine.dispatch import Choice
 from attlas.engine.native import library
-from attlas.engine.problem import Problem, flatten
+from attlas.engine.problem import Problem, tree_flatten
 from attlas.engine.tiling import column_blocks
 from attlas.masks.base import BlockState
 from attlas.tiles import cut
@@ -137,7 +137,7 @@ def count(problem: Problem, run: Callable[[torch.Tensor], Any] | None = None) ->
     if problem.is_symbolic or problem.device.type == "meta":
         return None
     size, pairs = problem.q.shape[-1], _pairs(problem)
-    width = flatten(problem.tokens[0])[0].shape[-1]
+    width = tree_flatten(problem.tokens[0])[0].shape[-1]
     tensors = problem.q.numel() * 2 + problem.k.numel() // max(problem.k.shape[-1], 1) * (problem.k.shape[-1] + size)
     work = Work(size, pairs * (width + size), pairs, tensors * problem.q.element_size())
     limits = None
@@ -171,7 +171,7 @@ def _pairs(problem: Problem) -> int:
     for b in range(batch):
         for rows in cut(m, max(-(-m // _PANELS), 1)):
             at = problem.tile(range(b, b + 1), range(heads), rows, range(n))
-            segments = (segment for strip in column_blocks(at, problem.mask, n) for segment in strip.segments)
+            segments = (segment for block in column_blocks(at, problem.mask, n) for segment in block.segments)
             pairs += heads * len(rows) * sum(len(c) for c, amount in segments if amount is not BlockState.EMPTY)
     return pairs
 

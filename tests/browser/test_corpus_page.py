@@ -344,7 +344,7 @@ def test_one_file_works_offline(browser: Any, corpora: list[Any], tmp_path: Path
     page.locator(".sample").first.scroll_into_view_if_needed()
     page.wait_for_selector(".sample .t")
     assert page.locator(".head-column").count() == 2
-    assert "file holds all numbers and up to" in page.locator(".corpus-foot").inner_text()
+    assert "file holds all numbers and" in page.locator(".corpus-foot").inner_text()
     assert page.locator(".sample-map").first.is_disabled()
     assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
     text = file.read_text("utf-8")
@@ -409,3 +409,60 @@ def test_axe_finds_no_serious_fault(
         if each["impact"] in ("serious", "critical")
     ]
     assert bad == []
+
+
+# ------------------------------------------------------------------------------------------------------- Chinese
+
+# What the page says in Latin letters: words of three letters and more, outside of texts and names of files.
+LATIN = """() => {
+  const found = new Set();
+  const look = (text) => (text ?? "").match(/[A-Za-z]{3,}/g)?.forEach((word) => found.add(word));
+  for (const part of document.querySelectorAll(".attlas *")) {
+    if (part.closest(".flow, .token, .title, .brand, .sample-words b, .about, [font-family*=mono]")) continue;
+    for (const child of part.childNodes) if (child.nodeType === Node.TEXT_NODE) look(child.data);
+    for (const name of ["title", "placeholder"]) look(part.getAttribute(name));
+  }
+  return [...found].sort();
+}"""
+NAMES = {
+    "attlas",
+    "Enter",
+    "HeadVis",
+    "gpt",
+    "python",
+    "code",
+    "corpus",
+    "plain",
+    "Shift",
+    "SVG",
+    "PNG",
+    "CSV",
+    "English",
+    "Esc",
+}
+
+
+def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora, locale="zh-CN")
+    assert set(page.evaluate(LATIN)) - NAMES == set()
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    assert "24 个头" in page.locator(".selection-head").inner_text()
+    page.locator(".head-link").first.click()
+    page.locator(".sample").first.scroll_into_view_if_needed()
+    page.wait_for_selector(".sample .token")
+    assert set(page.evaluate(LATIN)) - NAMES == set()
+    assert page.locator(".pick-head option:checked").first.inner_text().startswith("第 ")
+    head = link(page)["h"]
+    page.get_by_role("button", name="帮助").click()
+    page.get_by_role("button", name="English").click()
+    page.wait_for_selector(".pick-head option:has-text('Layer')", state="attached")
+    assert (link(page)["lang"], link(page)["h"]) == ("en", head)
+
+
+def test_the_offline_file_speaks_chinese(browser: Any, corpora: list[Any], tmp_path: Path) -> None:
+    path = corpora[0].export(tmp_path / "heads.html")
+    page = browser.new_page(locale="zh-CN")
+    page.goto(path.as_uri())
+    page.wait_for_selector(READY)
+    assert "每个头的所有数" in page.locator(".offline-words").inner_text()
+    page.close()

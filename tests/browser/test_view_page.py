@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -749,3 +750,73 @@ def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], 
     page.wait_for_selector(".says b:has-text('Layer 0, head 0')")
     assert state(page)["lang"] == "en"
     assert {"pin": "100.50", "m": "ratio"}.items() <= state(page).items()
+
+
+# ------------------------------------------------------------------------------------------------- weighted by values
+
+
+@pytest.fixture(scope="module")
+def valued() -> Atlas:
+    generator = torch.Generator().manual_seed(5)
+    parts = entries_of([random_matrix(150), random_matrix(150, seed=1)])
+    norms = [
+        (9 * torch.rand(1, 1, 150, generator=generator), torch.rand(1, 2, 150, generator=generator)) for _ in parts
+    ]
+    entries = [replace(e, value_norms=v, output_norms=o) for e, (v, o) in zip(parts, norms, strict=True)]
+    return Atlas(entries, tokens=[f" w{i}" for i in range(150)])
+
+
+def test_weights_times_norms_are_shown_everywhere(
+    show: Callable[..., Any], valued: Atlas, small: Atlas, tmp_path: Path
+) -> None:
+    page = show(valued, "e=1&h=1&pin=100.50&v=value&f=linear")
+    dense = valued.entry(1).value_weighted().to_dense()[0]
+    weight, norm = float(valued[1][0, 1, 100, 50]), float(valued.entry(1).value_norms[0, 0, 50])
+    until(page, "document.querySelectorAll('.slot-text dd').length > 6")
+    names, told = (page.locator(f".slot-text {part}").all_inner_texts() for part in ("dt", "dd"))
+    facts = dict(zip(names, told, strict=True))
+    assert number(facts["‖A v‖"]) == pytest.approx(weight * norm, rel=1e-3)
+    assert number(facts["weight"]) == pytest.approx(weight, rel=1e-3)
+    assert number(facts["norm"]) == pytest.approx(norm, rel=1e-3)
+    assert number(facts["key’s mass"]) == pytest.approx(float(dense[1, :, 50].sum()), rel=1e-2)
+    shares = page.locator(".largest .share").all_inner_texts()
+    assert [number(text) for text in shares[:3]] == pytest.approx(dense[1, 100].topk(3).values.tolist(), rel=1e-2)
+    until(page, "document.querySelector('.headmap-says').textContent.includes(':')")
+    labels = [button.get_attribute("aria-label") for button in page.locator(".headmap-grid button").all()]
+    pairs = [valued.entry(at).value_weighted().to_dense()[0, head, 100, 50] for at in (0, 1) for head in (0, 1)]
+    assert [number(label.split(": ")[1]) for label in labels] == pytest.approx([float(p) for p in pairs], rel=1e-2)
+    # The map, its scale and the box at the pointer say the same number.
+    page.evaluate("location.hash = 'e=1&h=1&v=value&z=4&r=100.5&c=50.5&f=linear'")
+    page.wait_for_selector(READY)
+    box = page.locator(".overlay").bounding_box()
+    found = page.evaluate("document.querySelector('.bar-title').textContent")
+    assert found == "‖A v‖"
+    page.mouse.move(box["x"] + box["width"] / 2 + 30, box["y"] + box["height"] / 2 + 20)
+    page.wait_for_selector(".tip-more")
+    until(page, "document.querySelector('.tip-more').textContent.includes('norm')")
+    said = re.match(r"weight (\S+(?: × 10\S+)?) × norm (\S+)", page.locator(".tip-more").first.inner_text())
+    assert said is not None
+    assert number(page.locator(".tip-weight").inner_text()) == pytest.approx(
+        number(said[1]) * number(said[2]), rel=2e-2
+    )
+    assert number(page.locator(".bar-read").inner_text()) == pytest.approx(number(said[1]) * number(said[2]), rel=2e-2)
+    # The choice is a control; the page that is saved holds the same numbers.
+    page.locator(".bar-controls select[aria-label=Numbers]").select_option("output")
+    page.wait_for_selector(READY)
+    assert state(page)["v"] == "output"
+    assert page.locator(".bar-title").inner_text() == "‖A v W‖"
+    page.evaluate("location.hash = 'e=1&h=1&v=output&pin=100.50'")
+    page.wait_for_selector(READY)
+    name, content = saved(page, "html")
+    (tmp_path / name).write_bytes(content)
+    offline = page.context.new_page()
+    offline.goto((tmp_path / name).as_uri())
+    offline.wait_for_selector(READY)
+    until(offline, "document.querySelectorAll('.largest .share').length > 2")
+    wanted = valued.entry(1).value_weighted(output=True).to_dense()[0, 1, 100].topk(3).values.tolist()
+    shares = offline.locator(".largest .share").all_inner_texts()
+    assert [number(text) for text in shares[:3]] == pytest.approx(wanted, rel=1e-2)
+    # A recording without values does not offer it, and a link to it is repaired.
+    plain = show(small, "v=value")
+    assert plain.locator(".bar-controls select[aria-label=Numbers]").count() == 0
+    assert "v" not in state(plain)

@@ -58,6 +58,7 @@ def test_prints_a_table_and_the_line_about_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     status = main(
         ["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(tmp_path), "--tokens", "100"]
     )
@@ -79,6 +80,7 @@ def test_a_narrow_terminal_has_no_longer_lines(
 ) -> None:
     """Columns give way from the right and are named, sentences are broken; `attlas stats` needs nothing computed."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "-o", "d", "--tokens", "100"]) == 0
     out = capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_large_matrix_equals_the_formulas(score_name: str, make: Any, sizes: Any
     _, weights, lse, out = case.plain()
     leaves = case.leaves()
     wanted = gradients(out, leaves)
-    for plan in (Plan(), Plan("tiled", rows=100, columns=150), Plan("tiled", cells=30_000)):
+    for plan in (Plan(), (Plan("tiled", rows=100, columns=150), Plan("tiled", cells=30_000))[place % 2]):
         A = case.matrix(plan)
         found = A @ case.v
         same(found, out, f"output, {plan}")

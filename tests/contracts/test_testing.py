@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import BlockState, stats
-from attlas.engine.fold import Statistic, keep_larger
+from attlas.engine.statistic import Statistic, keep_larger
 from attlas.errors import ContractError
 from attlas.testing import check_mask, check_score, check_statistic
 
@@ -191,7 +191,7 @@ def test_the_right_score_passes() -> None:
 @pytest.mark.parametrize("wrong", list(WRONG_SCORES))
 def test_a_wrong_score_is_stopped(wrong: type[attlas.Score]) -> None:
     with pytest.raises(ContractError) as caught:
-        check_score(wrong())
+        check_score(wrong(), 2 if wrong in (Detached, WrongBackward) else 8)  # torch compares every number that is off
     text = str(caught.value)
     assert text.startswith(f"check_score({wrong.__name__}): {WRONG_SCORES[wrong]}")
     assert "\n  found: " in text

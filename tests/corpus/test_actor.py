@@ -63,7 +63,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install ray")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'attlas[ray]'")
 def test_a_local_ray(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]

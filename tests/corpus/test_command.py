@@ -1,6 +1,8 @@
-"""The command line: read, go on, join, export; and a run of two processes by torchrun."""
+"""The command line: read, go on, join, export; and runs of two processes."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,6 @@ import torch
 
 import attlas
 from attlas.cli import main
-from attlas.cli.corpus import write_demo
-from attlas.cli.loading import load
-from attlas.cli.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +44,41 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("quopri",))
-    write_demo(load(attlas.models.path()), tmp_path / "corpus", Terminal())
-    assert "over 2 texts" in capsys.readouterr().out
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "over 2 texts" in told
+    assert "heads.html" in told
+    assert len(attlas.load(tmp_path / "corpus").heads) == 24
+    page = (tmp_path / "heads.html").read_text("utf-8")
+    found = re.search(r'id="attlas-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    answers = json.loads(found[1])["answers"]
+    assert {"info", "head:0:0", "head:0:23", "sample:0:23:0"} <= answers.keys()
+
+
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--standalone"],
+    # It starts several processes without a GPU only when it is told that there are some, or by MPI.
+    "accelerate": [
+        *("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+    ],
+}
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
-def test_torchrun(words: Path, tmp_path: Path) -> None:
-    """Two processes write the same files as one."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "attlas"]
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_write_the_same_files_as_one(words: Path, tmp_path: Path, launcher: str) -> None:
+    module = LAUNCHERS[launcher][0]
+    pytest.importorskip(module.partition(".")[0], reason=f"{launcher} is not installed")
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], "-m", "attlas"]
     arguments = ["corpus", "shipped", str(words), "--length", "32", "--texts", "6", "-o"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *arguments, str(tmp_path / "two")], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "reading  3 texts" in done.stderr, "the first process reads every second one"
     assert main([*arguments, str(tmp_path / "one")]) == 0
     files = [sorted(path for path in (tmp_path / name).rglob("*") if path.is_file()) for name in ("one", "two")]
     assert [path.name for path in files[0]] == [path.name for path in files[1]]

@@ -239,9 +239,10 @@ def test_few_cells_at_once_give_the_same(mask: attlas.Mask, monkeypatch: pytest.
     q, k = torch.randn(2, 1, 2, 100, 8, dtype=torch.float64)
     A = attlas.attend(q, k, mask=mask)
     found = measure_layer(A, ids)[0]
-    for side, cells in (4, 64), (32, 64), (64, 1 << 20):
-        monkeypatch.setattr(repeats, "_SIDE", side)
+    for sizes, cells, rows in ((4,), 64, 1), ((8, 16), 64, 3), ((2, 32), 4096, 16), ((64,), 1 << 20, 16):
+        monkeypatch.setattr(repeats, "_SIZES", sizes)
         monkeypatch.setattr(repeats, "_CELLS", cells)
+        monkeypatch.setattr(repeats, "_ROWS", rows)
         again = measure_layer(A, ids)[0]
         np.testing.assert_allclose(again.sums, found.sums, atol=1e-12)
         np.testing.assert_array_equal(again.counts, found.counts)

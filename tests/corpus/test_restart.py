@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -239,6 +242,24 @@ def test_a_full_disk_loses_nothing(
     assert 0 < unfinished.config["counts"]["texts"] < len(texts)
     assert attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS) is not None
     assert contents(tmp_path / "corpus") == whole
+
+
+def test_a_file_that_cannot_be_read_leaves_the_folder_loadable(model: torch.nn.Module, tmp_path: Path) -> None:
+    """A truncated Parquet file ends the run with its name; mended, the same command goes on."""
+    source, folder = tmp_path / "in", tmp_path / "corpus"
+    source.mkdir()
+    np.save(source / "a.npy", np.array([1, 2, 3, 1, 2]))
+    pq.write_table(pa.table({"ids": [[4, 5, 6], [7, 8, 9, 7]]}), source / "b.parquet")
+    good = (source / "b.parquet").read_bytes()
+    (source / "b.parquet").write_bytes(good[: len(good) // 2])
+    with pytest.raises(attlas.AttlasError, match=r"b\.parquet"):
+        attlas.corpus(model, source, folder)
+    unfinished = attlas.load(folder)
+    assert (unfinished.config["complete"], unfinished.config["counts"]["texts"]) == (False, 1)
+    (source / "b.parquet").write_bytes(good)
+    assert attlas.corpus(model, source, folder) is not None
+    attlas.corpus(model, source, tmp_path / "at_once")
+    assert contents(folder) == contents(tmp_path / "at_once")
 
 
 def test_an_unfinished_folder_opens(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:

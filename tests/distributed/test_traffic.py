@@ -66,6 +66,7 @@ def test_bytes_sent(on_ranks: Callable[..., list[Any]]) -> None:
             assert count(lambda: A.collect(stats.Entropy(), stats.TopK(8))) == 0  # rows stay where they are
             columns = 2 * (RANKS - 1) / RANKS * HEADS * N * 4
             assert count(lambda: A.collect(stats.ColumnMass())) == columns
+            assert count(lambda: A[0, 1, 5:9, 3:20]) == 2 * (RANKS - 1) / RANKS * 4 * 17 * 4
         out = attlas.attend(q, k) @ v
         gradient = out.detach()
         assert count(lambda: torch.autograd.grad(out, [q, k, v], gradient)) == 2 * KEYS  # reduce-scatter

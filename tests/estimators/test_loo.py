@@ -120,14 +120,14 @@ def summable(kernel, d, loss=squared_error, counts=False, n=200):
 @pytest.mark.parametrize("loss", [squared_error, log_loss])
 @pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("rows", [None, range(0, 200, 3)])
-def test_sums_give_the_loss_and_the_gradient_of_strips(kernel, d, loss, counts, rows):
+def test_sums_give_the_loss_and_the_gradient_of_row_blocks(kernel, d, loss, counts, rows):
     problem = summable(kernel, d, loss, counts)
     rows = None if rows is None else torch.tensor([*rows])
     fast, slow = objective(problem, rows), LeaveOneOut(problem, rows)
     if kernel in ("laplace", "triangular") and d > 1:
         assert isinstance(fast, LeaveOneOut)  # their slopes are no sums of a kernel that is there
         return
-    # Where no kernels were compiled strips are faster; the sums are right there too.
+    # Where no kernels were compiled blocks of rows are faster; the sums are right there too.
     fast = SummedLeaveOneOut(problem, rows)
     theta = torch.linspace(-0.3, 0.3, d, dtype=torch.float64)
     found, known = fast.value(theta), slow.value(theta)
@@ -147,7 +147,7 @@ def test_compiled_kernels_do_a_long_search_where_there_are_any():
 
 
 @pytest.mark.parametrize("kernel", list(KERNELS))
-def test_long_lines_give_the_loss_and_the_gradient_of_strips(kernel):
+def test_long_lines_give_the_loss_and_the_gradient_of_row_blocks(kernel):
     """Enough pairs that sums on a line are those of sorted keys, with keys that stand in one place, and repeats."""
     problem = summable(kernel, 1, counts=True, n=3000)
     problem.keys[1:] = (problem.keys[1:] * 50).round() / 50

@@ -116,7 +116,6 @@ def cases() -> dict[str, tuple[Any, type[Exception], str]]:
         "classes": (lambda: AttentionClassifier().fit(frame[FEATURES], y), DtypeError, "data must be in memory"),
         "predict classes": (lambda: labels.predict(frame[FEATURES]), DtypeError, "data must be in memory"),
         "weights": (lambda: model.weights(frame[FEATURES]), DtypeError, "data must be in memory"),
-        "both": (lambda: model.predict(frame[FEATURES], memory=frame), DtypeError, "data must be in memory"),
         "array": (lambda: model.predict(frame[FEATURES].to_dask_array()), DtypeError, "must be data frames"),
         "pandas": (lambda: model.predict(X, memory=whole), DtypeError, "must be data frames"),
         "names": (lambda: unnamed.predict(X.to_numpy(), memory=frame), DtypeError, "told by their names"),
@@ -127,7 +126,7 @@ def cases() -> dict[str, tuple[Any, type[Exception], str]]:
         "nearest": (lambda: nearest.predict(X, memory=frame), ShapeError, "outside='nan'"),
         "std": (lambda: model.predict(X, True, memory=frame), ShapeError, "a kernel that has a name"),
         "std of queries": (lambda: model.predict(frame, True), ShapeError, "standard deviations"),
-        "nan": (lambda: model.predict(X, memory=frame.assign(y0=np.nan)), ShapeError, "memory must be finite"),
+        "nan": (lambda: model.predict(X, memory=frame.assign(y0=np.nan)), ShapeError, "Dask frames must be finite"),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import attlas
 from attlas.estimators.sums import Sums, choose, kernel_sums, plan_sums
 from attlas.estimators.sums.boxes import box_sums
 from attlas.estimators.sums.spans import Spans
-from attlas.estimators.sums.task import checked
+from attlas.estimators.sums.task import checked_task
 
 KERNELS = ("boxcar", "epanechnikov", "gaussian", "laplace", "triangular")
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -103,10 +102,12 @@ def test_every_way_is_the_definition(kernel: str, dtype: torch.dtype, d: int, mo
     keys, values = torch.randn(160, d, dtype=dtype), torch.randn(160, 2, dtype=dtype)
     weights = (torch.rand(160, dtype=dtype) - 0.2).clamp(min=0)
     queries = torch.cat([torch.randn(80, d, dtype=dtype) * 2, torch.randn(4, d, dtype=dtype) * 100])
-    for w, loo, h in itertools.product((None, weights), (False, True), (0.04, 0.6)):
+    # Each two of them meet.
+    for w, loo, h in ((None, False, 0.04), (None, True, 0.6), (weights, False, 0.6), (weights, True, 0.04)):
         x = keys if loo else queries
         truth = defined(kernel, x, keys, values, h, w, loo)
-        for tolerance, way in ((1e-7, "line" if d == 1 else "boxes"), (0.0, "direct")):
+        exact = "direct" if kernel in ("gaussian", "laplace") else "boxes"
+        for tolerance, way in ((1e-7, "line" if d == 1 else "boxes"), (0.0, exact)):
             error = max(tolerance, 1e-13) if dtype is torch.float64 else 2e-5
             more = {"weights": w, "tolerance": tolerance, "leave_one_out": loo, "moments": moments}
             assert plan_sums(kernel, x, keys, values, h, **more).way == way
@@ -290,7 +291,7 @@ def test_boxes_leave_pairs_out_and_direct_is_taken_where_they_cannot() -> None:
 def test_boxes_with_every_size_of_leaf(kernel: str) -> None:
     keys, x = torch.randn(37, 2).double(), torch.randn(1, 2).double()
     values = torch.randn(37, 1).double()
-    task = checked(kernel, x, keys, values, 1.0, None, 1e-7, False, 0, None)
+    task = checked_task(kernel, x, keys, values, 1.0, None, 1e-7, False, 0, None)
     check(box_sums(task), defined(kernel, x, keys, values, 1.0, None, False), values, 1e-7)
 
 

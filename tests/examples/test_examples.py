@@ -73,9 +73,9 @@ def test_without_induction_heads_a_model_copies_nothing(tmp_path: Path, capsys: 
 
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run("date_translation", ["--seconds", "300", "--steps", "130"], tmp_path / "dates.png")
+    found = run("date_translation", ["--seconds", "300", "--steps", "130", "--guide", "0.3"], tmp_path / "dates.png")
     assert found["accuracy"] > 0.95
-    assert found["aligned"] > 0.5  # uniform weights would put 4 of 32 there
+    assert found["aligned"] > 0.5  # uniform weights would put 1 letter of 20 there
     assert "right to the last letter" in capsys.readouterr().out
 
 
@@ -106,15 +106,27 @@ def test_guidance_looks_at_the_words() -> None:
     assert found["after"] < found["before"]
 
 
-def test_guided_alignment_draws_the_year_to_its_letters() -> None:
+def test_letters_come_from_letters() -> None:
     module = load("date_translation")
+    for date, own in ((dt.date(2019, 6, 3), "2019-06-03"), (dt.date(1987, 11, 24), "1987-11-24")):
+        for style in range(8):
+            text, spans = module.written(date, style), module.sources(date, style)
+            found = [text[span.start : span.stop] for span in spans]
+            assert "".join(found[:4]) == own[:4]
+            assert found[4] == found[7] == ""
+            name = module.MONTHS[date.month - 1]
+            month = [own[5].lstrip("0") or own[6], own[6]] if style == 6 else list(own[5:7])
+            assert found[5:7] == (month if style > 5 else [name if name in text else name[:3]] * 2)
+            assert found[8:] == (list(own[8:]) if style == 7 else [own[8].lstrip("0") or own[9], own[9]])
+
+
+def test_guided_alignment_draws_letters_to_their_sources() -> None:
+    module = load("date_translation")
+    dates, styles = [module.FIRST + dt.timedelta(days=37 * i) for i in range(400)], [i % 8 for i in range(50)]
     weights = []
     for guide in (0.0, 1.0):
         torch.manual_seed(0)
-        model, dates = module.Translator(), [module.FIRST + dt.timedelta(days=37 * i) for i in range(400)]
-        module.train(model, dates, 300.0, 15, dates[:50], guide)
-        codes, lengths = module.encode([module.written(date, i % 8) for i, date in enumerate(dates[:50])])
-        with torch.no_grad():
-            _, states = model(codes, lengths)
-            weights.append(float(model.year(codes, lengths, states).mean()))
+        model = module.Translator()
+        module.train(model, dates[50:], 300.0, 32, dates[:50], guide)
+        weights.append(module.aligned_weight(model, dates[:50], styles))
     assert weights[1] > 2 * weights[0]

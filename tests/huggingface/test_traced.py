@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.huggingface.conftest import CONFIGS
 from torch import Tensor, nn
 from transformers import masking_utils
 
@@ -41,6 +42,7 @@ def whole(model: nn.Module) -> Any:
     return torch.compile(model, fullgraph=True, backend="eager")
 
 
+@pytest.mark.parametrize("model", [name for name in CONFIGS if name != "llama"], indirect=True)
 @torch.no_grad()
 def test_one_graph_gives_the_numbers_of_the_plain_model(model: nn.Module) -> None:
     real = padding("left").bool()

@@ -11,7 +11,7 @@ from torch import Tensor
 import attlas
 from attlas import Causal, Documents, Padding, Window
 from attlas.interventions import ScaleLogits, Suppress, compact, intervene
-from attlas.interventions.compact import RunPerRow, without_hidden_keys
+from attlas.interventions.compact import Memory, RunPerRow, without_hidden_keys
 from attlas.interventions.positions import Outside, Positions
 from attlas.masks import Heads, Mask
 
@@ -60,7 +60,7 @@ def test_equals_the_mask(base: str, hidden: str, monkeypatch: pytest.MonkeyPatch
 
         A = attlas.attend(q, k, mask=mask, sink=sink)
         wanted = A.to_dense() @ v.repeat_interleave(2, dim=1)
-        found = without_hidden_keys(pool)(A, v)
+        found = without_hidden_keys(pool, Memory())(A, v)
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
         leaves = [q, k, v] + ([] if sink is None else [sink])
         slope = torch.arange(5.0, dtype=torch.float64)
@@ -68,6 +68,33 @@ def test_equals_the_mask(base: str, hidden: str, monkeypatch: pytest.MonkeyPatch
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
         if base != "holes" and hidden != "many rows":
             assert all(runs), "each part has one run of keys per row"
+
+
+class UpTo(Mask):
+    """Keys before a number that may be changed in place."""
+
+    def __init__(self, stop: Tensor) -> None:
+        self.stop = stop
+
+    def allows(self, at: attlas.Tile) -> Tensor:
+        return at.j < self.stop
+
+    def allowed_runs(self, at: attlas.Tile) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, 1, at.m, dtype=torch.int64), self.stop.expand(1, 1, at.m)
+
+
+@torch.no_grad()
+def test_what_calls_share_is_not_that_of_other_masks_or_other_tokens() -> None:
+    memory, stop = Memory(), torch.tensor(70)
+    base, pool = UpTo(stop), without_hidden_keys(lambda A, values: A @ values, memory)
+    for step, (mask, n) in enumerate([(base, N), (base, N), (base, 80), (Causal(), N), (base & Causal(), N)]):
+        q, k, v = tokens(2, 4, M, 8, seed=step), tokens(2, 2, n, 8, seed=7 + step), tokens(2, 2, n, 5, seed=20 + step)
+        for hidden in ("span", "two"):
+            stop.sub_(3)
+            A = attlas.attend(q, k, mask=mask & HIDDEN[hidden])
+            wanted = A.to_dense() @ v.repeat_interleave(2, dim=1)
+            torch.testing.assert_close(pool(A, v), wanted, rtol=1e-10, atol=1e-12)
+    assert set(memory.buffers) == {"keys False", "values False"}
 
 
 def test_the_mask_of_runs_keeps_the_contract() -> None:

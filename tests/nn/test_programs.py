@@ -90,7 +90,7 @@ def test_compiles_to_one_graph(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor loads
-@pytest.mark.parametrize("name", ["dot", "additive", "heads", "gpt2"])
+@pytest.mark.parametrize("name", ["additive", "heads"])  # one of each kind of operator that a graph holds
 def test_compiles_with_inductor(name):
     torch.compiler.reset()
     module, tensors = cases()[name]

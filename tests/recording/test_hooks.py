@@ -19,7 +19,7 @@ class Heard:
         self.calls: list[Any] = []
 
     def on_attention(self, *call: Any) -> None:
-        self.calls.append(call)
+        self.calls.append(call[:4])
 
 
 def matrix() -> attlas.AttentionMatrix:

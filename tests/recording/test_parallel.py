@@ -110,6 +110,8 @@ def inside_context_parallel() -> list[str]:
         with pytest.raises(BackendError) as caught:
             attlas.huggingface.attention_forward(nn.Identity(), q, k, v, None)
         texts.append(str(caught.value))
+        with pytest.raises(BackendError, match=r"attend\(\): every process must hold all keys"):
+            attlas.attend(q, k)
         with pytest.raises(BackendError) as caught, record(model):
             model(ids)
         texts.append(str(caught.value))

@@ -128,16 +128,16 @@ def test_what_a_pass_does_not_know_yet_is_not_a_number(long: attlas.AttentionMat
     job = PassJob(Head(long[:, :1]), store, "a", {})
     job.row = SIZE
     assert job.step()
-    last = job.found.rows_of(len(job.found.done) - 1)
+    last = job.result.rows_of(len(job.result.done) - 1)
     for name in ("entropy", "effective_keys", "max_weight"):
-        known = np.isfinite(job.found.track(name))
+        known = np.isfinite(job.result.track(name))
         assert known[last.start :].all()
         assert not known[: last.start].any()
     for name in ("column_mass", "column_max"):
-        assert np.isnan(job.found.track(name)).all()
+        assert np.isnan(job.result.track(name)).all()
     while job.step():
         pass
-    assert all(np.isfinite(job.found.track(name)).all() for name in pyramid_module.TRACKS)
+    assert all(np.isfinite(job.result.track(name)).all() for name in pyramid_module.TRACKS)
     job.close()
     store.close()
 
@@ -148,11 +148,11 @@ def test_what_is_looked_at_comes_first(long: attlas.AttentionMatrix) -> None:
     job = PassJob(head, store, "a", {})
     job.row = SIZE * 0.7
     order = []
-    while not job.found.complete:
-        before = job.found.done.copy()
+    while not job.result.complete:
+        before = job.result.done.copy()
         job.step()
-        order.append(int(np.flatnonzero(before != job.found.done)[0]))
-    distance = [abs((band + 0.5) * job.found.height - job.row) for band in order]
+        order.append(int(np.flatnonzero(before != job.result.done)[0]))
+    distance = [abs((band + 0.5) * job.result.height - job.row) for band in order]
     assert distance == sorted(distance)
     assert not job.step()
     assert job.seconds_left == 0
@@ -179,11 +179,11 @@ def test_the_mean_of_heads_has_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch
     starts = [np.arange(0, size, 32) for size in (700, 600)]
     total = np.add.reduceat(np.add.reduceat(weights, starts[0], 0), starts[1], 1)
     most = np.maximum.reduceat(np.maximum.reduceat(weights, starts[0], 0), starts[1], 1)
-    np.testing.assert_allclose(job.found.arrays["sum"], total, rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(job.found.arrays["max"], most, rtol=1e-5, atol=1e-30)
-    np.testing.assert_allclose(job.found.track("column_mass"), weights.sum(0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(job.result.arrays["sum"], total, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(job.result.arrays["max"], most, rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(job.result.track("column_mass"), weights.sum(0), rtol=1e-5, atol=1e-7)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(1)
-    known = job.found.track("entropy")
+    known = job.result.track("entropy")
     seen = weights.sum(1) > 0
     np.testing.assert_allclose(known[seen], entropy[seen], rtol=1e-4)
     assert np.isnan(known[~seen]).all()
@@ -265,8 +265,8 @@ def test_a_memory_mapped_pass_cannot_be_written(saved: tuple[Atlas, Path]) -> No
     service = Service(atlas, store=folder)
     numbers(service, "track", entry=0, head=0, name="entropy")
     (job,) = service._passes._open.values()
-    assert not job.found.arrays["sum"].flags.writeable
-    assert isinstance(job.found.arrays["sum"], np.memmap)
+    assert not job.result.arrays["sum"].flags.writeable
+    assert isinstance(job.result.arrays["sum"], np.memmap)
     service.close()
 
 

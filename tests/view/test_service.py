@@ -239,7 +239,7 @@ def test_info(case: Case, service: Service) -> None:
     }  # fmt: skip
     assert (found["format"], found["tile"], found["on_demand_level"]) == (1, 256, 4)
     assert found["text_length"] >= max(m + entry["first_query"], n)
-    assert facts(service, "status") == {"jobs": [], "bytes": 0}
+    assert facts(service, "status") == {"jobs": [], "bytes": 0, "packing": 0.0}
 
 
 def test_heads_and_focus(case: Case, service: Service) -> None:

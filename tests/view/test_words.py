@@ -6,6 +6,9 @@ from importlib import resources
 
 import pytest
 
+from attlas.view.corpus import SUMS, WITHOUT_MODEL
+from attlas.view.corpus_measures import _KNOWN
+from attlas.view.corpus_offline import OFFLINE
 from attlas.view.statistics import _DESCRIBED, _UNKNOWN, _WORDS
 
 STATIC = resources.files("attlas.view").joinpath("static")
@@ -30,7 +33,9 @@ def texts_of_the_server() -> set[str]:
     columns = {text for column in _DESCRIBED for text in (column.label, column.unit, column.description)}
     fields = ("short", "does", "definition", "headline", "evidence")
     kinds = {str(kind[field]) for kind in _WORDS.values() for field in fields} | set(_WORDS)
-    return (columns | kinds | {_UNKNOWN, "Recorded", "Memory", "Again", "Made with"}) - {""}
+    measures = {text for column in _KNOWN for text in (column.label, column.unit, column.description)}
+    about = {"Recorded", "Memory", "Again", "Made with", "Model", "Texts", "Sums", SUMS}
+    return (columns | measures | kinds | about | {_UNKNOWN, WITHOUT_MODEL, OFFLINE}) - {""}
 
 
 @pytest.mark.parametrize("language", ["zh"])

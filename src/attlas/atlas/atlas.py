@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from attlas.atlas.bookmarks import Bookmark
 from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
@@ -42,6 +43,8 @@ class Atlas:
         Named stretches of the text, ``{"system": (0, 12)}``.
     details : mapping, optional
         Plain facts of the model, such as JSON can hold.
+    bookmarks : iterable of Bookmark, optional
+        Named views, which the viewer offers and shows one after another as a tour.
 
     Attributes
     ----------
@@ -86,10 +89,12 @@ class Atlas:
         tokens: list[str] | list[list[str]] | None = None,
         spans: Mapping[str, tuple[int, int]] | None = None,
         details: Mapping[str, Any] | None = None,
+        bookmarks: Iterable[Bookmark] = (),
     ) -> None:
         self.entries = list(entries)
         self.model = model
         self.ids = ids
+        self.bookmarks = list(bookmarks)
         self.divided = False
         self.texts: list[list[str]] | None = None
         if tokens and isinstance(tokens[0], list):
@@ -460,6 +465,7 @@ class Atlas:
         passes = max(entry.call for entry in entries) + 1
         kept = sum(entry.matrix is not None for entry in entries)
         keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
+        keeps = "q, k and v kept" if all(entry.values is not None for entry in entries) else keeps
         again = f", {passes} passes" if passes > 1 else ""
         layers = _numbers("layer", self.layers(name))
         return f"{name}: {layers}, {_many(heads, 'head')}, {m} queries × {n} keys{again}, {keeps}"

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from attlas.atlas.bookmarks import read_bookmarks
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
 from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
@@ -22,6 +23,7 @@ from attlas.matrix import AttentionMatrix
 __all__ = ["Reader", "entry_from", "read"]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_VALUES = ("values", "value_norms", "output_norms")  # older files lack them
 _LARGEST = 1 << 48
 _MOST_HEADS = 1 << 24  # batches times heads
 _PLAN = Plan()
@@ -98,6 +100,7 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
                 raise FormatError(f"{entry.path}, call {entry.call}, twice")
             seen.add((entry.path, entry.call))
             fields["entries"].append(entry)
+        fields["bookmarks"] = read_bookmarks(folder)
         strange = reader.names() - content["files"].keys()
         if strange:
             raise FormatError(f"tensors of {min(strange)}, which is not among its files")
@@ -124,7 +127,17 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
     query_mask = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
-    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask)
+    values = {name: _values(record[name], name, reader) for name in _VALUES if record.get(name) is not None}
+    return Entry(
+        name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask, **values
+    )
+
+
+def _values(ref: Any, name: str, reader: Reader) -> Tensor:
+    t = reader.take(ref)
+    if t.dtype not in _FLOATS:
+        raise FormatError(f"{name} {_describe(t)}")
+    return t
 
 
 def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:

@@ -14,6 +14,7 @@ from attlas.autodiff import tensors_in
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
+from attlas.value_weighted import value_weighted
 
 __all__ = ["KINDS", "Entry", "statistic_names"]
 
@@ -48,6 +49,12 @@ class Entry:
     statistics : dict
         Result of each statistic under its name (``"entropy"``, ``"column_mass"``, ``"top_k"``): a Tensor
         or a tuple of Tensors, with the leading axes batch and recorded heads.
+    values : Tensor, optional, shape (batch, value heads, n, e)
+        What the weights pool: ``matrix @ values`` is the output of the heads. Only with ``record(values=True)``.
+    value_norms : Tensor, optional, shape (batch, value heads, n)
+        Norm of each value, ``‖v_j‖``.
+    output_norms : Tensor, optional, shape (batch, recorded heads, n)
+        Norm of each value behind the head's part of the output projection, ``‖v_j W_O^h‖``.
     query_mask : Tensor of bool, optional, shape (batch, m)
         False for a query that is padding, from the ``attention_mask`` of the call, the mask of the matrix, or
         because the query has no allowed key; None where every query is a token. Means leave padding out.
@@ -83,6 +90,9 @@ class Entry:
     matrix: AttentionMatrix | None = None
     statistics: dict[str, Any] = field(default_factory=dict)
     query_mask: Tensor | None = None
+    values: Tensor | None = field(default=None, kw_only=True)
+    value_norms: Tensor | None = field(default=None, kw_only=True)
+    output_norms: Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -104,8 +114,81 @@ class Entry:
             rule = "query_mask must be a tensor of bool of shape (batch, m)."
             found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
             fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
+        elif (found := self._wrong_values()) is not None:
+            rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
+            fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
         if rule:
             raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
+
+    def _wrong_values(self) -> str | None:
+        """Describe values or norms that do not belong to a matrix of this shape; None where they do."""
+        batch, heads, _, n = self.shape
+        for name, t in self.values_and_norms.items():
+            count = t.shape[1] if t.ndim > 1 else 0
+            fits = heads == count if name == "output_norms" or not count else heads % count == 0
+            if t.ndim != (4 if name == "values" else 3) or (t.shape[0], t.shape[2]) != (batch, n) or not fits:
+                return f"{name} of shape {tuple(t.shape)}, {tuple(self.shape)} in shape"
+        return None
+
+    @property
+    def values_and_norms(self) -> dict[str, Tensor]:
+        """What was kept of the values, by the names of the fields."""
+        names = ("values", "value_norms", "output_norms")
+        return {name: t for name in names if (t := getattr(self, name)) is not None}
+
+    def value_weighted(self, output: bool = False) -> AttentionMatrix:
+        """Return each weight times the norm of its value, as a lazy matrix.
+
+        Parameters
+        ----------
+        output : bool, default False
+            Whether the norm is that of the value behind the output projection.
+
+        Returns
+        -------
+        AttentionMatrix, shape (batch, recorded heads, m, n)
+            ``‖A_ij v_j‖``, or with `output` ``‖A_ij v_j W_O^h‖``, the size of what key j adds to the residual
+            stream at query i through head h. Every statistic and picture can be asked of it; its rows do not sum
+            to 1, and it has no gradient.
+
+        Raises
+        ------
+        RecordingError
+            If the recording does not have these norms.
+
+        See Also
+        --------
+        attlas.record : ``values=True``, or ``values="norms"``, keeps them.
+
+        Notes
+        -----
+        Cost: that of the same read of the weights. A gate behind the attention is not counted.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.atlas import Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
+        >>> entry = Entry(
+        ...     "attn", 0, "self", 0, (0,), (0, 2), 0, (1, 1, 2, 2), A, value_norms=torch.tensor([[[5.0, 1.0]]])
+        ... )
+        >>> entry.value_weighted().to_dense()[0, 0].tolist()
+        [[2.5, 0.5], [2.5, 0.5]]
+        """
+        matrix, norms = self.need_matrix("Entry.value_weighted()"), self.output_norms if output else self.value_norms
+        if norms is not None:
+            return value_weighted(matrix, norms)
+        raise RecordingError(
+            "Entry.value_weighted()",
+            "the output projection of the layer must be known."
+            if output and self.value_norms is not None
+            else "the norms of the values must have been recorded.",
+            {"entry": f"{self.path} ({self.name}), call {self.call}"},
+            found=f"no {'output_norms' if output else 'value_norms'}",
+            fix="value_weighted(output=False)"
+            if output and self.value_norms is not None
+            else 'attlas.record(model, values=True), or values="norms".',
+        )
 
     @property
     def path(self) -> str:
@@ -114,8 +197,9 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors that this entry holds: tokens, log-sum-exp, statistics."""
-        tensors = tensors_in(self.statistics) + ([] if self.query_mask is None else [self.query_mask])
+        """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
+        tensors = [*tensors_in(self.statistics), *self.values_and_norms.values()]
+        tensors += [] if self.query_mask is None else [self.query_mask]
         return sum(t.numel() * t.element_size() for t in tensors) + self._matrix_bytes()
 
     def _matrix_bytes(self) -> int:
@@ -128,6 +212,7 @@ class Entry:
     def __repr__(self) -> str:
         _, _, m, n = self.shape
         kept = "q and k kept" if self.matrix is not None else "statistics only"
+        kept = kept if self.values is None else "q, k and v kept"
         numbers = f", {', '.join(self.statistics)}" if self.statistics else ""
         return (
             f"Entry({self.name!r}, {self.path}, call {self.call}, heads {self.heads}, {m} queries × {n} keys, "

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attlas.atlas.bookmarks import BOOKMARKS, write_bookmarks
 from attlas.atlas.deserialization import Reader, entry_from
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
@@ -183,6 +184,8 @@ class Writer:
             "entries": records,
         }
         _check_plain(content)
+        with self._writing():
+            write_bookmarks(self.partial, atlas.bookmarks)
         self.seal(content)
         self._done = True
         os.close(self._lock)
@@ -213,6 +216,7 @@ class Writer:
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}
         if entry.query_mask is not None:
             record["query_mask"] = self.put("query_mask", entry.query_mask)
+        record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
         record["matrix"] = None
         if entry.matrix is not None:
             problem, find = entry.matrix.problem, self._runs_for(entry)
@@ -297,7 +301,7 @@ class Writer:
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else None
         if names == []:
             return
-        foreign = [name for name in names or () if name != MANIFEST and FILE.fullmatch(name) is None]
+        foreign = [name for name in names or () if name not in (MANIFEST, BOOKMARKS) and FILE.fullmatch(name) is None]
         if names is None or foreign or MANIFEST not in names:
             rule, fix = "only a folder that holds an atlas and nothing else is replaced.", "give another folder."
             found = "no folder" if names is None else (", ".join(foreign[:4]) or f"no {MANIFEST}")

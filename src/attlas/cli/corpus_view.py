@@ -89,15 +89,7 @@ def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
     from attlas.view import export_corpus
 
     corpora = _opened(folders, terminal)
-    with terminal.step("writing the page", 100) as tick:
-        done = 0
-
-        def tell(share: float) -> None:
-            nonlocal done
-            while done < int(100 * share):
-                tick()
-                done += 1
-
+    with terminal.shares("writing the page") as tell:
         export_corpus(corpora, path, titles=[folder.resolve().name for folder in folders], progress=tell)
     size = in_bytes(path.stat().st_size)
     terminal.say(f"{terminal.style(str(path), 'bold')}  {size}, opens in any browser, also offline")

@@ -18,7 +18,7 @@ class ProgressListener:
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
 
-    def on_attention(self, module: Any, matrix: Any, first_query: int | None, first_key: int | None) -> None:
+    def on_attention(self, *attention: Any) -> None:
         """Take one matrix."""
         self.tick()
 

@@ -107,6 +107,8 @@ def _record(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--statistics", metavar="NAME,NAME,...", help=names)
     keep = "disk: queries and keys too, for any question later; statistics: the numbers only (default: disk)"
     option("--keep", choices=("disk", "statistics"), default="disk", help=keep)
+    values = "values too: all, or their norms alone, for pictures of ‖A v‖ (default: neither)"
+    option("--values", choices=("all", "norms"), help=values)
     option = command.add_argument_group("how the model is run").add_argument
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
@@ -182,7 +184,7 @@ def _view(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _add(commands, "view", "open a recording or a corpus in the browser", about, _VIEW_EXAMPLES)
     known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
     command.add_argument("atlas", nargs="*", type=Path, metavar="FOLDER", help=known)
-    option = command.add_argument_group("instead of a folder, a run that is recorded now").add_argument
+    option = command.add_argument_group("a model that reads a text now, and texts typed on the page").add_argument
     option("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
     option("--text", type=Path, metavar="FILE", help="text to read, UTF-8; - reads a pipe")
     option("--tokens", type=int, metavar="N", help="read the first N tokens only")

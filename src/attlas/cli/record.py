@@ -95,7 +95,8 @@ def _record(
 ) -> Atlas:
     """Record into a folder, and return what is in it."""
     begin, prompt_length, peak = time.perf_counter(), len(ids), Peak()
-    options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa}
+    values: Any = True if arguments.values == "all" else arguments.values or False
+    options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa, "values": values}
     apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
     with apart as beside:
         # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.

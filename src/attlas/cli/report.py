@@ -26,15 +26,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     check_target(arguments.out, "-o", (".html", ".htm"), "report")
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
     atlas = open_atlas(arguments.atlas, terminal, "report")
-    with terminal.step("writing the report", 100) as tick:
-        done = 0
-
-        def tell(share: float) -> None:
-            nonlocal done
-            while done < int(100 * share):
-                tick()
-                done += 1
-
+    with terminal.shares("writing the report") as tell:
         title = title_of(atlas, arguments.atlas)
         write(atlas, arguments.out, title, heads, tell)
     size = in_bytes(arguments.out.stat().st_size)

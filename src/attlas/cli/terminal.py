@@ -123,6 +123,20 @@ class Terminal:
         print(f"  {label}  {style(seconds, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
 
     @contextmanager
+    def shares(self, label: str) -> Iterator[Callable[[float], None]]:
+        """Show how far something is in percent; the yielded function takes the share that is done."""
+        with self.step(label, 100) as tick:
+            done = 0
+
+            def tell(share: float) -> None:
+                nonlocal done
+                while done < int(100 * share):
+                    tick()
+                    done += 1
+
+            yield tell
+
+    @contextmanager
     def counter(self, label: str) -> Iterator[Callable[[str, float], None]]:
         """Show how far something is whose size is not known beforehand.
 

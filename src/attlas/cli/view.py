@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from attlas import models
 from attlas.cli import corpus_view, record
 from attlas.cli.files import check_target, open_folder, title_of
 from attlas.cli.formatting import count
+from attlas.cli.loading import load
 from attlas.cli.options import parser
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
@@ -35,6 +37,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if _of_corpora(arguments, options, terminal):
         return
     need_extra()
+    options = [name for name in options if name != "model"] if arguments.atlas else options
     if arguments.atlas and options:
         found = f"{arguments.atlas[0]} and --{options[0]}"
         raise _error(
@@ -52,8 +55,16 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
             browser=not arguments.no_browser,
             other=arguments.compare,
             at=arguments.at or "",
+            model=_reader(arguments),
         )
     _exit_if_busy(idle)
+
+
+def _reader(arguments: argparse.Namespace) -> str | Path | None:
+    """Return the model that reads texts typed on the page; None without one, and beside a second recording."""
+    if arguments.compare is not None:
+        return None
+    return arguments.model or (None if arguments.atlas else models.path())
 
 
 def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> bool:
@@ -87,6 +98,7 @@ def show(
     browser: bool = True,
     other: Path | None = None,
     at: str = "",
+    model: str | Path | None = None,
 ) -> bool:
     """Serve a recording until Ctrl-C.
 
@@ -104,6 +116,8 @@ def show(
         A recording that it is compared with.
     at : str
         The place at which the page opens, as a link of the viewer has it behind its ``#``.
+    model : str or Path, optional
+        The model that reads texts typed on the page.
 
     Returns
     -------
@@ -115,6 +129,7 @@ def show(
     UsageError
         If there is no recording, or nothing in it.
     """
+    from attlas.view.reading import ReadingService
     from attlas.view.server import stay, store_beside
     from attlas.view.service import Service
 
@@ -135,7 +150,16 @@ def show(
         with terminal.step(f"opening {other.name}"):
             second = open_folder(other, "view")
         compared = {"compare": second, "compare_title": title_of(second, other)}
-    service = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared)
+    service: Service | ReadingService = Service(
+        atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared
+    )
+    if model is not None:
+
+        def loader() -> tuple[Any, Any]:
+            loaded = load(model, "view")
+            return loaded.model, loaded.tokenizer
+
+        service = ReadingService(service, loader, name=Path(model).name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         stay(service, port=port, browser=browser, announce=announce, at=at)

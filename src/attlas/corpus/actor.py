@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from attlas.corpus.building import Run, about_run, check_installed
+from attlas.corpus.building import Run, about_run
 from attlas.corpus.journal import PARTS, Journal, parts_of
 from attlas.corpus.reading import ModelReader
-from attlas.corpus.sources import Cutter, document_of
+from attlas.corpus.sources import Cutter, check_installed, document_of
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus

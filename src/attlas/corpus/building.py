@@ -20,16 +20,16 @@ from attlas.corpus.journal import PARTS, Journal, hold, mutex, parts_of
 from attlas.corpus.measuring import TextNumbers
 from attlas.corpus.reading import ModelReader, model_facts
 from attlas.corpus.sampling import hash_of
-from attlas.corpus.sources import Cutter, Text, documents, name_of
+from attlas.corpus.sources import Cutter, Text, check_installed, documents, name_of
 from attlas.corpus.state import State
-from attlas.errors import DtypeError, MissingExtraError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
-__all__ = ["Progress", "Run", "about_run", "check_installed", "corpus", "join"]
+__all__ = ["Progress", "Run", "about_run", "corpus", "join"]
 
 _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
 _FEW = 50  # texts before which a share of failures tells nothing
@@ -193,19 +193,6 @@ def about_run(
     }
 
 
-def check_installed() -> None:
-    """Raise a MissingExtraError without pyarrow."""
-    try:
-        import pyarrow as pa  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "corpus()",
-            "pyarrow must be installed.",
-            found="no module named pyarrow",
-            fix="pip install 'attlas[corpus]'",
-        ) from error
-
-
 def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
     chosen = min(_LENGTH, context or _LENGTH) if length is None else length
     whole_number("corpus()", "length", chosen, "length=512")
@@ -225,7 +212,7 @@ def _tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
     return {"name": type(tokenizer).__name__, "path": path or None}
 
 
-def _told_apart(about: dict[str, Any], other: dict[str, Any]) -> str:
+def _difference(about: dict[str, Any], other: dict[str, Any]) -> str:
     """Return in what two corpora differ; nothing where they are one."""
     model, known = about["model"], other.get("model", {})
     if model["fingerprint"] != known.get("fingerprint"):
@@ -238,7 +225,7 @@ def _told_apart(about: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _check_same(folder: Path, about: dict[str, Any], other: dict[str, Any]) -> None:
-    difference = _told_apart(about, other)
+    difference = _difference(about, other)
     if difference:
         rule = "a folder holds one corpus."
         fix = "another folder, or the same settings as before."
@@ -357,9 +344,9 @@ class Run:
             heads = journal.state.add(number, hashed, result)
             journal.line("texts", place | {"tokens": len(text.ids), "hash": f"{hashed:016x}"})
             if len(heads):
-                journal.keep(number, self._payload(journal.state, heads, result, text))
+                journal.save_sample(number, self._largest_keys(journal.state, heads, result, text))
 
-    def _payload(
+    def _largest_keys(
         self, state: State, heads: np.typing.NDArray[np.int64], layers: Sequence[TextNumbers], text: Text
     ) -> dict[str, Tensor]:
         keys, weights = (np.concatenate([getattr(layer, name) for layer in layers]) for name in ("keys", "weights"))

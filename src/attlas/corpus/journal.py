@@ -113,7 +113,7 @@ class Journal:
 
     def __enter__(self) -> Journal:
         try:
-            with _said(self.folder):
+            with _disk_errors(self.folder):
                 for kind, size in self.sizes.items():
                     self._files[kind] = self._file(f"{kind}.jsonl").open("ab")
                     self._files[kind].truncate(size)
@@ -130,12 +130,12 @@ class Journal:
 
     def line(self, kind: str, row: Mapping[str, Any]) -> None:
         """Append a line to ``texts`` or ``failed``."""
-        with _said(self.folder):
+        with _disk_errors(self.folder):
             self._files[kind].write(json.dumps(row).encode() + b"\n")
 
-    def keep(self, text: int, tensors: Mapping[str, Tensor]) -> None:
+    def save_sample(self, text: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the largest keys of a text."""
-        with _said(self.folder):
+        with _disk_errors(self.folder):
             save_file(dict(tensors), self.folder / f"{self.rank:04d}" / payload_name(text))
         self._new.add(text)
 
@@ -143,7 +143,7 @@ class Journal:
         """Make what was read since the last commit last."""
         if self.state is None and not any(file.tell() for file in self._files.values()):
             return
-        with _said(self.folder):
+        with _disk_errors(self.folder):
             kept = set() if self.state is None else set(self.state.samples.kept())
             for text in self._new & kept:
                 with (self.folder / f"{self.rank:04d}" / payload_name(text)).open("rb") as file:
@@ -171,8 +171,8 @@ class Journal:
 
 
 @contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """Word errors of the disk."""
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Raise a FileError that says what to do, where the disk raises an error."""
     try:
         yield
     except (OSError, SafetensorError) as error:

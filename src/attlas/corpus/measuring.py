@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +10,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from attlas import stats
 from attlas.corpus.numbers import COUNTS, SUMS
-from attlas.corpus.repeats import Copies, Repeated, repeated_weights
+from attlas.corpus.repeats import TokenPositions, VisibleCopies, repeated_weights
 from attlas.errors import RecordingError
 from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
 
-__all__ = ["BINS", "KEPT", "LEAST", "SINGLE", "TextNumbers", "bin_edges", "measure_layer"]
+__all__ = [
+    "BINS",
+    "KEPT",
+    "LEAST",
+    "SINGLE",
+    "TextIndex",
+    "TextNumbers",
+    "bin_edges",
+    "measure_layer",
+    "pool_and_measure",
+]
 
 KEPT = 8  # keys of each row that are kept
 LEAST = 0.005  # the least weight that is kept
@@ -70,24 +80,83 @@ class TextNumbers:
     weights: NDArray[np.float32] = field(repr=False)
 
 
-@dataclass
+class TextIndex:
+    """What all layers share of a text: where its tokens stand, and what a mask says of its rows.
+
+    Parameters
+    ----------
+    ids : array of int64, shape (n,)
+        Tokens.
+    """
+
+    def __init__(self, ids: NDArray[np.int64]) -> None:
+        self.positions = TokenPositions(ids)
+        self._rows: dict[tuple[bytes, bytes], _Rows] = {}
+
+    def rows(self, first: Tensor, stop: Tensor) -> _Rows:
+        """Return what a mask says; layers have few different masks."""
+        key = first.numpy().tobytes(), stop.numpy().tobytes()
+        if key not in self._rows:
+            self._rows[key] = _Rows(self.positions, first, stop)
+        return self._rows[key]
+
+
 class _Rows:
-    """What the mask says of the rows of a text, alike for all heads: the run of keys of each, shape (n,)."""
+    """What a mask says of the rows of a text, alike for all heads: each attends to one run of keys.
 
-    first: Tensor
-    stop: Tensor
-    mass: Tensor  # (heads or 1, n): what each row sums to
+    Parameters
+    ----------
+    positions : TokenPositions
+        Where the tokens stand.
+    first, stop : Tensor of int64, shape (n,)
+        The run of each row.
 
-    @property
-    def keys(self) -> Tensor:
-        return self.stop - self.first
+    Attributes
+    ----------
+    copies : VisibleCopies
+        The earlier copies of its token that a row may see.
+    keys : Tensor of int64, shape (n,)
+        How many keys a row sees, 1 for none.
+    several : Tensor of bool, shape (n,)
+        Rows that see more than one key.
+    bound : dict of str to Tensor of bool, shape (n,)
+        For each score the rows that see nothing else: all their weight is there.
+    counts : array of int64, shape (len(COUNTS),)
+        Rows that the sums are over.
+    cells : array of int64, shape (SINGLE,)
+        Rows that may see a key at each of the small distances.
+    """
 
-    def sees(self, key: Tensor) -> Tensor:
-        return (self.first <= key) & (key < self.stop)
+    def __init__(self, positions: TokenPositions, first: Tensor, stop: Tensor) -> None:
+        def sees(key: Tensor) -> Tensor:
+            return (first <= key) & (key < stop)
+
+        self.copies = VisibleCopies(positions, first, stop)
+        n, keys = len(first), stop - first
+        i, d = torch.arange(n), torch.arange(SINGLE)[:, None]
+        self.keys, self.several = keys.clamp(min=1), keys > 1
+        near = torch.minimum(stop, i + NEAR) - torch.maximum(first, i - NEAR + 1)
+        targets = {
+            "current": (sees(i), self.several),
+            "previous": (sees(i - 1), self.several),
+            "near": (near > 0, keys > near),
+            "first": (sees(torch.zeros_like(i)), self.several),
+        }
+        self.bound = {name: seen & ~choice & (keys > 0) for name, (seen, choice) in targets.items()}
+        counts = {name: int((seen & choice).sum()) for name, (seen, choice) in targets.items()} | {
+            "rows": int((keys > 0).sum()),
+            "later_rows": n - 1,
+            "breadth": int(self.several.sum()),
+            "induction_text": self.copies.rows[0],
+            "duplicate_text": self.copies.rows[1],
+            "repeated": positions.rows,
+            "texts": 1,
+        }
+        self.counts = np.array([counts[name] for name in COUNTS], dtype=np.int64)
+        self.cells: NDArray[np.int64] = (sees(i - d) | sees(i + d)).sum(-1).numpy()
 
 
-@torch.no_grad()
-def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | None = None) -> list[TextNumbers]:
+def measure_layer(A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | None = None) -> list[TextNumbers]:
     """Return the numbers of each text of a batch without padding.
 
     Parameters
@@ -96,7 +165,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | No
         Self-attention of a layer.
     ids : Tensor of int64, shape (batch, n)
         Tokens, on the CPU.
-    copies : sequence of Copies, optional
+    texts : sequence of TextIndex, optional
         Those of each text, which all layers share.
 
     Raises
@@ -104,11 +173,31 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | No
     RecordingError
         If a row may see more than one run of keys, or not all heads see the same.
 
+    See Also
+    --------
+    pool_and_measure : gives the output of the layer from the same pass.
+
     Notes
     -----
     Cost: one pass of statistics, and the cells that stand behind copies of a token. Memory: some 30 numbers a row and
     head.
     """
+    return _measure(A, ids, texts, [])[1]
+
+
+def pool_and_measure(
+    A: AttentionMatrix, values: Tensor, ids: Tensor, texts: Sequence[TextIndex]
+) -> tuple[Tensor, list[TextNumbers]]:
+    """Return ``A @ values`` and what `measure_layer` does, both from one call of the kernels."""
+    (out,), numbers = _measure(A, ids, texts, [stats.Pooled(values)])
+    return out.to(values.dtype), numbers
+
+
+@torch.no_grad()
+def _measure(
+    A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | None, others: list[stats.Statistic]
+) -> tuple[tuple[Any, ...], list[TextNumbers]]:
+    """Return other statistics, and the numbers of each text."""
     problem = A.problem
     batch, _, m, n = problem.shape
     runs = interval_of(problem)
@@ -121,133 +210,114 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, copies: Sequence[Copies] | No
             fix="a causal, sliding, chunked or full self-attention, read without padding.",
         )
     first, stop = (end[:, 0].expand(batch, -1).cpu() for end in runs)
-    wanted: list[stats.Statistic] = [
-        stats.Entropy(),
-        stats.EffectiveKeys(),
-        stats.TopK(min(KEPT, n)),
-        stats.ColumnMass(),
-        stats.Offsets(),
-    ]
-    wanted += [] if problem.sink is None else [stats.RowMass()]
-    entropy, effective, top, columns, offsets, *mass = A.collect(*wanted)
-    repeats = repeated_weights(A, ids, first, stop, copies)
+    texts = [TextIndex(row.numpy()) for row in ids] if texts is None else texts
+    rows = [text.rows(*ends) for text, *ends in zip(texts, first, stop, strict=True)]
+    wanted = [stats.Entropy(), stats.EffectiveKeys(), stats.TopK(min(KEPT, n)), stats.ColumnMass(), stats.Offsets()]
+    mass: list[stats.Statistic] = [] if problem.sink is None else [stats.RowMass()]
+    entropy, effective, top, columns, offsets, *further = A.collect(*wanted, *mass, *others)
+    repeats = repeated_weights(A, ids, [each.copies for each in rows])
     found = []
     for b in range(batch):
-        rows = _Rows(first[b], stop[b], mass[0][b].double().cpu() if mass else torch.ones(1, n, dtype=torch.float64))
-        parts = [t[b].double().cpu() for t in (entropy, effective, columns, offsets)]
-        keys, weights = top.indices[b].int().cpu(), top.values[b].float().cpu()
-        _check_finite(parts, weights)
-        found.append(_of_text(rows, parts, (keys, weights), repeats[b], ids[b].numpy()))
-    return found
+        own = {
+            "entropy": entropy[b],
+            "effective_keys": effective[b],
+            "mass": further[0][b].cpu() if mass else torch.ones(1, n),
+            "columns": columns[b].cpu().double().numpy(),
+            "offsets": offsets[b].cpu().double().numpy(),
+            "keys": top.indices[b].cpu(),
+            "weights": top.values[b].cpu().float(),
+            "repeats": repeats[b],
+        }
+        found.append(_of_text(texts[b].positions, rows[b], own))
+    return tuple(further[len(mass) :]), found
 
 
-def _check_finite(parts: list[Tensor], weights: Tensor) -> None:
-    if not math.isfinite(sum(float(part.sum()) for part in (*parts, weights))):
-        raise RecordingError("corpus()", "weights must be finite.", found="NaN", fix="look at the model and its dtype.")
-
-
-def _kept(keys: Tensor, weights: Tensor) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the kept keys of each row and their weights, both with exactly `KEPT` along the last axis."""
-    less = weights < LEAST
-    pad = (0, KEPT - keys.shape[-1])
-    keys = torch.nn.functional.pad(keys.masked_fill(less, -1), pad, value=-1)
-    weights = torch.nn.functional.pad(weights.masked_fill(less, 0.0), pad)
-    return keys.numpy(), weights.numpy()
-
-
-def _of_text(
-    rows: _Rows, parts: Sequence[Tensor], top: tuple[Tensor, Tensor], repeats: Repeated, ids: NDArray[np.int64]
-) -> TextNumbers:
-    entropy, effective, columns, offsets = parts
-    keys, weights = top
-    kept_keys, kept_weights = _kept(keys, weights)
+def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> TextNumbers:
+    """Return the numbers of one text from the statistics of its matrix."""
+    entropy, effective, columns, diagonals = (
+        found[name] for name in ("entropy", "effective_keys", "columns", "offsets")
+    )
     heads, n = entropy.shape
-    i = torch.arange(n)
-    diagonals = offsets.numpy()
     by_distance = diagonals[:, n - 1 :].copy()  # |j - i| from 0 to n - 1
     by_distance[:, 1:] += diagonals[:, : n - 1][:, ::-1]
+    each = np.arange(n, dtype=np.float64)
+    shares = (effective.cpu() / rows.keys).clamp_(max=1.0) * rows.several
     sums: dict[str, Any] = {
-        "entropy": entropy.sum(-1),
-        "effective_keys": effective.sum(-1),
-        "max_weight": weights[..., 0].double().sum(-1),
+        "entropy": _total(entropy),
+        "effective_keys": _total(effective),
+        "max_weight": _total(found["weights"][..., 0]),
         "diagonal": diagonals[:, n - 1],
         "subdiagonal": diagonals[:, n - 2],
         "mass": by_distance.sum(-1),
-        "distance": by_distance @ np.arange(n, dtype=np.float64),
-        "distance_squared": by_distance @ np.arange(n, dtype=np.float64) ** 2,
-        "induction_text": repeats.induction,
-        "duplicate_text": repeats.duplicate,
-        "induction": repeats.large,
-        "max_activation": _max_activation(keys, weights),
+        "distance": by_distance @ each,
+        "distance_squared": by_distance @ each**2,
+        "breadth": _total(shares),
+        "max_activation": _max_activation(found["keys"], found["weights"]),
+        **dict(zip(("induction_text", "duplicate_text", "induction"), found["repeats"], strict=True)),
+        # The scores of attlas.heads leave out rows without a choice.
+        "current": diagonals[:, n - 1],
+        "previous": diagonals[:, n - 2],
+        "near": by_distance[:, :NEAR].sum(-1),
+        "first": columns[:, 0],
     }
-    counts: dict[str, int] = {
-        "rows": int((rows.keys > 0).sum()),
-        "later_rows": n - 1,
-        "induction_text": repeats.induction_rows,
-        "duplicate_text": repeats.duplicate_rows,
-        "repeated": repeats.rows,
-        "texts": 1,
-    }
-    _scores(sums, counts, rows, i, by_distance, diagonals, columns, effective)
-    tokens, place = np.unique(ids, return_inverse=True)
-    query_kept, key_kept, kept_distances = _by_token(kept_keys, kept_weights, place, len(tokens))
-    later = columns.numpy().copy()
-    later[:, 0] = 0.0
+    for name, bound in rows.bound.items():
+        sums[name] = np.maximum(sums[name] - _total(found["mass"] * bound), 0.0)
+    sums_of_head = np.stack([sums[name] for name in SUMS], axis=-1)
+    if not np.isfinite(sums_of_head).all():
+        raise RecordingError("corpus()", "weights must be finite.", found="NaN", fix="look at the model and its dtype.")
+    keys, weights, by_query, by_key, kept_distances = _kept(found["keys"], found["weights"])
+    columns[:, 0] = 0.0
+    by_token = np.concatenate([by_query, by_key, columns])[:, positions.order]
+    query_kept, key_kept, key_mass = np.add.reduceat(by_token, positions.starts, axis=1).reshape(3, heads, -1)
     return TextNumbers(
-        sums=np.stack([np.asarray(sums[name], dtype=np.float64) for name in SUMS], axis=-1),
-        counts=np.array([counts[name] for name in COUNTS], dtype=np.int64),
+        sums=sums_of_head,
+        counts=rows.counts,
         distances=_binned(by_distance),
-        kept_distances=kept_distances,
-        cells=_cells(rows, i),
-        tokens=tokens.astype(np.int64),
+        kept_distances=_binned(kept_distances),
+        cells=rows.cells,
+        tokens=positions.tokens,
         query_kept=query_kept,
         key_kept=key_kept,
-        key_mass=_sum_by(np.broadcast_to(place, (heads, n)), later, len(tokens)),
-        keys=kept_keys,
-        weights=kept_weights,
+        key_mass=key_mass,
+        keys=keys,
+        weights=weights,
     )
 
 
-def _scores(
-    sums: dict[str, Any],
-    counts: dict[str, int],
-    rows: _Rows,
-    i: Tensor,
-    by_distance: NDArray[np.float64],
-    diagonals: NDArray[np.float64],
-    columns: Tensor,
-    effective: Tensor,
-) -> None:
-    """Add the scores of attlas.heads: rows without a choice are left out, and their weight is what they sum to."""
-    n, several = len(i), rows.keys > 1
-    near_keys = torch.minimum(rows.stop, i + NEAR) - torch.maximum(rows.first, i - NEAR + 1)
-    targets = {
-        "current": (rows.sees(i), torch.from_numpy(diagonals[:, n - 1]), several),
-        "previous": (rows.sees(i - 1), torch.from_numpy(diagonals[:, n - 2]), several),
-        "near": (near_keys > 0, torch.from_numpy(by_distance[:, :NEAR].sum(-1)), rows.keys > near_keys),
-        "first": (rows.sees(torch.zeros_like(i)), columns[:, 0], several),
-    }
-    for name, (sees, total, choice) in targets.items():
-        # A row that sees targets alone puts all its weight there.
-        bound = sees & ~choice & (rows.keys > 0)
-        sums[name] = (total - (rows.mass * bound).sum(-1)).clamp(min=0.0)
-        counts[name] = int((sees & choice).sum())
-    shares = (effective / rows.keys.clamp(min=1)).clamp(max=1.0)
-    sums["breadth"] = (shares * several).sum(-1)
-    counts["breadth"] = int(several.sum())
+def _total(x: Tensor) -> NDArray[np.float64]:
+    """Return the sum of each head over the rows."""
+    return x.sum(-1, dtype=torch.float64).cpu().numpy()
 
 
-def _cells(rows: _Rows, i: Tensor) -> NDArray[np.int64]:
-    """Return how many rows may see a key at each of the small distances."""
-    d = torch.arange(SINGLE)[:, None]
-    counts: NDArray[np.int64] = (rows.sees(i - d) | rows.sees(i + d)).sum(-1).numpy()
-    return counts
-
-
-def _max_activation(keys: Tensor, weights: Tensor) -> Tensor:
+def _max_activation(keys: Tensor, weights: Tensor) -> NDArray[np.float64]:
     """Return the largest weight of each head without query 0 and key 0, shape (heads,)."""
-    other = weights[:, 1:, :2].masked_fill(keys[:, 1:, :2] == 0, 0.0)
-    return other.flatten(1).amax(1).double()
+    other = weights[:, 1:, :2] * (keys[:, 1:, :2] != 0)
+    return other.flatten(1).amax(1).double().numpy()
+
+
+def _kept(
+    keys: Tensor, weights: Tensor
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the kept keys of each row and their weights, and these weights by query, by key and by distance."""
+    heads, n, k = keys.shape
+    weights = weights * (weights >= LEAST)
+    keys = torch.where(weights > 0, keys, -1)
+    # Key -1, which is none, has a place of its own in each head.
+    head = torch.arange(0, heads * (n + 1), n + 1)[:, None, None]
+    distance = (torch.arange(n)[:, None] - keys).abs_()
+    flat = weights.numpy().ravel()
+    by_key, by_distance = (
+        np.bincount((at + head).numpy().ravel(), flat, heads * (n + 1)).reshape(heads, n + 1)
+        for at in (keys + 1, distance)
+    )
+    padding = (0, KEPT - k)
+    return (
+        functional.pad(keys.int(), padding, value=-1).numpy(),
+        functional.pad(weights, padding).numpy(),
+        weights.sum(-1, dtype=torch.float64).numpy(),
+        by_key[:, 1:],
+        by_distance,
+    )
 
 
 def _binned(by_distance: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -257,22 +327,3 @@ def _binned(by_distance: NDArray[np.float64]) -> NDArray[np.float64]:
     out = np.zeros((len(by_distance), BINS))
     out[:, : len(starts)] = np.add.reduceat(by_distance, starts, axis=1)
     return out
-
-
-def _sum_by(place: NDArray[Any], weights: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Return the weights of each head summed by place, shape (heads, size)."""
-    heads = len(weights)
-    flat = (place.reshape(heads, -1) + np.arange(heads)[:, None] * size).ravel()
-    return np.bincount(flat, weights.ravel(), heads * size).astype(np.float64).reshape(heads, size)
-
-
-def _by_token(
-    keys: NDArray[np.int32], weights: NDArray[np.float32], place: NDArray[np.int64], size: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the kept weight by token of the query and of the key, and by distance."""
-    heads, n, _ = keys.shape
-    of_rows = weights.sum(-1, dtype=np.float64)
-    query = _sum_by(np.broadcast_to(place, (heads, n)), of_rows, size)
-    key = _sum_by(place[keys], weights, size)  # the weight of "none" is 0
-    distances = np.abs(np.arange(n, dtype=np.int32)[None, :, None] - keys)
-    return query, key, _binned(_sum_by(distances, weights, n + 1))

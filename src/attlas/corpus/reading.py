@@ -8,21 +8,20 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attlas.corpus.measuring import TextNumbers, measure_layer
-from attlas.corpus.repeats import Copies
+from attlas.corpus.measuring import TextIndex, TextNumbers, measure_layer, pool_and_measure
 from attlas.errors import AttlasError, RecordingError
 from attlas.heads.classification import measure_block, repeated_block
 from attlas.matrix import AttentionMatrix
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
-from attlas.recording.hooks import is_recording, subscribed
+from attlas.recording.hooks import Change, is_changing, is_recording, subscribed
 from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
@@ -68,18 +67,38 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
     }
 
 
+#: Takes the path, the matrix and the values of a self-attention, and returns the output; without values nothing.
+_Take = Callable[[str, AttentionMatrix, Tensor | None], Tensor | None]
+
+
 class _Listener:
-    """Hands each self-attention of a pass to a function."""
+    """Passes each self-attention of a forward pass to a function."""
 
     def __init__(self, attentions: ModelAttentions) -> None:
         self.attentions = attentions
-        self.take: Callable[[str, AttentionMatrix], None] | None = None
+        self.take: _Take | None = None
 
-    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, first_query: Any, first_key: Any) -> None:
+    def path_of(self, module: nn.Module) -> str | None:
+        """Return the path of a module whose attention is measured now."""
+        site = None if self.take is None else self.attentions.site(module)
+        return None if site is None or site.kind == "cross" else site.path
+
+    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, *details: Any) -> None:
         """Take one matrix."""
-        site = self.attentions.site(module)
-        if self.take is not None and site is not None and site.kind != "cross":
-            self.take(site.path, matrix)
+        path = self.path_of(module)
+        if self.take is not None and path is not None:
+            self.take(path, matrix, None)
+
+
+class _Pooling(_Listener):
+    """Lets the function compute the output, too, so that both come from one pass over the matrix."""
+
+    def change(self, module: nn.Module, change: Change, first_query: Any, first_key: Any) -> Change:
+        """Take the place of what pools the values."""
+        path, take = self.path_of(module), self.take
+        if take is None or path is None:
+            return change
+        return change._replace(pool=lambda matrix, values: cast(Tensor, take(path, matrix, values)))
 
 
 class ModelReader:
@@ -120,6 +139,8 @@ class ModelReader:
             stack.callback(self.model.train, training)
             self.model.eval()
             stack.enter_context(attending_with_attlas(self.model))
+            # What an intervention makes of the attention is measured as it is.
+            self._listener = (_Listener if is_changing() else _Pooling)(self._attentions)
             stack.enter_context(subscribed(self._listener))
             if self._patch:
                 watched = list(self.model.named_modules())
@@ -157,15 +178,25 @@ class ModelReader:
     def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
         ids = torch.from_numpy(np.stack(texts))
         layers: list[tuple[str, list[TextNumbers]]] = []
-        copies = [Copies(row) for row in texts]
-        self._pass(ids, lambda path, A: layers.append((path, measure_layer(A, ids, copies))))
+        indices = [TextIndex(row) for row in texts]
+
+        def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
+            out: Tensor | None = None
+            if values is None:
+                numbers = measure_layer(A, ids, indices)
+            else:
+                out, numbers = pool_and_measure(A, values, ids, indices)
+            layers.append((path, numbers))
+            return out
+
+        self._pass(ids, take)
         paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
         if (paths, widths) != (self.paths, self.widths):
             raise RecordingError("corpus()", "each text must pass the same layers.", found=f"{len(paths)} layers")
         return [[numbers[b] for _, numbers in layers] for b in range(len(texts))]
 
     @torch.no_grad()
-    def _pass(self, ids: Tensor, take: Callable[[str, AttentionMatrix], None]) -> None:
+    def _pass(self, ids: Tensor, take: _Take) -> None:
         self._listener.take = take
         try:
             self.model(ids.to(self._device), **self._given)
@@ -185,11 +216,13 @@ class ModelReader:
         period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
         found: list[Tensor] = []
 
-        def take(path: str, A: AttentionMatrix) -> None:
+        def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
+            out = None if values is None else A @ values
             scores = measure_block(A, period)
             found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
             self.paths.append(path)
             self.widths.append(len(found[-1]))
+            return out
 
         self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
         if not found:

@@ -19,35 +19,14 @@ from attlas.scores.base import Dot
 from attlas.stats import Part
 from attlas.tiles import Tile
 
-__all__ = ["Copies", "Repeated", "repeated_weights"]
+__all__ = ["TokenPositions", "VisibleCopies", "repeated_weights"]
 
 _LARGE = 0.01  # weights below it do not count for HeadVis's induction score
 _BELOW_LARGE = float(np.nextafter(np.float32(_LARGE), np.float32(0.0)))
-_SIDE = 32  # rows of a block with several tokens
+_SIZES = (8, 16, 32, 64)  # rows of a block with several tokens
 _CELLS = 1 << 18  # cells that are computed at once
-
-
-class Repeated(NamedTuple):
-    """Sums of a text, each of shape (heads,), and the rows that they are over.
-
-    Parameters
-    ----------
-    induction, duplicate : array
-        Weight on the positions after earlier copies of a row's token, and on the copies.
-    large : array
-        The first, of weights from 0.01 on.
-    induction_rows, duplicate_rows : int
-        Rows that may see such a key and another.
-    rows : int
-        Rows whose token occurred before.
-    """
-
-    induction: NDArray[np.float64]
-    duplicate: NDArray[np.float64]
-    large: NDArray[np.float64]
-    induction_rows: int
-    duplicate_rows: int
-    rows: int
+_ROWS = 16  # rows of a block that are computed at once, at least
+_LAGS = (1, 0)  # what followed a copy, and the copy itself
 
 
 class _LargeInduction(Induction):
@@ -77,8 +56,43 @@ class _AllDuplicates(DuplicateToken):
     finish = _AllInduction.finish
 
 
-class Copies:
-    """The positions of a text whose tokens occur twice or more, token by token.
+class _Group(NamedTuple):
+    """Blocks of one size. A block holds the positions of some tokens; their earlier copies are cells of size × size.
+
+    Parameters
+    ----------
+    queries : Tensor of int64, shape (blocks, size)
+        The positions, ascending for each token; any where a block is filled up.
+    keys : Tensor of int64, shape (blocks, 2, size)
+        What follows them, and the positions.
+    earlier : Tensor, shape (blocks, size, 2 size), optional
+        1 where a column holds an earlier copy of the row's token, and 0 elsewhere; None where a block holds a single
+        token, so that these are the cells below the diagonal.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    earlier: Tensor | None
+
+    def cut(self, heads: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield queries, keys and earlier copies of some blocks and rows, so that their cells are not too many."""
+        blocks, size = self.queries.shape
+        some = max(_CELLS // (2 * heads * size**2), 1)
+        rows = min(max(_CELLS // (2 * heads * size), _ROWS), size)
+        for at in range(0, blocks, some):
+            for row in range(0, size, rows):
+                queries = self.queries[at : at + some, row : row + rows]
+                stop = row + queries.shape[1]  # earlier copies stand to the left of the last row
+                if self.earlier is None:
+                    earlier = torch.ones(1, stop - row, stop).tril_(row - 1).repeat(1, 1, 2)
+                else:
+                    earlier = self.earlier[at : at + some, row:stop]
+                    earlier = earlier if stop == size else earlier.unflatten(-1, (2, -1))[..., :stop].flatten(-2)
+                yield queries, self.keys[at : at + some, :, :stop], earlier
+
+
+class TokenPositions:
+    """Where the tokens of a text stand, and which of them occur more than once.
 
     Parameters
     ----------
@@ -87,68 +101,88 @@ class Copies:
 
     Attributes
     ----------
-    positions : Tensor of int64, shape (p,)
-        Positions of all such tokens, ascending within each, and some that only fill up.
-    filled : Tensor of bool, shape (p,)
-        Which of them are none that fill up.
-    groups : list of (int, int, int)
-        The first position, how many blocks, and positions of a block: one has all tokens that are no more than `_SIDE`
-        times there, several to a block, and each other one a single token.
-    others : Tensor of bool, shape (blocks, _SIDE, _SIDE)
-        Cells of the blocks of the first group that are no earlier copy.
+    tokens : array of int64, shape (u,)
+        The different tokens, ascending.
+    order, starts : array of int64, shape (n,) and (u,)
+        All positions token by token, and where each token begins among them.
+    groups : list
+        Tokens that occur more than once: blocks of one size together.
     rows : int
         Rows whose token occurred before.
     """
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
-        order = np.argsort(ids, kind="stable")
-        _, start, count = np.unique(ids[order], return_index=True, return_counts=True)
-        by_count = np.argsort(-count, kind="stable")
-        by_count = by_count[count[by_count] > 1]
-        start, count = start[by_count], count[by_count]
-        large = int((count > _SIDE).sum())
-        alone = [order[at : at + size] for at, size in zip(start[:large], count[:large], strict=True)]
-        blocks: list[list[int]] = []
-        room = 0
-        for token in range(large, len(count)):
-            if count[token] > room:
-                blocks.append([])
-                room = _SIDE
-            blocks[-1].append(token)
-            room -= count[token]
-        packed = np.full((len(blocks), _SIDE), -1)
-        label = np.full((len(blocks), _SIDE), -1)
-        for row, tokens in enumerate(blocks):
-            places = np.concatenate([np.arange(start[one], start[one] + count[one]) for one in tokens])
-            packed[row, : len(places)] = order[places]
-            label[row, : len(places)] = np.repeat(tokens, count[tokens])
-        positions = torch.from_numpy(np.concatenate([packed.ravel(), *alone]))
-        self.filled, self.positions = positions >= 0, positions.clamp(min=0)
-        self.groups = [(0, len(blocks), _SIDE)] if blocks else []
-        for one in alone:
-            at = sum(count * size for _, count, size in self.groups[-1:]) + (self.groups[-1][0] if self.groups else 0)
-            self.groups.append((at, 1, len(one)))
-        same = torch.from_numpy((label[:, :, None] == label[:, None, :]) & (label[:, :, None] >= 0))
-        self.others = ~same.tril(-1)
-        self.rows = int((count - 1).sum())
+        self.order = np.argsort(ids, kind="stable")
+        self.tokens, self.starts, self._counts = np.unique(ids[self.order], return_index=True, return_counts=True)
+        self.rows = int((self._counts - 1).sum())
+        self.groups = list(self._groups())
 
-    def earlier(self, group: tuple[int, int, int], rows: slice) -> Tensor:
-        """Return which cells of some rows are earlier copies, shape (blocks, rows, size)."""
-        at, blocks, size = group
-        if self.is_packed(group):
-            first = at // _SIDE
-            return ~self.others[first : first + blocks, rows]
-        return torch.ones(1, size, size, dtype=torch.bool).tril(-1)[:, rows]
+    def _groups(self) -> Iterator[_Group]:
+        least = 1
+        for size in _SIZES:
+            counts = np.unique(self._counts[(self._counts > least) & (self._counts <= size)]).tolist()
+            least = size
+            if counts:
+                packed = [self._packed(count, size) for count in counts]
+                place = np.arange(size) // np.array(counts)[:, None]
+                same = np.tril(place[:, :, None] == place[:, None], -1).repeat([len(each) for each in packed], axis=0)
+                blocks = np.concatenate(packed)
+                same &= blocks[:, :, None] >= 0
+                yield self._group(blocks, torch.from_numpy(np.tile(same, 2)).float())
+        for token in np.flatnonzero(self._counts > least):
+            yield self._group(self.order[None, self.starts[token] : self.starts[token] + self._counts[token]], None)
 
-    def is_packed(self, group: tuple[int, int, int]) -> bool:
-        """Return whether the blocks of a group hold several tokens each."""
-        return group[0] < self.others.shape[0] * _SIDE
+    def _group(self, blocks: NDArray[np.int64], earlier: Tensor | None) -> _Group:
+        queries = torch.from_numpy(blocks).clamp(min=0)
+        keys = torch.stack([queries + lag for lag in _LAGS], dim=1).clamp_(max=len(self.order) - 1)
+        return _Group(queries, keys, earlier)
+
+    def _packed(self, count: int, size: int) -> NDArray[np.int64]:
+        """Return the positions of the tokens that occur `count` times, in blocks of `size` that -1 fills up."""
+        each = size // count  # tokens of a block
+        starts = self.starts[self._counts == count]
+        slots = np.full((-(-len(starts) // each) * each, count), -1)
+        slots[: len(starts)] = self.order[starts[:, None] + np.arange(count)]
+        packed = slots.reshape(-1, each * count)
+        return np.pad(packed, ((0, 0), (0, size - each * count)), constant_values=-1)
 
 
-def repeated_weights(
-    A: AttentionMatrix, ids: Tensor, first: Tensor, stop: Tensor, copies: Sequence[Copies] | None = None
-) -> list[Repeated]:
-    """Return the weight on copies of each row's token, and on what followed them, one result for each text.
+class VisibleCopies:
+    """Which copies the rows of a text may see.
+
+    Parameters
+    ----------
+    tokens : TokenPositions
+        Where the copies are.
+    first, stop : Tensor of int64, shape (n,)
+        The run of keys that each row may see.
+
+    Attributes
+    ----------
+    everything : bool
+        Whether each row may see all that stands before it: then it may see each copy, and never nothing else.
+    rows : list of int
+        Rows that may see such a key and another: what follows copies, and copies.
+    """
+
+    def __init__(self, tokens: TokenPositions, first: Tensor, stop: Tensor) -> None:
+        self.tokens, self._first, self._stop = tokens, first, stop
+        self.everything = bool(((first == 0) & (stop > torch.arange(len(first)))).all())
+        self.rows = [tokens.rows] * 2
+        if not self.everything:
+            parts = [self.cells(*part)[1] for group in tokens.groups for part in group.cut(1)]
+            self.rows = [sum(int(part[..., at, :].any(-1).sum()) for part in parts) for at in range(len(_LAGS))]
+
+    def cells(self, queries: Tensor, keys: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which copies some rows may see, and those of rows that see another key: (blocks, rows, 2, keys)."""
+        first, stop = (end[queries][..., None, None] for end in (self._first, self._stop))
+        keys = keys.unsqueeze(1)
+        seen = (earlier.unflatten(-1, (2, -1)) > 0) & (first <= keys) & (keys < stop)
+        return seen, seen & (stop - first > seen.sum(-1, keepdim=True))
+
+
+def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCopies]) -> list[NDArray[np.float64]]:
+    """Return the weight on what followed copies of each row's token, and on the copies: one result for each text.
 
     Parameters
     ----------
@@ -156,10 +190,13 @@ def repeated_weights(
         Self-attention.
     ids : Tensor of int64, shape (batch, n)
         Tokens, on the CPU.
-    first, stop : Tensor of int64, shape (batch, n)
-        The run of keys that each row may see.
-    copies : sequence of Copies, optional
-        Those of each text, where they are known.
+    copies : sequence of VisibleCopies
+        Those of each text.
+
+    Returns
+    -------
+    list of array, shape (3, heads)
+        Sums over the rows: on what followed copies, on copies, and the first again of weights from 0.01 on.
 
     Notes
     -----
@@ -168,109 +205,51 @@ def repeated_weights(
     """
     problem = A.problem
     dot = problem.score.as_dot(problem.q, problem.k)
-    dot = None if dot is None or dot.bias is not None else dot
-    slow = None if dot is not None else A.collect(_AllInduction(ids), _AllDuplicates(ids), _LargeInduction(ids))
-    out = []
-    for b in range(len(ids)):
-        of_text = Copies(ids[b].numpy()) if copies is None else copies[b]
-        # Where a row sees all that stands before it, it sees every earlier copy, and never nothing else.
-        plain = bool(((first[b] == 0) & (stop[b] > torch.arange(ids.shape[1]))).all())
-        seen = None if plain else _Seen(of_text, first[b], stop[b])
-        rows = [of_text.rows] * 2 if seen is None else seen.rows(of_text)
-        if slow is not None:
-            sums = np.stack([t[b].double().sum(-1).cpu().numpy() for t in slow])
-        else:
-            sums = _sums(A, b, cast(Dot, dot), of_text, seen)
-        out.append(Repeated(sums[0], sums[1], sums[2], rows[0], rows[1], of_text.rows))
-    return out
+    if dot is None or dot.bias is not None:
+        found = A.collect(_AllInduction(ids), _AllDuplicates(ids), _LargeInduction(ids))
+        return list(torch.stack([t.sum(-1, dtype=torch.float64) for t in found], dim=1).cpu().numpy())
+    return [_sums(A, b, cast(Dot, dot), of_text) for b, of_text in enumerate(copies)]
 
 
-class _Seen:
-    """What a mask lets the rows of a text see of copies, where that is not all of them."""
-
-    def __init__(self, copies: Copies, first: Tensor, stop: Tensor) -> None:
-        self.copies, positions = copies, copies.positions
-        self.positions, self.first, self.stop = positions, first[positions], stop[positions]
-
-    def targets(self, group: tuple[int, int, int], rows: slice, lag: int) -> Tensor:
-        """Return which copies (or what followed them) the rows of a group may see, shape (tokens, rows, copies)."""
-        at, tokens, size = group
-        place = slice(at, at + tokens * size)
-        positions, first, stop = (t[place].view(tokens, size) for t in (self.positions, self.first, self.stop))
-        j = positions[:, None, :] + lag
-        return self.copies.earlier(group, rows) & (first[:, rows, None] <= j) & (j < stop[:, rows, None])
-
-    def useful(self, group: tuple[int, int, int], rows: slice, lag: int) -> Tensor:
-        """Return the targets of rows that see another key, too."""
-        at, tokens, size = group
-        keys = (self.stop - self.first)[at : at + tokens * size].view(tokens, size)[:, rows, None]
-        seen = self.targets(group, rows, lag)
-        return seen & (keys > seen.sum(-1, keepdim=True))
-
-    def rows(self, copies: Copies) -> list[int]:
-        """Return how many rows have the choice, for what followed copies and for copies."""
-        found = [0, 0]
-        for group in copies.groups:
-            for block in _blocks(group, 1):
-                for number, lag in ((0, 1), (1, 0)):
-                    found[number] += int(self.useful(_part(group, block[0]), block[1], lag).any(-1).sum())
-        return found
-
-
-def _blocks(group: tuple[int, int, int], heads: int) -> Iterator[tuple[slice, slice]]:
-    """Yield some tokens of a group and some rows of each, so that their cells are not too many."""
-    _, tokens, size = group
-    some = max(_CELLS // (size * size * heads), 1)
-    rows = size if some > 1 or size * size * heads <= _CELLS else max(_CELLS // (size * heads), 1)
-    for token in range(0, tokens, some):
-        for row in range(0, size, rows):
-            yield slice(token, min(token + some, tokens)), slice(row, min(row + rows, size))
-
-
-def _part(group: tuple[int, int, int], tokens: slice) -> tuple[int, int, int]:
-    at, _, size = group
-    return at + tokens.start * size, tokens.stop - tokens.start, size
-
-
-def _sums(A: AttentionMatrix, b: int, dot: Dot, copies: Copies, seen: _Seen | None) -> NDArray[np.float64]:
-    """Return the sums of a text: on what followed copies, on copies, and the first of large weights, (3, heads)."""
-    heads, n, _ = dot.q[b].shape
-    sums = np.zeros((3, heads))
+def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
+    """Return the sums of one text."""
+    heads, tokens = A.problem.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
-    positions = copies.positions.to(dot.q.device)
-    queries = dot.q[b].index_select(1, positions).to(accurate) * dot.scale
-    keys = [dot.k[b].index_select(1, (positions + lag).clamp_(max=n - 1)).to(accurate) for lag in (1, 0)]
-    keys = [k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0) for k in keys]
-    level = A._known_lse()[b] if dot.row is None else A._known_lse()[b] - dot.row[b]
-    level = level.index_select(1, positions)
-    # A row without a key, and one that only fills up, has weights 0.
-    level = torch.where(level.isfinite() & copies.filled.to(level.device), level, torch.inf).to(accurate)
+    lse = A._known_lse()[b] if dot.row is None else A._known_lse()[b] - dot.row[b]
+    lse = torch.where(lse.isfinite(), lse, torch.inf).to(accurate)  # a row without a key has weights 0
     large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
-    for group in copies.groups:
-        for tokens, rows in _blocks(group, heads):
-            part = at, count, size = _part(group, tokens)
-            packed = None
-            if copies.is_packed(part):
-                packed = copies.others[at // size : at // size + count, rows, : rows.stop].to(level.device)
-            q, lse, *both = (t[:, at : at + count * size].unflatten(1, (count, size)) for t in (queries, level, *keys))
-            for number, lag in ((0, 1), (1, 0)):
-                # Earlier copies stand to the left: of some rows, what stands to the right of the last is none.
-                logits = torch.matmul(q[:, :, rows], both[number][:, :, : rows.stop].mT)
-                logits = dot.cap * torch.tanh(logits / dot.cap) if dot.cap else logits
-                weights = logits.sub_(lse[:, :, rows, None]).exp_()
-                if packed is None:
-                    weights.tril_(rows.start - 1)
-                else:
-                    weights.masked_fill_(packed, 0.0)
-                chosen = weights
-                if seen is not None:
-                    chosen = weights * seen.useful(part, rows, lag)[..., : rows.stop].to(weights.device)
-                    weights = weights * seen.targets(part, rows, lag)[..., : rows.stop].to(weights.device)
-                sums[number] += _total(chosen)
-                if lag:
-                    sums[2] += _total(functional.threshold(weights, large, 0.0, inplace=True))
-    return sums
+    sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)
+    for queries, keys, earlier in (part for group in tokens.groups for part in group.cut(heads)):
+        at, columns = (places.ravel().to(lse.device) for places in (queries, keys))
+        q = _take(dot.q[b], at).to(accurate).mul_(dot.scale)
+        k = _take(dot.k[b], columns).to(accurate)
+        k = k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0)
+        q, k = (t.unflatten(1, (len(queries), -1)) for t in (q, k))
+        logits = torch.matmul(q, k.mT)
+        logits = dot.cap * torch.tanh(logits / dot.cap) if dot.cap else logits
+        # No weight is above 1, but that of a hidden cell may be.
+        weights = logits.sub_(lse.index_select(1, at).view(*logits.shape[:3], 1)).clamp_(max=0.0).exp_()
+        chosen = weights = weights.mul_(earlier.to(weights)).unflatten(-1, (2, -1))
+        if not visible.everything:
+            seen, useful = (cells.to(weights) for cells in visible.cells(queries, keys, earlier))
+            chosen, weights = weights * useful, weights * seen
+        sums[:, :2] += chosen.sum(-1).sum((1, 2), dtype=torch.float64)
+        after = functional.threshold(weights[..., 0, :], large, 0.0, inplace=True)
+        sums[:, 2] += after.sum(-1).sum((1, 2), dtype=torch.float64)
+    return sums.T.cpu().numpy()
 
 
-def _total(weights: Tensor) -> NDArray[np.float64]:
-    return weights.sum(-1).sum((1, 2), dtype=torch.float64).cpu().numpy()
+def _take(t: Tensor, at: Tensor) -> Tensor:
+    """Return ``t[:, at]`` of tokens, shape (heads, n, d).
+
+    Heads often stand side by side, or beside those of the values. All of them are rows of d numbers then, and none but
+    the chosen ones are copied; `index_select` would make the whole tensor contiguous each time.
+    """
+    heads, n, d = t.shape
+    steps = t.stride()
+    if steps[2] != 1 or steps[0] % d or steps[1] % d:
+        return t[:, at]
+    step, next_head = steps[1] // d, steps[0] // d
+    rows = t.as_strided(((n - 1) * step + (heads - 1) * next_head + 1, d), (d, 1))
+    places = at * step + torch.arange(heads, device=at.device)[:, None] * next_head
+    return rows.index_select(0, places.ravel()).view(heads, len(at), d)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from attlas.errors import FileError, MissingExtraError, ShapeError
 
-__all__ = ["Cutter", "Document", "Text", "document_of", "documents", "name_of"]
+__all__ = ["Cutter", "Document", "Text", "check_installed", "document_of", "documents", "name_of"]
 
 _LINES = {".jsonl", ".ndjson"}
 _ARROW = {".arrow", ".feather", ".ipc"}
@@ -37,6 +38,13 @@ class Text(NamedTuple):
     start: int
     ids: NDArray[np.int64] | None
     reason: str = ""
+
+
+def check_installed() -> None:
+    """Raise a MissingExtraError without pyarrow."""
+    if importlib.util.find_spec("pyarrow") is None:
+        rule, fix = "pyarrow must be installed.", "pip install 'attlas[corpus]'"
+        raise MissingExtraError("corpus()", rule, found="no module named pyarrow", fix=fix)
 
 
 def name_of(source: Any) -> str:
@@ -159,16 +167,10 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
 
 def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
     """Yield the rows of a Parquet or Arrow file, some at a time."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError(
-            "corpus()",
-            "pyarrow must be installed.",
-            found="no module named pyarrow",
-            fix="pip install 'attlas[corpus]'",
-        ) from error
+    check_installed()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         if path.suffix.lower() == ".parquet":
             file = pq.ParquetFile(path)

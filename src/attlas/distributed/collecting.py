@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
-from attlas.engine.fold import Part, keep_larger, merge_sums
+from attlas.distributed.parts import with_graph
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
@@ -87,7 +88,7 @@ class Collector:
         name = type(statistic).__name__
         if merges and type(statistic).merge is Statistic.merge:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
-            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.fold, for sums.")
+            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
         if merges and recorded and _REDUCTIONS.get(type(statistic).merge) != "sum":
             rule, found = f"{name} of cells that are divided over ranks carries no gradient.", "a recorded gradient"
@@ -110,7 +111,7 @@ class Collector:
         ids: dict[str, Any] = {"batch_ids": own.batch_ids, "head_ids": own.head_ids}
         base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, **ids, versions=())
         # Closed forms over all keys would look at tokens that are not here.
-        vars(base).update(tokens=own.tokens, stays_finite=False, is_modest=False)
+        vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base
 
     def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
@@ -151,11 +152,7 @@ class Collector:
         return _each(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
 
     def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
-        """Give a result of parts without cells the graph that other ranks have; all must join in the backward."""
-        if not (statistic.differentiable and t.is_floating_point() and any(part.needs_graph for part in self.parts)):
-            return t
-        nothing = [leaf.flatten()[:0].sum().to(t.dtype) for part in self.parts for leaf in part.problem.leaves]
-        return t if t.requires_grad else t + sum(nothing)
+        return with_graph(t, self.parts) if statistic.differentiable and t.is_floating_point() else t
 
     def _gathered(self, carry: Any, dim: int) -> list[Any]:
         """Return the carries of all ranks along a dimension of the mesh, in their order."""
@@ -190,6 +187,15 @@ class _Carried(Statistic):
         self.carry = carry
         return tuple(tensors_in(carry))
 
+    def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # One number per row is the same in a part and at its place. The kernel that made the log-sum-exp rounds the
+        # logits as it did then: weights of other logits would not sum to 1.
+        plain = self.inner.axis == "rows" and type(self.inner).from_outputs is Statistic.from_outputs
+        return self.inner.outputs(problem) if plain else None
+
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        return self.inner.carry_from(found, problem)
+
 
 class _Moved:
     """A part at its position in the whole matrix; its numbers are those of the part."""
@@ -197,10 +203,10 @@ class _Moved:
     def __init__(self, part: Part, problem: Problem, at: Tile) -> None:
         self._part, self.problem, self.at = part, problem, at
         shift = at.columns.start - part.at.columns.start
-        self.strip = replace(
-            part.strip,
-            columns=_shifted(part.strip.columns, shift),
-            segments=tuple((_shifted(columns, shift), state) for columns, state in part.strip.segments),
+        self.block = replace(
+            part.block,
+            columns=_shifted(part.block.columns, shift),
+            segments=tuple((_shifted(columns, shift), state) for columns, state in part.block.segments),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from attlas.distributed.agree import agreed
 from attlas.distributed.collecting import Collector
 from attlas.distributed.layout import Layout, Role, check_dtensor, like
-from attlas.distributed.parts import parts_of
+from attlas.distributed.parts import parts_of, with_graph
+from attlas.distributed.reading import own_cells, parsed
 from attlas.errors import BackendError, GradientError
+from attlas.indexing import Where
 from attlas.inputs import check_values
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic, TopK
@@ -26,8 +28,10 @@ __all__ = ["DistributedMatrix"]
 class DistributedMatrix:
     """softmax(score(Q, K)) of queries and keys that are divided over the ranks of a mesh. Made by `attlas.attend`.
 
-    It has products, the log-sum-exp and statistics. Their results are DTensors: sharded along batch and heads as the
-    tokens are, per-row results sharded along the queries as q is, everything else summed once and replicated.
+    It has products, the log-sum-exp, statistics and reads of cells. Their results are DTensors: sharded along batch and
+    heads as the tokens are, per-row results sharded along the queries as q is, everything else summed once and
+    replicated. ``A[...]`` gives cells, rows, columns and tiles to all ranks, which ask for the same ones: each computes
+    those that it has, and one all-reduce sums them.
 
     Attributes
     ----------
@@ -44,10 +48,10 @@ class DistributedMatrix:
     -----
     With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys for the log-sum-exp and statistics,
     and as much of the values for ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query
-    and head. Before each exchange, one number tells whether a rank has failed, so that all raise its error.
+    and head. Before each exchange and after each computation, one number tells whether a rank has failed, so that all
+    raise its error.
 
-    Every method that exchanges something must be called by all ranks. Reads of single cells are not supported: use a
-    statistic, or ``A.parts``.
+    Every method that exchanges something must be called by all ranks.
 
     Examples
     --------
@@ -109,8 +113,22 @@ class DistributedMatrix:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         raise _unsupported(f"A.{name}")
 
-    def __getitem__(self, key: object) -> Any:
-        raise _unsupported("A[...]")
+    def __getitem__(self, key: object) -> DTensor:
+        """Return cells as a DTensor that is the same on all ranks; all ranks ask for the same ones."""
+        layout = self._layout
+        dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
+        parts = self._with_whole_rows("A[...]")
+
+        def read() -> tuple[Where, Tensor]:
+            where = parsed(key, layout)
+            for part in parts:
+                part.current("A[...]")
+            return where, own_cells(where, layout, parts)
+
+        where, own = agreed(self.device_mesh, read)
+        cells = layout.reduced(with_graph(own, parts), dims)
+        cells = where.squeezed(where.leading[2].restore(cells))  # type: ignore[index]  # parsed() fills it in
+        return DTensor.from_local(cells, self.device_mesh, [Replicate()] * self.device_mesh.ndim, run_check=False)
 
     # ------------------------------------------------------------------------------------------------------ products
 
@@ -118,7 +136,7 @@ class DistributedMatrix:
         layout = self._layout
         self._check("A @ v", v, "keys")
         values = layout.part_of(v, "keys")
-        own = [part @ values for part in self.parts]
+        own = self._agreed(lambda: [part @ values for part in self.parts])
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
@@ -148,7 +166,7 @@ class DistributedMatrix:
                 piece.repeat_interleave(heads // max(piece.shape[1], 1), dim=1) * share.to(piece.dtype)
                 for piece, share in zip(pieces, self._shares(), strict=True)
             )
-        found = sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True))
+        found = self._agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
         return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
 
     def _check(self, where: str, t: Any, tokens: Role) -> None:
@@ -169,7 +187,7 @@ class DistributedMatrix:
         return bool(self._layout.dims(role))
 
     def _agreed(self, compute: Any) -> Any:
-        """Run what may fail on one rank only."""
+        """Run what has no collective and may fail on one rank only; all ranks raise its error."""
         exchanges = self._splits("queries") or self._splits("keys")
         return agreed(self.device_mesh, compute) if exchanges else compute()
 
@@ -184,13 +202,15 @@ class DistributedMatrix:
 
     def _own_lses(self) -> list[Tensor]:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
-        own = []
-        for part in self.parts:
+
+        def of(part: AttentionMatrix) -> Tensor:
             known = part._known_lse()
             if part.needs_graph:  # numbers of float64, and the gradient of what torch records
                 recorded = part.lse.double()
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
-            own.append(known)
+            return known
+
+        own: list[Tensor] = self._agreed(lambda: [of(part) for part in self.parts])
         return own
 
     def _shares(self) -> list[Tensor]:
@@ -245,21 +265,22 @@ class DistributedMatrix:
         return tuple(results[s] for s in statistics)
 
     def _collected(self, statistics: list[Any]) -> list[Any]:
-        layout, parts, whole = self._layout, self.parts, self._whole.problem
-        if self._splits("keys"):
-            if any(part.needs_graph for part in parts):
-                rule, found = "statistics of keys that are sharded carry no gradient.", "a tensor requires a gradient"
-                fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
-                raise GradientError("A.collect()", rule, found=found, fix=fix)
-            parts = tuple(
-                AttentionMatrix(
-                    replace(part.problem, sink=None, partial=True), part.plan, part._axes, self._over_keys(lse)
-                )
-                for part, lse in zip(parts, self._own_lses(), strict=True)
-            )
-        collector = Collector(layout, whole, parts)
+        collector = Collector(self._layout, self._whole.problem, self._with_whole_rows("A.collect()"))
         local = self._agreed(lambda: collector.local(statistics))
         return collector.merged(statistics, local)
+
+    def _with_whole_rows(self, where: str) -> tuple[AttentionMatrix, ...]:
+        """Return this rank's parts, which know the log-sum-exp over the keys of all ranks."""
+        if not self._splits("keys"):
+            return self.parts
+        if any(part.needs_graph for part in self.parts):
+            rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"
+            fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
+            raise GradientError(where, rule, found=found, fix=fix)
+        return tuple(
+            AttentionMatrix(replace(part.problem, sink=None, partial=True), part.plan, part._axes, self._over_keys(lse))
+            for part, lse in zip(self.parts, self._own_lses(), strict=True)
+        )
 
     @property
     def _whole_rows(self) -> DistributedMatrix:
@@ -314,6 +335,6 @@ def finite(lse: Tensor) -> Tensor:
 
 
 def _unsupported(where: str) -> BackendError:
-    rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk() and A.collect()."
+    rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
     fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
     return BackendError(where, rule, found=where, fix=fix)

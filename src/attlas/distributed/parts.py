@@ -14,7 +14,7 @@ from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.windows import cut_out
 
-__all__ = ["parts_of"]
+__all__ = ["parts_of", "with_graph"]
 
 
 def parts_of(
@@ -53,3 +53,10 @@ def parts_of(
         parts.append(AttentionMatrix(own, whole.plan, axes))
         start += len(rows)
     return tuple(parts)
+
+
+def with_graph(t: Tensor, parts: tuple[AttentionMatrix, ...]) -> Tensor:
+    """Give a result of parts without cells the graph that other ranks have: all must join in the backward."""
+    if t.requires_grad or not any(part.needs_graph for part in parts):
+        return t
+    return t + sum(leaf.flatten()[:0].sum().to(t.dtype) for part in parts for leaf in part.problem.leaves)

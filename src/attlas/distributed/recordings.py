@@ -103,6 +103,9 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
     """
     found = {}
     for entry in atlas.entries:
+        if entry.values_and_norms:
+            rule, fix = "values are not joined from several processes.", "attlas.record(model) without values."
+            raise RecordingError("save()", rule, {"entry": entry.path}, found="values", fix=fix)
         tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
         for name, t in tensors.items():
             if "." in name and t.shape[:2] != entry.shape[:2]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attlas.engine import tiled
 from attlas.engine.autodiff import graph
-from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Statistic
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.scores.position import TensorBias
@@ -61,7 +61,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     else:
         empty = (weights == 0).all(dim=-1)
         lse = torch.zeros_like(empty, dtype=problem.dtype).masked_fill_(empty, -math.inf)
-        result = tiled.fold(problem, [statistic], Plan(), lse)[0][0]
+        result = tiled.collect(problem, [statistic], Plan(), lse)[0][0]
     return Axes(lead, (True,) * len(lead)).restore_all(result)
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, rebuild, tensors_of, through
+from attlas.engine.problem import Problem, tensors_of, tree_flatten, tree_map, tree_unflatten
+from attlas.engine.statistic import Statistic
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
 
@@ -99,12 +99,12 @@ class Request:
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
         problem = replace(self.problem, score=score)
-        vars(problem)["tokens"] = through(tokens[0], Tensor.detach), through(tokens[1], Tensor.detach)
+        vars(problem)["tokens"] = tree_map(Tensor.detach, tokens[0]), tree_map(Tensor.detach, tokens[1])
         return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 
     def inputs(self) -> list[Tensor]:
         """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
-        return [*flatten(self.tokens[0]), *flatten(self.tokens[1]), *self.parameters()]
+        return [*tree_flatten(self.tokens[0]), *tree_flatten(self.tokens[1]), *self.parameters()]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters of the score that its forward may use."""
@@ -113,10 +113,10 @@ class Request:
     def with_inputs(self, tensors: Sequence[Tensor]) -> Request:
         """Return the same request for other tensors in the place of `inputs`."""
         rest = list(tensors)
-        tokens = rebuild(self.tokens[0], rest), rebuild(self.tokens[1], rest)
+        tokens = tree_unflatten(self.tokens[0], rest), tree_unflatten(self.tokens[1], rest)
         fused = self.fused
         if fused is not None:
-            fused = replace(fused, q=flatten(tokens[0])[0], k=flatten(tokens[1])[0])
+            fused = replace(fused, q=tree_flatten(tokens[0])[0], k=tree_flatten(tokens[1])[0])
         return replace(self, tokens=tokens, fused=fused)
 
 
@@ -156,11 +156,11 @@ class Backend(ABC):
         """
         return None
 
-    def is_quick(self, problem: Problem) -> bool:
-        """Tell whether `at_once` is to be tried, and no other backend's."""
+    def has_fast_path(self, problem: Problem) -> bool:
+        """Tell whether `fast_path` is to be tried, and no other backend's."""
         return False
 
-    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the output and log-sum-exp of a plain scaled dot product; None for all else.
 
         No request is made for it: at a step that reads one token each microsecond of preparation counts.

@@ -14,7 +14,7 @@ from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled
 from attlas.errors import BackendError
 
-__all__ = ["BACKENDS", "Choice", "candidates", "choose", "named"]
+__all__ = ["BACKENDS", "Choice", "allowed_backends", "candidates", "choose"]
 
 #: The fallback: it supports every request.
 TILED = Tiled()
@@ -62,7 +62,7 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
         If the plan names a backend that cannot compute the output of this problem.
     """
     name = request.plan.backend
-    backends = sorted(named(name), key=lambda backend: backend.cost(request, operation))
+    backends = sorted(allowed_backends(name), key=lambda backend: backend.cost(request, operation))
     first: Backend | None = None
     for backend in backends:
         # The request is prepared once, for the first backend; the others must take the same tokens.
@@ -104,7 +104,7 @@ def choose(request: Request) -> Choice:
 
 
 @cache
-def named(name: str) -> tuple[Backend, ...]:
+def allowed_backends(name: str) -> tuple[Backend, ...]:
     """Return the backends that a plan with this name allows; ``"auto"`` allows all."""
     return tuple(backend for backend in BACKENDS if name in ("auto", backend.name))
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "LARGEST", "Running", "absorb", "empty", "exact", "exp", "finish", "finite_shift", "in_parts",
-           "larger", "merge", "share_of"]  # fmt: skip
+__all__ = ["CACHED", "LARGEST", "Running", "absorb", "empty", "exact", "exceeds", "exp", "finish", "finite_shift",
+           "merge", "share_of", "split_lse"]  # fmt: skip
 
 _SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
@@ -55,10 +55,10 @@ def finite_shift(largest: Tensor) -> Tensor:
 
 def exact(lse: Tensor) -> Tensor | None:
     """Return a log-sum-exp in float64, or None where it is too large for the float32 that a kernel of torch gave."""
-    return lse.double() if lse.dtype is torch.float64 or not larger(lse, 2 * _SMALL) else None
+    return lse.double() if lse.dtype is torch.float64 or not exceeds(lse, 2 * _SMALL) else None
 
 
-def larger(lse: Tensor, bound: float) -> bool:
+def exceeds(lse: Tensor, bound: float) -> bool:
     """Return whether the log-sum-exp of any row is larger than a bound.
 
     Two kernels round the logits of one cell differently. What a log-sum-exp of one makes of the logits of another is
@@ -72,11 +72,11 @@ def share_of(own: Tensor, lse: Tensor) -> Tensor:
     return torch.where(own == -math.inf, 0.0, torch.exp(own - finite_shift(lse)))
 
 
-def in_parts(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def split_lse(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it does not matter."""
     shift = finite_shift(lse)
     high = shift.to(dtype)
-    if dtype is torch.float64 or not larger(lse, _SMALL):
+    if dtype is torch.float64 or not exceeds(lse, _SMALL):
         return high, None
     return high, (shift - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
 

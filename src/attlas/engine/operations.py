@@ -13,11 +13,11 @@ from attlas.engine import traced
 from attlas.engine.autodiff import autograd
 from attlas.engine.autodiff.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
-from attlas.engine.dispatch import Choice, candidates, choose, named
+from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
-from attlas.engine.fold import Statistic
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
+from attlas.engine.statistic import Statistic
 
 __all__ = ["collect", "explain", "log_sum_exp", "multiply", "multiply_transposed", "record"]
 
@@ -35,8 +35,8 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         return traced.multiply(problem, v, dropout), None
     graph = torch.is_grad_enabled()
     if not graph and dropout is None:
-        quick = next((backend for backend in named(plan.backend) if backend.is_quick(problem)), None)
-        if quick is not None and (result := quick.at_once(problem, v)) is not None:
+        quick = next((backend for backend in allowed_backends(plan.backend) if backend.has_fast_path(problem)), None)
+        if quick is not None and (result := quick.fast_path(problem, v)) is not None:
             return result
     request = Request(problem, problem.project() if graph else problem.tokens, plan, dropout)
     backends = candidates(request, "output")

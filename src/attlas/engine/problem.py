@@ -18,11 +18,11 @@ from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
 __all__ = [
-    "Problem", "flatten", "full_precision", "rebuild", "spread_heads", "sum_heads", "tensors_of", "through",
-    "without_graph",
+    "Problem", "full_precision", "match_heads", "spread_heads", "sum_heads", "tensors_of", "tree_flatten", "tree_map",
+    "tree_unflatten", "without_graph",
 ]  # fmt: skip
 
-_MODEST_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
+_SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64
 
 
@@ -59,10 +59,10 @@ def _state(t: Tensor) -> tuple[int | None, int]:
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors of a score or a mask and of its parts, each once."""
-    return list({id(t): t for t in _held(owner)}.values())
+    return list({id(t): t for t in _tensors_within(owner)}.values())
 
 
-def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
+def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
     values: Iterable[Any] = vars(owner).values()
     if isinstance(owner, nn.Module):
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
@@ -72,7 +72,7 @@ def _held(owner: nn.Module | Mask) -> Iterator[Tensor]:
             if isinstance(part, Tensor):
                 yield part
             elif isinstance(part, (nn.Module, Mask)):
-                yield from _held(part)
+                yield from _tensors_within(part)
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))  # hooks and settings that every module has
@@ -203,7 +203,7 @@ class Problem:
         """Queries and keys after `Score.project`, without a graph; computed once for all reads."""
         with torch.no_grad():
             q, k = self.project()
-            return through(q, Tensor.detach), through(k, Tensor.detach)
+            return tree_map(Tensor.detach, q), tree_map(Tensor.detach, k)
 
     @cached_property
     def plain_dot(self) -> Dot | None:
@@ -213,7 +213,7 @@ class Problem:
         return dot if dot is not None and dot.row is None and dot.bias is None and not dot.cap else None
 
     @cached_property
-    def is_modest(self) -> bool:
+    def has_small_logits(self) -> bool:
         """Whether all logits are small, by the norms of queries and keys: then exp needs no maximum subtracted.
 
         That saves two passes over each tile. With few queries, looking at all keys would cost more.
@@ -226,14 +226,14 @@ class Problem:
             bound = abs(dot.scale) * q * k
             if self.sink is not None:
                 bound = torch.maximum(bound, self.sink.to(bound).amax())
-            return bool(bound <= _MODEST_LOGIT)  # not so where it is NaN
+            return bool(bound <= _SMALL_LOGIT)  # not so where it is NaN
 
     @cached_property
-    def stays_finite(self) -> bool:
+    def has_finite_logits(self) -> bool:
         """Whether no logit can be infinite, by the kind of score and a check of the tokens."""
-        if not self.score.finite or self.is_modest:
+        if not self.score.finite or self.has_small_logits:
             return self.score.finite
-        return all_finite(*(t for part in self.tokens for t in flatten(part)))
+        return all_finite(*(t for part in self.tokens for t in tree_flatten(part)))
 
     @cached_property
     def allowed_runs(self) -> tuple[Tensor, Tensor] | None:
@@ -251,9 +251,9 @@ class Problem:
         return first, torch.maximum(first, stop)
 
     @cached_property
-    def held(self) -> frozenset[int]:
-        """Addresses of the storages that must not be written to: those of the tokens and of the score."""
-        tensors = [t for part in self.tokens for t in flatten(part)]
+    def protected_storages(self) -> frozenset[int]:
+        """Addresses of the storages that must not be overwritten: those of the tokens and of the score."""
+        tensors = [t for part in self.tokens for t in tree_flatten(part)]
         tensors += tensors_of(self.score)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
@@ -279,25 +279,25 @@ class Problem:
         return replace(self, q=q, k=k, sink=sink, batch_ids=ids, head_ids=self.head_ids[heads])
 
 
-def through(tokens: Any, f: Callable[[Tensor], Tensor]) -> Any:
+def tree_map(f: Callable[[Tensor], Tensor], tokens: Any) -> Any:
     """Apply `f` to each tensor of tokens and keep their form."""
     if isinstance(tokens, Tensor):
         return f(tokens)
-    return tuple(through(part, f) for part in tokens)
+    return tuple(tree_map(f, part) for part in tokens)
 
 
-def flatten(tokens: Tokens) -> list[Tensor]:
+def tree_flatten(tokens: Tokens) -> list[Tensor]:
     """Return the tensors of tokens in order."""
     if isinstance(tokens, Tensor):
         return [tokens]
-    return [t for part in tokens for t in flatten(part)]
+    return [t for part in tokens for t in tree_flatten(part)]
 
 
-def rebuild(form: Tokens, tensors: list[Tensor]) -> Tokens:
+def tree_unflatten(form: Tokens, tensors: list[Tensor]) -> Tokens:
     """Put tensors back into the form of `form`; consumes the list from its front."""
     if isinstance(form, Tensor):
         return tensors.pop(0)
-    return tuple(rebuild(part, tensors) for part in form)
+    return tuple(tree_unflatten(part, tensors) for part in form)
 
 
 def without_graph(score: Score) -> Score:
@@ -310,8 +310,19 @@ def _detached(t: Tensor) -> Tensor:
 
 
 def spread_heads(t: Tensor, heads: int) -> Tensor:
-    """Repeat the key or value heads of a tensor, one for each of `heads` query heads."""
-    return t.repeat_interleave(heads // t.shape[1], dim=1)
+    """Repeat the key or value heads of a tensor of four axes, one for each of `heads` query heads; a view if it can."""
+    own = t.shape[1]
+    if own == heads:
+        return t
+    return t.expand(-1, heads, -1, -1) if own == 1 else t.repeat_interleave(heads // own, dim=1)
+
+
+def match_heads(k: Tensor, v: Tensor, query_heads: int) -> tuple[Tensor, Tensor]:
+    """Repeat the heads of keys or values where one has fewer than the other."""
+    heads = max(k.shape[1], v.shape[1])
+    if heads % min(k.shape[1], v.shape[1]):
+        heads = query_heads
+    return spread_heads(k, heads), spread_heads(v, heads)
 
 
 def sum_heads(t: Tensor, heads: int) -> Tensor:

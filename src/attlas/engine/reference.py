@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Operation, Request
-from attlas.engine.problem import Problem, full_precision, spread_heads, through, without_graph
+from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map, without_graph
 from attlas.scores.base import Tokens
 
 __all__ = ["Dense", "Reference", "dense", "in_float64"]
@@ -74,9 +74,9 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
             at, index = replace(at, rows=rows), slice(rows.start, rows.stop)
         else:
             at, index = replace(at, rows=range(m), row_index=rows), rows
-        q = through(q, lambda t: t[:, :, index])
-    k = through(k, lambda t: t.repeat_interleave(problem.group, dim=1))
-    q, k = through(q, lambda t: t.to(problem.dtype)), through(k, lambda t: t.to(problem.dtype))
+        q = tree_map(lambda t: t[:, :, index], q)
+    k = tree_map(lambda t: spread_heads(t, heads), k)
+    q, k = tree_map(lambda t: t.to(problem.dtype), q), tree_map(lambda t: t.to(problem.dtype), k)
     logits = problem.score(q, k, at).expand(batch, heads, m, n)
     if problem.mask is not None:
         logits = logits.masked_fill(~problem.mask.allows(at), -math.inf)

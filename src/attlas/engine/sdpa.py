@@ -2,7 +2,7 @@
 
 On a CPU the flash kernel also returns the log-sum-exp, so the matrix keeps it and nothing is computed
 twice. A causal mask of any alignment is cut into rectangles and one square; other masks, and scores of
-places, are handed to the kernel one panel of rows at a time, so memory stays linear.
+positions, go to the kernel one block of rows at a time, so memory stays linear.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.fold import allowed_cells
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import larger, merge
+from attlas.engine.online import exceeds, merge
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, sum_heads
-from attlas.engine.tiling import ColumnBlock, column_blocks
+from attlas.engine.problem import Problem, match_heads, sum_heads
+from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
 from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -88,10 +87,10 @@ class Sdpa(Backend):
         )
         return out, None
 
-    def is_quick(self, problem: Problem) -> bool:
+    def has_fast_path(self, problem: Problem) -> bool:
         return True
 
-    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # A plain scaled dot product is one call of the kernel.
         q, k, score = problem.q, problem.k, problem.score
         if type(score) is not ScaledDot or problem.mask is not None or problem.sink is not None:
@@ -128,7 +127,7 @@ class Sdpa(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        if out is None or larger(lse, _ROUNDED) or not gradient.is_product:
+        if out is None or exceeds(lse, _ROUNDED) or not gradient.is_product:
             return None
         left, right, delta = gradient.product
         problem, dot = request.problem, request.product
@@ -164,11 +163,7 @@ def _aligned(dot: Dot, v: Tensor) -> _Aligned:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
     q, k, values = (_padded(t, width) for t in (dot.q, dot.k.to(dot.q.dtype), v.to(dot.q.dtype)))
-    if values.shape[1] != k.shape[1]:
-        heads = max(values.shape[1], k.shape[1])
-        if q.shape[1] % heads or heads % values.shape[1] or heads % k.shape[1]:
-            heads = q.shape[1]
-        k, values = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, values))
+    k, values = match_heads(k, values, q.shape[1])
     fold = q.shape[1] // k.shape[1]
     if fold > 1:
         k, values = (t.flatten(0, 1).unsqueeze(1).expand(-1, fold, -1, -1) for t in (k, values))
@@ -194,16 +189,16 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
     if dot.bias is None and isinstance(problem.mask, Causal):
         yield from _causal(m, n, n - m if problem.mask.offset is None else problem.mask.offset)
         return
-    # Narrow panels follow the edge of a mask closely; a score of places costs as much in any panel.
+    # Few rows at a time follow the edge of a mask closely; a score of positions costs the same for any number.
     most = 2048 if problem.mask is None else 512
     rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), most), 16)
     for span in cut(m, rows):
         at = problem.tile(range(batch), range(heads), span, range(n))
-        for strip in column_blocks(at, problem.mask, plan.columns or n):
-            for part in _runs(strip):
+        for block in column_blocks(at, problem.mask, plan.columns or n):
+            for part in _runs(block):
                 place = at.narrow(part.columns)
                 added, unseen = _bias(problem, dot, place), None
-                allowed = allowed_cells(problem, at, part)
+                allowed = allowed_cells(at, problem.mask, part)
                 if allowed is not None:
                     unseen = ~allowed.any(dim=-1)
                     added = allowed.new_zeros((), dtype=problem.dtype) if added is None else added
@@ -211,9 +206,9 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
                 yield Piece(span, part.columns, False, added, unseen)
 
 
-def _runs(strip: ColumnBlock) -> Iterator[ColumnBlock]:
-    """Divide a strip where the mask has something to say from where it has not: a kernel without one is faster."""
-    for _, group in groupby(strip.segments, lambda segment: segment[1] is BlockState.FULL):
+def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
+    """Divide a block into runs that need the mask and runs that do not: a kernel without a mask is faster."""
+    for _, group in groupby(block.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
         while segments and segments[0][1] is BlockState.EMPTY:
             segments = segments[1:]

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import LARGEST, exact, larger
+from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, flatten, full_precision, rebuild, through
+from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map, tree_unflatten
+from attlas.engine.statistic import Part, Statistic, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError
@@ -30,7 +30,7 @@ from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Tiled", "block", "fold", "log_sum_exp", "lse_of", "parts", "read"]
+__all__ = ["Tiled", "collect", "log_sum_exp", "lse_of", "parts", "read", "read_tile"]
 
 
 class Tiled(Backend):
@@ -50,16 +50,16 @@ class Tiled(Backend):
         out = v.new_empty(batch, heads, m, v.shape[-1])
         lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
         space = _workspace(problem, tokens)
-        for panel in row_blocks(problem, request.plan, wide=False):
-            state = _start(problem, panel.at, v.shape[-1])
-            for strip in panel.column_blocks:
-                at = panel.at.narrow(strip.columns)
+        for row_block in row_blocks(problem, request.plan, wide=False):
+            state = _start(problem, row_block.at, v.shape[-1])
+            for block in row_block.column_blocks:
+                at = row_block.at.narrow(block.columns)
                 values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
-                state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), values, keep)
+                state = online.absorb(state, _logits(problem, tokens, at, block, space=space), values, keep)
             pooled, total = online.finish(state)
-            out[panel.at.place] = pooled  # cast back to the dtype of v
-            lse[panel.at.place] = total
+            out[row_block.at.place] = pooled  # cast back to the dtype of v
+            lse[row_block.at.place] = total
         return out, lse
 
     def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor:
@@ -67,27 +67,27 @@ class Tiled(Backend):
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
         space = _workspace(problem, tokens)
-        for panel, strip, at in _tiles(problem, request.plan):
-            weights = _weights(_logits(problem, tokens, at, strip, space=space), lse[at.place])
-            b, h, rows = panel.at.place
+        for row_block, block, at in _tiles(problem, request.plan):
+            weights = _weights(_logits(problem, tokens, at, block, space=space), lse[at.place])
+            b, h, rows = row_block.at.place
             out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
         return out
 
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
         whole = not gradient.is_product  # then sums over a row are those of its tile
-        if not whole and (exact(lse) is None or larger(lse, LARGEST)):
+        if not whole and (exact(lse) is None or exceeds(lse, LARGEST)):
             lse = self.forward(request, gradient.product[1][..., :0])[1]
         dtype, (batch, heads, m, n) = problem.dtype, problem.shape
-        q_flat, k_flat = flatten(tokens[0]), flatten(tokens[1])
+        q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
         grads_q, grads_k = ([torch.zeros_like(t, dtype=dtype) for t in flat] for flat in (q_flat, k_flat))
         grads_p: list[Tensor | None] = [None] * len(parameters)
         delta = torch.zeros(batch, heads, m, dtype=dtype, device=problem.device)
         left, right = gradient.left, gradient.right
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
-        for panel, strip, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
-            b, h, rows = panel.at.place
+        for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
+            b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
             places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
             q_tile, k_tile = (
@@ -95,9 +95,11 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(problem, rebuild(tokens[0], list(q_tile)), rebuild(tokens[1], list(k_tile)), at)
-            known = None if whole and not problem.partial else lse[panel.at.place]
-            part = _copied(problem, at, strip, logits.detach(), space, known)
+                logits = _score(
+                    problem, tree_unflatten(tokens[0], list(q_tile)), tree_unflatten(tokens[1], list(k_tile)), at
+                )
+            known = None if whole and not problem.partial else lse[row_block.at.place]
+            part = _copied(problem, at, block, logits.detach(), space, known)
             slope = space.take("gradient", at.shape)
             if left is None or right is None or pooled is None:
                 slope.zero_()
@@ -124,7 +126,7 @@ class Tiled(Backend):
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None]:
-        return fold(request.problem, statistics, request.plan, lse)
+        return collect(request.problem, statistics, request.plan, lse)
 
     def log_sum_exp(self, request: Request) -> Tensor:
         return log_sum_exp(request.problem, request.plan)
@@ -132,7 +134,7 @@ class Tiled(Backend):
 
 @torch.no_grad()
 @full_precision
-def fold(
+def collect(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor | None]:
     """Run statistics over the matrix in one pass; return their results, and the log-sum-exp if it came out.
@@ -141,17 +143,17 @@ def fold(
     keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
     that no statistic asks for.
     """
-    if lse is not None and not problem.partial and larger(lse, LARGEST):
+    if lse is not None and not problem.partial and exceeds(lse, LARGEST):
         lse = None  # tiles make a weight and the sum of its row in one go
     carries = [statistic.start(problem) for statistic in statistics]
     space = Workspace(problem.dtype, problem.device)
     found, complete = _no_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
-    for panel in row_blocks(problem, plan, whole_rows=whole_rows, wide=lse is None):
-        for part in parts(problem, panel, lse, space):
+    for row_block in row_blocks(problem, plan, whole_rows=whole_rows, wide=lse is None):
+        for part in parts(problem, row_block, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
-                found[panel.at.place] = part.exact_lse
+                found[row_block.at.place] = part.exact_lse
             else:
                 complete = False
     return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], found if complete else lse
@@ -163,25 +165,25 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     space = Workspace(problem.dtype, problem.device)
     found = _no_keys(problem)
-    for panel in row_blocks(problem, plan):
-        for part in islice(parts(problem, panel, None, space), 1):  # any part of a row tells it
-            found[panel.at.place] = part.exact_lse
+    for row_block in row_blocks(problem, plan):
+        for part in islice(parts(problem, row_block, None, space), 1):  # any part of a row tells it
+            found[row_block.at.place] = part.exact_lse
     return found
 
 
-def parts(problem: Problem, panel: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
-    """Yield the parts of a panel, from left to right; each is used up before the next is asked for."""
+def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
+    """Yield the parts of a row block from left to right; use each before asking for the next."""
     tokens, fill = problem.tokens, lowest(problem.dtype)
-    whole = lse is None and len(panel.column_blocks) == 1
+    whole = lse is None and len(row_block.column_blocks) == 1
     row_lse: Callable[[], Tensor] | None = None
     if lse is not None:
-        row_lse = partial(lse.__getitem__, panel.at.place)
+        row_lse = partial(lse.__getitem__, row_block.at.place)
     elif not whole:
-        row_lse = cache(partial(_row_lse, problem, tokens, panel, space))
-    for index, strip in enumerate(panel.column_blocks):
-        at = panel.at.narrow(strip.columns)
-        score = partial(_logits, problem, tokens, at, strip, fill, space)
-        yield Part(problem, at, strip, score, row_lse, space, index == 0, index == len(panel.column_blocks) - 1)
+        row_lse = cache(partial(_row_lse, problem, tokens, row_block, space))
+    for index, block in enumerate(row_block.column_blocks):
+        at = row_block.at.narrow(block.columns)
+        score = partial(_logits, problem, tokens, at, block, fill, space)
+        yield Part(problem, at, block, score, row_lse, space, index == 0, index == len(row_block.column_blocks) - 1)
 
 
 @torch.no_grad()
@@ -213,19 +215,20 @@ def read(
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        if not before_softmax and (total is None or (larger(total, 16.0) and _cheap(problem, len(some), len(columns)))):
+        recompute = total is None or (exceeds(total, 16.0) and _is_cheap(problem, len(some), len(columns)))
+        if recompute and not before_softmax:
             total = lse_of(problem, at, plan)
-        out[b, h, span.start : span.stop] = block(problem, at, columns, total)
+        out[b, h, span.start : span.stop] = read_tile(problem, at, columns, total)
     return out
 
 
-def _cheap(problem: Problem, rows: int, columns: int) -> bool:
+def _is_cheap(problem: Problem, rows: int, columns: int) -> bool:
     """Return whether the log-sum-exp of some rows costs little beside what is read of them."""
     n = problem.shape[3]
     return not problem.partial and (columns == n or rows * n <= 1 << 20)
 
 
-def block(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
+def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
     """Return weights (or logits, without `lse`) of some rows and some columns."""
     if isinstance(columns, Tensor):
         tile = replace(at, columns=range(len(columns)), column_index=columns)
@@ -245,9 +248,9 @@ def lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
 
 def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, space: Workspace | None = None) -> Tensor:
     state = _start(problem, rows.at, 0)
-    for strip in rows.column_blocks:
-        at = rows.at.narrow(strip.columns)
-        state = online.absorb(state, _logits(problem, tokens, at, strip, space=space), None)
+    for block in rows.column_blocks:
+        at = rows.at.narrow(block.columns)
+        state = online.absorb(state, _logits(problem, tokens, at, block, space=space), None)
     return online.finish(state)[1]
 
 
@@ -258,7 +261,7 @@ def _no_keys(problem: Problem) -> Tensor:
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
     """Return a workspace where the tokens are those that the problem keeps: its dot product is then theirs too."""
-    same = all(a is b for a, b in zip(flatten(tokens), flatten(problem.tokens), strict=True))
+    same = all(a is b for a, b in zip(tree_flatten(tokens), tree_flatten(problem.tokens), strict=True))
     return Workspace(problem.dtype, problem.device) if same else None
 
 
@@ -271,12 +274,12 @@ def _start(problem: Problem, at: Tile, e: int) -> online.Running:
 def _tiles(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, taken: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
-    panels = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
-    for panel in reversed(list(panels)) if whole_rows else panels:
-        if taken is not None and not bool(taken[panel.at.place[2]].any()):
+    blocks = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
+    for row_block in reversed(list(blocks)) if whole_rows else blocks:
+        if taken is not None and not bool(taken[row_block.at.place[2]].any()):
             continue
-        for strip in panel.column_blocks:
-            yield panel, strip, panel.at.narrow(strip.columns)
+        for block in row_block.column_blocks:
+            yield row_block, block, row_block.at.narrow(block.columns)
 
 
 def _add(totals: list[Tensor], place: Any, found: Iterable[Tensor | None]) -> None:
@@ -287,15 +290,15 @@ def _add(totals: list[Tensor], place: Any, found: Iterable[Tensor | None]) -> No
 
 
 def _copied(
-    problem: Problem, at: Tile, strip: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
+    problem: Problem, at: Tile, block: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
 ) -> Part:
     """Return a part whose numbers come from a copy of logits that autograd has recorded."""
 
     def score() -> Tensor:
         own = space.take("logits", at.shape).copy_(logits)
-        return _masked(problem, own.clamp_(min=lowest(own.dtype)), at, strip, lowest(own.dtype))
+        return _masked(problem, own.clamp_(min=lowest(own.dtype)), at, block, lowest(own.dtype))
 
-    return Part(problem, at, strip, score, None if lse is None else lambda: lse, space)
+    return Part(problem, at, block, score, None if lse is None else lambda: lse, space)
 
 
 def _finish_cells(gradient: CellGradient, part: Part, slope: Tensor, delta: Tensor) -> None:
@@ -347,28 +350,21 @@ def _keys(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
     columns = at.column_index
     index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
     part = t[at.batches.start : at.batches.stop, kv, index]
-    return _repeat(part, len(at.heads))
-
-
-def _repeat(t: Tensor, heads: int) -> Tensor:
-    own = t.shape[1]
-    if own == heads:
-        return t
-    return t.expand(-1, heads, -1, -1) if own == 1 else t.repeat_interleave(heads // own, dim=1)
+    return spread_heads(part, len(at.heads))
 
 
 def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
     b, h, rows = at.place
     row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
-    q = through(tokens[0], lambda t: t[b, h, row_index].to(problem.dtype))
-    k = through(tokens[1], lambda t: _keys(t, problem, at, problem.k.shape[1]).to(problem.dtype))
+    q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
+    k = tree_map(lambda t: _keys(t, problem, at, problem.k.shape[1]).to(problem.dtype), tokens[1])
     return q, k
 
 
 def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
     """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
     heads = len(at.heads)
-    logits = problem.score(q, through(k, lambda t: _repeat(t, heads)), at).to(problem.dtype)
+    logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
     if logits.shape == at.shape:
         return logits
     try:
@@ -384,7 +380,7 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
 def _own(problem: Problem, logits: Tensor) -> Tensor:
     """Return logits that may be written to: not expanded, and no part of a tensor that the score or the user holds."""
     storage = logits.untyped_storage()
-    shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.held
+    shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.protected_storages
     return logits.clone() if shared else logits
 
 
@@ -392,7 +388,7 @@ def _logits(
     problem: Problem,
     tokens: tuple[Tokens, Tokens],
     at: Tile,
-    strip: ColumnBlock,
+    block: ColumnBlock,
     fill: float = -math.inf,
     space: Workspace | None = None,
 ) -> Tensor:
@@ -401,9 +397,9 @@ def _logits(
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
         logits = _own(problem, _score(problem, *_tokens_of(problem, tokens, at), at))
-    if fill != -math.inf and not problem.stays_finite:
+    if fill != -math.inf and not problem.has_finite_logits:
         logits.clamp_(min=fill)
-    return _masked(problem, logits, at, strip, fill)
+    return _masked(problem, logits, at, block, fill)
 
 
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
@@ -415,21 +411,21 @@ def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tenso
     return logits
 
 
-def _masked(problem: Problem, logits: Tensor, at: Tile, strip: ColumnBlock, fill: float = -math.inf) -> Tensor:
-    if problem.mask is None or strip.whole:
+def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf) -> Tensor:
+    if problem.mask is None or block.whole:
         return logits
-    for columns, coverage in strip.segments:
-        span = logits[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        if coverage is BlockState.EMPTY:
+    for columns, state in block.segments:
+        span = logits[..., block.local(columns)]
+        if state is BlockState.EMPTY:
             span.fill_(fill)
-        elif coverage is BlockState.PARTIAL:
+        elif state is BlockState.PARTIAL:
             span.masked_fill_(~problem.mask.allows(at.narrow(columns)), fill)
     return logits
 
 
 def _weights(logits: Tensor, lse: Tensor) -> Tensor:
     """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
-    high, low = online.in_parts(lse, logits.dtype)
+    high, low = online.split_lse(lse, logits.dtype)
     logits.sub_(high.unsqueeze(-1))
     if low is not None:
         logits.sub_(low.unsqueeze(-1))

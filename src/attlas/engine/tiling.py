@@ -1,19 +1,22 @@
-"""Which rectangles of a matrix are computed: panels of rows, and in each the columns that a mask leaves."""
+"""Which rectangles of a matrix are computed: blocks of rows, and in each the blocks of columns that a mask allows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["ColumnBlock", "RowBlock", "Sizes", "column_blocks", "row_blocks", "sizes"]
+__all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "segments_of", "sizes"]
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
-_ROOMY_ROWS = 32  # fewest rows for which a panel as wide as the matrix still feeds the matrix product
+_ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,17 @@ class ColumnBlock:
 
     @property
     def whole(self) -> bool:
-        """Whether every cell of the strip is allowed."""
-        return all(coverage is BlockState.FULL for _, coverage in self.segments)
+        """Whether every cell of the block is allowed."""
+        return all(state is BlockState.FULL for _, state in self.segments)
+
+    def local(self, columns: range) -> slice:
+        """Return the slice of some columns of the matrix within the block."""
+        return slice(columns.start - self.columns.start, columns.stop - self.columns.start)
 
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Some rows of some heads, and the strips of columns in which they may attend."""
+    """Some rows of some heads, and the blocks of columns in which they may attend."""
 
     at: Tile
     column_blocks: tuple[ColumnBlock, ...]
@@ -84,7 +91,7 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
 
 
 def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[RowBlock]:
-    """Yield the panels that cover a matrix; columns where nothing may attend are left out."""
+    """Yield the row blocks that cover a matrix, without the columns that the mask hides from all rows."""
     size = sizes(problem, plan, whole_rows=whole_rows, wide=wide)
     batch, heads, m, n = problem.shape
     for batches in cut(batch, size.batches):
@@ -95,10 +102,10 @@ def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: 
 
 
 def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool = False) -> tuple[ColumnBlock, ...]:
-    """Return the strips of a panel, each at most `width` columns wide."""
+    """Return the column blocks of a row block, each at most `width` columns wide."""
     if not len(at.columns):
         return ()
-    segments = [(at.columns, BlockState.FULL)] if mask is None else _segments(at, mask)
+    segments = [(at.columns, BlockState.FULL)] if mask is None else segments_of(at, mask)
     runs = _runs(segments)
     if not runs:
         return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
@@ -109,28 +116,47 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
     return tuple(ColumnBlock(c, _clip(segments, c)) for c in columns)
 
 
-def _segments(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
-    """Divide the columns of a panel into segments of one coverage each, by bisection."""
+def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | None:
+    """Return True where a cell of the block is allowed, or None where all are.
+
+    The shape is (rows, columns), with axes of batches and heads before it where the mask differs between them.
+    """
+    if mask is None or block.whole:
+        return None
+    asked = {columns: mask.allows(at.narrow(columns)) for columns, s in block.segments if s is BlockState.PARTIAL}
+    lead = torch.broadcast_shapes((), *(cells.shape[:-2] for cells in asked.values()))
+    shape = (*lead, len(at.rows), len(block.columns))
+    if block.columns in asked:
+        return asked[block.columns].expand(shape)
+    out = torch.zeros(shape, dtype=torch.bool, device=at.device)
+    for columns, state in block.segments:
+        if state is not BlockState.EMPTY:
+            out[..., block.local(columns)] = asked.get(columns, True)
+    return out
+
+
+def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
+    """Divide the columns of a row block into segments of one state each, by bisection."""
     out: list[tuple[range, BlockState]] = []
     waiting = [at.columns]
     while waiting:
         columns = waiting.pop()
-        coverage = mask.coverage(at.narrow(columns))
-        if coverage is BlockState.PARTIAL and len(columns) > _FINEST:
+        state = mask.coverage(at.narrow(columns))
+        if state is BlockState.PARTIAL and len(columns) > _FINEST:
             middle = (columns.start + columns.stop) // 2
             waiting += [range(middle, columns.stop), range(columns.start, middle)]
-        elif out and out[-1][1] is coverage:
-            out[-1] = (range(out[-1][0].start, columns.stop), coverage)
+        elif out and out[-1][1] is state:
+            out[-1] = (range(out[-1][0].start, columns.stop), state)
         else:
-            out.append((columns, coverage))
+            out.append((columns, state))
     return out
 
 
 def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     """Return the unbroken runs of columns in which something may attend."""
     runs: list[range] = []
-    for columns, coverage in segments:
-        if coverage is BlockState.EMPTY:
+    for columns, state in segments:
+        if state is BlockState.EMPTY:
             continue
         if runs and runs[-1].stop == columns.start:
             runs[-1] = range(runs[-1].start, columns.stop)
@@ -140,5 +166,5 @@ def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
 
 
 def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
-    clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), coverage) for c, coverage in segments)
-    return tuple((c, coverage) for c, coverage in clipped if len(c))
+    clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), state) for c, state in segments)
+    return tuple((c, state) for c, state in clipped if len(c))

@@ -45,7 +45,7 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     mask = problem.mask
     causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
-    k, values = (t if t.shape[1] == problem.shape[1] else spread_heads(t, problem.shape[1]) for t in (dot.k, v))
+    k, values = (spread_heads(t, problem.shape[1]) for t in (dot.k, v))
     dtype = dot.q.dtype
     out = functional.scaled_dot_product_attention(
         dot.q, k.to(dtype), values.to(dtype), attn_mask=added, dropout_p=p, is_causal=causal, scale=dot.scale

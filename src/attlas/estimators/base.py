@@ -368,7 +368,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             return self._each_left_out(pool, repeated=self.weights_are == "counts")
         joined, place = by_place(data)
         back = torch.from_numpy(place).to(pool.keys.device)
-        return self._each_left_out(pool.joined(self._scaled(joined.X), back), repeated=False)[back]
+        return self._each_left_out(pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
 
     def _each_left_out(self, pool: Pool, *, repeated: bool) -> Tensor:
         n = len(pool.keys)

@@ -20,7 +20,7 @@ Source: TypeAlias = "NDArray[Any] | Chunks | Path | str | Iterable[ArrayLike]"
 
 
 class Chunks:
-    """Rows of a source, some at a time; a source that can be read again can be walked over again.
+    """Rows of a source, some at a time; a source that can be read again can be iterated again.
 
     Parameters
     ----------

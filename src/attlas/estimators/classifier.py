@@ -46,7 +46,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         the observed class (not below 1e-12), or ``"accuracy"``, the share of points whose class is not the most
         probable one, which has no gradient and is searched with Nelder and Mead.
     tolerance : float, default 1e-7
-        Error of a probability that skipping far neighbours may cause; 0 sums every pair.
+        Error of a probability that skipping far neighbours may cause; 0 leaves out no pair that
+        has a weight.
     outside : str, default "nearest"
         What a point without any neighbour within the reach of a bounded kernel gets: ``"nearest"``, the class of the
         nearest training point in bandwidths; ``"prior"``, the frequencies of the classes; or ``"nan"``: probabilities

@@ -70,7 +70,7 @@ def distances(kernel: str, x: Tensor, keys: Tensor, rounding: float = 0.0) -> Te
 
 
 class Places:
-    """Keys in units of the bandwidth, made ready for many strips of queries.
+    """Keys in units of the bandwidth, prepared for many blocks of queries.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Places:
 
     Notes
     -----
-    What belongs to the keys alone is computed once: a strip of few queries would spend most of its time on it.
+    What belongs to the keys alone is computed once: a block of few queries would spend most of its time on it.
     """
 
     def __init__(self, kernel: str, keys: Tensor, rounding: float) -> None:

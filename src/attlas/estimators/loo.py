@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.estimators.kernels import Places, profile
 from attlas.estimators.local import lines_through
-from attlas.estimators.strips import one_thread, over_strips, strips
+from attlas.estimators.row_blocks import map_blocks, one_thread, row_blocks
 
 __all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error"]
 
@@ -118,7 +118,7 @@ class LeaveOneOut:
     for a local mean, so that one pass over the pairs gives the loss and the whole gradient. For a local line
     ``l_ij`` and the residuals of the line take the places of ``1 / Σ_l w_l K_il`` and ``y_j - ŷ_i``. A row without
     neighbours is predicted by the mean of all others. Time: ``rows n (3 d + 2 e)`` operations and one exponential a
-    pair. Memory: a strip of whole rows, n numbers at least.
+    pair. Memory: a block of whole rows, n numbers at least.
     """
 
     def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
@@ -154,7 +154,7 @@ class LeaveOneOut:
 
         with one_thread(self.task.keys.device) as threads:
             places = self._places(self.task.keys)
-            return torch.stack(over_strips(losses, self._strips(), threads)).sum(0)
+            return torch.stack(map_blocks(losses, self._row_blocks(), threads)).sum(0)
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
@@ -179,7 +179,7 @@ class LeaveOneOut:
                 slopes = places.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
-        return torch.stack(over_strips(loss_and_slopes, self._strips(), threads)).sum(0)
+        return torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
@@ -192,11 +192,11 @@ class LeaveOneOut:
         with one_thread(self.task.keys.device) as threads:
             keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
             places = self._places(keys)
-            return torch.cat(over_strips(predicted, self._strips(), threads))
+            return torch.cat(map_blocks(predicted, self._row_blocks(), threads))
 
-    def _strips(self) -> Iterator[slice]:
+    def _row_blocks(self) -> Iterator[slice]:
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1
-        return strips(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
+        return row_blocks(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 
     def _places(self, keys: Tensor) -> Places:
         return Places(self.task.kernel, keys, _ROUNDING[keys.dtype])

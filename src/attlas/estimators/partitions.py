@@ -15,7 +15,10 @@ from attlas.errors import DtypeError, MissingExtraError, ShapeError, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
 
-__all__ = ["Partition", "features_of", "is_dask", "merged_partitions", "predicted_partitions", "refuse_dask"]
+__all__ = [
+    "Partition", "dask_module", "features_of", "is_dask", "merged_partitions", "names_of", "no_rows",
+    "predicted_partitions", "predictions_of", "refuse_dask",
+]  # fmt: skip
 
 _MERGED = 8  # partial sums that one task merges
 
@@ -52,7 +55,7 @@ def features_of(model: Any, frame: Any, outputs: int) -> tuple[list[str], list[s
     ShapeError
         If its columns do not fit.
     """
-    names = list(_names_of(model, frame))
+    names = list(names_of(model, frame))
     others = [name for name in frame.columns if name not in names]
     absent = [name for name in names if name not in frame.columns]
     if absent or len(others) != outputs:
@@ -62,7 +65,8 @@ def features_of(model: Any, frame: Any, outputs: int) -> tuple[list[str], list[s
     return names, others
 
 
-def _names_of(model: Any, frame: Any) -> NDArray[Any]:
+def names_of(model: Any, frame: Any) -> NDArray[Any]:
+    """Return the columns of the features of a Dask frame, or raise an error for other collections."""
     if not (is_dask(frame) and hasattr(frame, "columns") and hasattr(frame, "map_partitions")):
         rule, fix = "Dask collections must be data frames.", "dask.dataframe.read_parquet(path)"
         raise DtypeError("predict()", rule, found=kind(frame), fix=fix)
@@ -75,17 +79,21 @@ def _names_of(model: Any, frame: Any) -> NDArray[Any]:
 
 def predicted_partitions(model: Any, frame: Any, outputs: int) -> Any:
     """Return predictions for a Dask frame, partition by partition, as a Dask series or data frame."""
-    names, pandas = list(_names_of(model, frame)), importlib.import_module("pandas")
-    shape = model.y_.shape[1:]
+    names, shape = list(names_of(model, frame)), model.y_.shape[1:]
 
     def predicted(part: Any) -> Any:
         # An empty partition has no points that scikit-learn would take.
-        found = model.predict(part[names]) if len(part) else np.zeros((0, *shape), dtype=np.float64)
-        make = pandas.DataFrame if found.ndim > 1 else pandas.Series
-        return make(found.astype(np.float64), index=part.index)
+        found = model.predict(part[names]) if len(part) else np.zeros((0, outputs))
+        return predictions_of(part, found.reshape(len(part), outputs), shape)
 
-    empty = pandas.DataFrame(np.zeros((0, outputs))) if shape else pandas.Series(np.zeros(0))
-    return frame.map_partitions(predicted, meta=empty)
+    return frame.map_partitions(predicted, meta=predictions_of(frame._meta, np.zeros((0, outputs)), shape))
+
+
+def predictions_of(part: Any, values: NDArray[Any], shape: tuple[int, ...]) -> Any:
+    """Return predictions (rows, outputs) with the index of a partition; a series where a query has one number."""
+    pandas = importlib.import_module("pandas")
+    values = values.astype(np.float64)
+    return pandas.DataFrame(values, index=part.index) if shape else pandas.Series(values[:, 0], index=part.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +127,24 @@ class Partition:
 
     def sums(self, frame: Any) -> Sums | None:
         """Return numerators and denominators over a partition; None for one without rows."""
-        keys, values = (frame[columns].to_numpy(dtype=np.float64) for columns in self.names)
-        if not len(keys):
+        if not len(frame):
             return None
-        if not (np.isfinite(keys).all() and np.isfinite(values).all()):
-            rule, fix = "memory must be finite.", "memory.dropna()"
-            raise ShapeError("predict()", rule, found="NaN or infinity in a partition", fix=fix)
-        outputs = torch.as_tensor((values - self.shift) / self.unit).to(self.x)
-        points = torch.from_numpy(in_bandwidths(keys, self.centre, self.bandwidth)).to(self.x)
+        points = torch.from_numpy(self.points(frame, self.names[0])).to(self.x)
+        outputs = torch.as_tensor((finite(frame, self.names[1]) - self.shift) / self.unit).to(self.x)
         return kernel_sums(self.kernel, self.x, points, outputs, 1.0, tolerance=self.tolerance)
+
+    def points(self, frame: Any, names: list[str]) -> NDArray[np.float64]:
+        """Return some columns of a partition, the features, in bandwidths."""
+        return in_bandwidths(finite(frame, names), self.centre, self.bandwidth)
+
+
+def finite(frame: Any, names: list[str]) -> NDArray[np.float64]:
+    """Return some columns of a partition as numbers, or raise an error where one is not finite."""
+    numbers: NDArray[np.float64] = frame[names].to_numpy(dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        rule, fix = "Dask frames must be finite.", "frame.dropna()"
+        raise ShapeError("predict()", rule, found="NaN or infinity in a partition", fix=fix)
+    return numbers
 
 
 def merged_partitions(frame: Any, part: Partition) -> Sums:
@@ -140,20 +157,30 @@ def merged_partitions(frame: Any, part: Partition) -> Sums:
     ShapeError
         If the frame has no rows.
     """
-    try:
-        dask = importlib.import_module("dask")
-    except ImportError as error:
-        found, fix = "no module named dask", "pip install 'attlas[dask]'"
-        raise MissingExtraError("predict()", "Dask must be installed.", found=found, fix=fix) from error
+    dask = dask_module()
     known = dask.delayed(part, pure=False)
     parts = [dask.delayed(Partition.sums)(known, one) for one in frame.to_delayed()]
     while len(parts) > 1:
         parts = [dask.delayed(_merged)(parts[i : i + _MERGED]) for i in range(0, len(parts), _MERGED)]
     whole = parts[0].compute() if parts else None
     if whole is None:
-        raise ShapeError("predict()", "memory must have rows.", found="no row", fix="dask.dataframe.read_parquet(path)")
+        raise no_rows()
     sums: Sums = whole
     return sums
+
+
+def no_rows() -> ShapeError:
+    """Return the error for a memory that is empty."""
+    return ShapeError("predict()", "memory must have rows.", found="no row", fix="dask.dataframe.read_parquet(path)")
+
+
+def dask_module() -> Any:
+    """Return Dask, or raise a MissingExtraError."""
+    try:
+        return importlib.import_module("dask")
+    except ImportError as error:
+        found, fix = "no module named dask", "pip install 'attlas[dask]'"
+        raise MissingExtraError("predict()", "Dask must be installed.", found=found, fix=fix) from error
 
 
 def _merged(parts: list[Sums | None]) -> Sums | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from attlas.attend import attend
 from attlas.estimators.kernels import BOUNDED, as_score, distances, profile
 from attlas.estimators.local import lines_from_moments, lines_through
+from attlas.estimators.row_blocks import row_blocks
 from attlas.estimators.scored import weighted
-from attlas.estimators.strips import strips
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
@@ -145,10 +145,10 @@ class Pool:
         return found
 
     def shares(self, x: Tensor, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
-        """Yield strips of whole rows of weights, each row's sum 1, or 0 where it has no neighbour."""
+        """Yield blocks of whole rows of weights, each row's sum 1, or 0 where it has no neighbour."""
         width = (self.keys.shape[1] + self.values.shape[1]) if self.degree else width
         matrix = None if isinstance(self.kernel, str) else self.matrix(x)
-        for rows in strips(len(x), len(self.keys), x.device, width=width):
+        for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
             if matrix is not None:
                 yield rows, matrix[rows, :]
                 continue
@@ -200,11 +200,11 @@ class Pool:
 
     @cached_property
     def _distinct(self) -> Pool:
-        """The same lines with keys in one place joined: how repeats are written does not decide how lines are found."""
-        return self.joined(*torch.unique(self.keys, dim=0, return_inverse=True))
+        """The same pool with equal keys merged: how repeats are written does not decide how lines are found."""
+        return self.merge_keys(*torch.unique(self.keys, dim=0, return_inverse=True))
 
-    def joined(self, keys: Tensor, place: Tensor) -> Pool:
-        """Return the same pool with one key of `keys` (g, d) for all that have its `place` (n,)."""
+    def merge_keys(self, keys: Tensor, place: Tensor) -> Pool:
+        """Return the pool with merged keys (g, d); `place` (n,) has the merged key of each."""
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         mass = weights.new_zeros(len(keys)).index_add_(0, place, weights)
         sums = self.values.new_zeros(len(keys), self.values.shape[1])
@@ -220,7 +220,7 @@ class Pool:
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         squared = weights if counts else weights.square()
         matrix = None if isinstance(self.kernel, str) else attend(x, self.keys, score=self.kernel)
-        for rows in strips(len(x), len(self.keys), x.device):
+        for rows in row_blocks(len(x), len(self.keys), x.device):
             if matrix is None:
                 kernel = profile(str(self.kernel), distances(str(self.kernel), x[rows], self.keys)).weight
             else:
@@ -246,13 +246,10 @@ class Pool:
 
     def nearest(self, x: Tensor) -> Tensor:
         """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""
+        kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
         found = [torch.zeros(0, dtype=torch.int64, device=x.device)]
-        if isinstance(self.kernel, str):
-            for rows in strips(len(x), len(self.keys), x.device):
-                found.append(distances(self.kernel, x[rows], self.keys).argmin(-1))
-            return torch.cat(found)
-        for rows in strips(len(x), len(self.keys), x.device):
-            found.append(distances("gaussian", x[rows], self.keys).argmin(-1))
+        for rows in row_blocks(len(x), len(self.keys), x.device):
+            found.append(distances(kernel, x[rows], self.keys).argmin(-1))
         return torch.cat(found)
 
 

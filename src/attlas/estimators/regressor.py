@@ -18,6 +18,7 @@ from torch import Tensor
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
+from attlas.estimators.halo import predicted_in_boxes
 from attlas.estimators.loo import squared_error
 from attlas.estimators.observations import used_weights
 from attlas.estimators.partitions import (
@@ -25,6 +26,7 @@ from attlas.estimators.partitions import (
     features_of,
     is_dask,
     merged_partitions,
+    names_of,
     predicted_partitions,
     refuse_dask,
 )
@@ -56,7 +58,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         bandwidth that is given, or a rule.
     tolerance : float, default 1e-7
         Error of a prediction that skipping far neighbours may cause, in units of the largest output's distance from
-        the mean output; 0 sums every pair.
+        the mean output; 0 leaves out no pair that has a weight.
     outside : str, default "nan"
         What a point without any neighbour within the reach of a bounded kernel is predicted to be: ``"nan"``, with
         one warning, or ``"nearest"``, the output of the nearest training point in bandwidths.
@@ -248,7 +250,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             prediction, which is smaller by about the square root of `effective_neighbours`.
         memory : Dask data frame, optional
             Training points in place of those of ``fit``, which chose the bandwidths: the columns of the features by
-            name, and one more for each output. Its partitions are summed where they are, and the sums merged.
+            name, and one more for each output. Its partitions are summed where they are, and the sums merged. If `X` is
+            a Dask frame too, both are shuffled into boxes of space, and each box gets its own training points and those
+            within reach of it.
 
         Returns
         -------
@@ -265,12 +269,21 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         themselves where they have not. With `memory`, merging rounds like adding; the approximation of each
         partition is `tolerance`.
 
+        **Two Dask frames.** A box needs the training points within one bandwidth if the kernel has bounds; predictions
+        are then those of one process. The Gaussian and the Laplace kernel are cut off where all points beyond weigh
+        less than half of `tolerance`. This is certain for a point within 8 bandwidths of a training point; where it is
+        not, the prediction is NaN. Samples of both frames are read at once, everything else when the result is
+        computed. Cost: a shuffle of both frames, and for each point the pairs of its neighbourhood; a worker holds one
+        box and its halo.
+
         Raises
         ------
         ShapeError
             If `memory` has other columns, or is asked of local lines, a Score, `return_std` or ``outside="nearest"``.
+            If both are Dask frames, and ``tolerance=0`` for a kernel without bounds, or boxes overlap too much:
+            training points are on the mean within reach of more than 8 boxes.
         DtypeError
-            If a Dask collection is no data frame of known columns, or both are Dask frames.
+            If a Dask collection is no data frame of known columns.
         """
         if memory is not None or is_dask(X):
             return self._predict_partitions(X, memory, return_std)
@@ -309,7 +322,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         Notes
         -----
         Exact; no tolerance. With ``degree=1`` the outputs are moved along the local line to the point first.
-        Cost: m n weights, and cumulative sums along the sorted outputs; memory of a strip of whole rows.
+        Cost: m n weights, and cumulative sums along the sorted outputs; memory of a block of whole rows.
         """
         levels = np.asarray(quantiles, dtype=np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():
@@ -391,9 +404,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             found = f"{settings}, return_std = {return_std}"
             raise ShapeError("predict()", rule, found=found, fix="AttentionRegressor('gaussian').fit(...).predict(X)")
         names = features_of(self, memory, outputs)
-        x = self._tokens(X)
+        x = self._scaled(self.X_[:0]) if is_dask(X) else self._tokens(X)
         scale = (self._centre, self.bandwidth_, self._shift, self._unit)
         part = Partition(self.kernel, x, *scale, self.tolerance, names)
+        if is_dask(X):
+            return predicted_in_boxes(X[list(names_of(self, X))], memory, part, self.y_.shape[1:])
         mean = merged_partitions(memory, part).mean()
         self._outside(mean, x)
         return self._shaped(self._restored(mean) + self._shift)

@@ -14,16 +14,16 @@ from torch import Tensor
 from attlas.attend import attend
 from attlas.estimators.kernels import KERNELS, product_error
 from attlas.estimators.loo import LeaveOneOut, Objective, Task
-from attlas.estimators.strips import one_thread, over_strips
+from attlas.estimators.row_blocks import map_blocks, one_thread
 from attlas.estimators.sums import Sums, kernel_sums
-from attlas.estimators.sums.direct import Run, pooled
-from attlas.estimators.sums.laplace import beside_each
+from attlas.estimators.sums.direct import Run, sum_run
+from attlas.estimators.sums.laplace import leave_one_out_sums
 from attlas.estimators.sums.task import Task as Asked
 from attlas.work import explain_choice
 
 __all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
 
-# Coordinates and columns of values up to which the compiled kernels are ahead of strips of matrix products.
+# Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
 _COORDINATES, _COLUMNS = 16, 128
 # Part of a row that skipping may leave out, or the rounding of a long line, in parts of its length in bandwidths.
 _TOLERANCE, _ROUNDED = 1e-10, 1e-12
@@ -65,7 +65,7 @@ def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch
         n = len(task.keys)
         count = min(n if rows is None else len(rows), max(_FEWEST, _PAIRS // n))
         some, every = (torch.zeros(size, d, dtype=dtype) for size in (count, n))
-        # Without compiled kernels each sum is a pass of its own: strips share their distances with the slopes.
+        # Without compiled kernels each sum is a pass of its own: blocks share their distances with the slopes.
         if explain_choice(attend(some, every, score=KERNELS[task.kernel]())).backend != "native":
             return LeaveOneOut(task, rows, dtype)
     return SummedLeaveOneOut(task, rows, dtype)
@@ -106,7 +106,7 @@ class SummedLeaveOneOut:
             return self._price(left, every)[0]
 
         with one_thread(self.task.keys.device) as threads:
-            return torch.stack(over_strips(loss, (slice(i, i + 1) for i in range(len(several))), threads))
+            return torch.stack(map_blocks(loss, (slice(i, i + 1) for i in range(len(several))), threads))
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
@@ -114,7 +114,7 @@ class SummedLeaveOneOut:
             keys = self._keys(log_bandwidth)
             gradient = gradient and self.task.kernel != "boxcar"
             if not (gradient and self._loses_digits(keys)):
-                parts = over_strips(lambda part: self._loss_and_slopes(keys, part, gradient), self._parts(), threads)
+                parts = map_blocks(lambda part: self._loss_and_slopes(keys, part, gradient), self._parts(), threads)
                 total = torch.stack(parts).sum(0)
                 return float(total[0]), total[1:]
         return self._exact.value(log_bandwidth)
@@ -124,7 +124,7 @@ class SummedLeaveOneOut:
         with self._threads() as threads:
             keys = self._keys(log_bandwidth)
             return torch.cat(
-                over_strips(lambda part: self._left_out(keys, part, gradient=False).predicted, self._parts(), threads)
+                map_blocks(lambda part: self._left_out(keys, part, gradient=False).predicted, self._parts(), threads)
             )
 
     def _threads(self) -> AbstractContextManager[int]:
@@ -173,7 +173,7 @@ class SummedLeaveOneOut:
         d, e = keys.shape[1], values.shape[1]
         across, along = keys.new_zeros(len(rows), d), keys.new_zeros(len(rows), e, d)
         if kernel == "laplace":
-            sums, slopes = beside_each(keys[:, 0], values, self._weights)
+            sums, slopes = leave_one_out_sums(keys[:, 0], values, self._weights)
             sums, slopes = sums.rows(rows), slopes[rows]
             across, along = slopes[:, -1:], slopes[:, :-1].unsqueeze(-1)
         elif not gradient:
@@ -207,7 +207,7 @@ class SummedLeaveOneOut:
         one = torch.ones(keys.shape[1], dtype=torch.float64)
         asked = Asked(kernel, keys[rows], keys, values, one, self._weights)
         last = torch.full_like(rows, len(keys))
-        return pooled(asked, Run(torch.zeros_like(rows), rows)).merge(pooled(asked, Run(rows + 1, last)))
+        return sum_run(asked, Run(torch.zeros_like(rows), rows)).merge(sum_run(asked, Run(rows + 1, last)))
 
     def _with_kept(self, sums: Sums, across: Tensor, along: Tensor, part: slice) -> _Left:
         """Give an observation that stands for several the others back, and divide."""

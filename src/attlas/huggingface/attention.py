@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from attlas._compat import changes
 from attlas.attend import attend
+from attlas.context_parallel import refuse_context_parallel
 from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
-from attlas.recording.parallel import refuse_context_parallel, refuse_sharded_text, text_of_ranks
+from attlas.recording.parallel import refuse_sharded_text, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 from attlas.tensorlike import dropped_product
 
@@ -110,8 +111,7 @@ def attention_forward(
         )
         return output.transpose(1, 2).contiguous(), weights
     compiling = torch.compiler.is_compiling()
-    if not compiling:
-        refuse_context_parallel("attlas.huggingface")
+    refuse_context_parallel("attlas.huggingface")
     score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
     if attention_mask is None and runs_ulysses():
         mask: Mask | None = mask_of_positions(module, query, key, kwargs)

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
     chunked_overlay,
     or_masks,
-    packed_sequence_compatibility_function,
+    packed_sequence_mask_function,
 )
 
 from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
@@ -287,10 +288,18 @@ def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Ma
     whole = _with_all_tokens(rule, text)
     if text.documents is not None:
         text.check_documents(_rule_source(rule)[0] == "and_masks" and _packs(_rule_source(rule)[1]["mask_functions"]))
-        whole = packed_sequence_compatibility_function(whole, text.positions, text.documents)
+        whole = _inside_documents(whole, text.positions, text.documents)
     mask = _translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True))
     padding = None if text.padding is None else _padding(text.padding, text.n, 0)
     return mask if padding is None else padding if mask is None else mask & padding
+
+
+def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
+    """Return the rule inside each of several texts in one row, as this version of transformers builds it."""
+    if hasattr(masking_utils, "packed_sequence_compatibility_function"):
+        return masking_utils.packed_sequence_compatibility_function(rule, positions, documents)
+    # Before transformers 5.23, chunks are counted from the start of the row and not of the text.
+    return and_masks(packed_sequence_mask_function(documents), rule)
 
 
 def _with_all_tokens(rule: Rule, text: Any) -> Rule:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,13 +24,32 @@ from attlas.windows import Translated, cut_out
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = ["per_head", "without_hidden_keys"]
+__all__ = ["Memory", "per_head", "without_hidden_keys"]
+
+Runs: TypeAlias = "list[list[int]]"  # the first key of each run and the one after its last
 
 _FEW_ROWS = 64  # a mask of so few rows is written out at once
 _MANY_RUNS = 8  # so many runs of rows are computed apart
 
 
-def without_hidden_keys(pool: Pool) -> Pool:
+class Memory:
+    """What the calls of one block of interventions share.
+
+    Attributes
+    ----------
+    buffers : dict of Tensor
+        Memory for keys and values where no gradient is recorded: fresh memory costs several times what the copy does.
+    key, found
+        Of which mask and which hidden keys the mask without these keys was made last, and what it is.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Tensor] = {}
+        self.key: Any = None
+        self.found: tuple[Mask | None, Runs] | None = None
+
+
+def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
     """Return the same function of weights and values, which leaves out the keys that an `Outside` hides.
 
     Heads and queries from which the same keys are hidden are computed together, with the other keys. A mask with one
@@ -40,6 +59,8 @@ def without_hidden_keys(pool: Pool) -> Pool:
     ----------
     pool : callable
         Pools values with weights.
+    memory : Memory
+        What the calls of one block share.
     """
 
     def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
@@ -63,13 +84,13 @@ def without_hidden_keys(pool: Pool) -> Pool:
         if len(cuts) > 2:
             spans = [range(first, stop) for first, stop in pairwise(cuts)]
             return torch.cat([again(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
-        base = replace(problem, mask=_all([part for part in parts if not isinstance(part, Outside)]), versions=())
-        found = _compact(base, [part for part in outside if part.hides_from(0)])
+        mask = _all([part for part in parts if not isinstance(part, Outside)])
+        base = replace(problem, mask=mask, versions=problem.versions)
+        found = _compact(base, [part for part in outside if part.hides_from(0)], memory)
         if found is None:
             return pool(A, values)
-        compact, keys = found
-        kept = values if len(keys) == values.shape[2] else values.index_select(2, keys)
-        return pool(AttentionMatrix(compact, A.plan, A._axes), kept)
+        compact, runs = found
+        return pool(AttentionMatrix(compact, A.plan, A._axes), _kept(values, runs, memory, "values"))
 
     return pooled
 
@@ -119,25 +140,51 @@ def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
     return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all(moved), versions=())
 
 
-def _compact(base: Problem, outside: list[Outside]) -> tuple[Problem, Tensor] | None:
-    """Return a problem without the hidden keys, and the keys that it has; None where it has runs of keys no more."""
+def _kept(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
+    """Return some runs of keys or values, one run as a view."""
+    parts = [t[:, :, start:stop] for start, stop in runs]
+    if len(parts) < 2:
+        return parts[0] if parts else t[:, :, :0]
+    if torch.is_grad_enabled():
+        return torch.cat(parts, dim=2)
+    shape = *t.shape[:2], sum(stop - start for start, stop in runs), t.shape[3]
+    name = f"{name} {torch.is_inference_mode_enabled()}"
+    buffer = memory.buffers.get(name)
+    if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (shape, t.dtype, t.device):
+        buffer = memory.buffers[name] = t.new_empty(shape)
+    return torch.cat(parts, dim=2, out=buffer)
+
+
+def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Problem, Runs] | None:
+    """Return a problem without the hidden keys, and the runs of keys that it has; None where rows see several runs."""
     batch, heads, _, n = base.shape
+    of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
+    key = list(_parts(base.mask)), base.shape, base.device, of_mask, [(part.keys, part.column) for part in outside]
+    if memory.key != key:  # the layers of a model share their masks
+        memory.key, memory.found = key, _left(base, outside)
+    if memory.found is None:
+        return None
+    mask, runs = memory.found
+    if runs == [[0, n]]:
+        return base, runs
+    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
+    k = _kept(base.k, runs, memory, "keys")
+    return replace(base, k=k, mask=mask, batch_ids=ids[0], head_ids=ids[1], versions=base.versions), runs
+
+
+def _left(base: Problem, outside: list[Outside]) -> tuple[Mask | None, Runs] | None:
+    """Return the mask without the hidden keys, and the runs of the others; None where rows see several runs."""
+    n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)
     for part in outside:
         seen &= part.seen(n).to(base.device)
-    keys = seen.nonzero().flatten()
-    if len(keys) == n:
-        return base, keys
-    mask = None
-    if base.mask is not None:
-        if base.allowed_runs is None:
-            return None
-        count = functional.pad(seen.cumsum(0), (1, 0))
-        mask = RunPerRow(*(count[end] for end in base.allowed_runs))
-    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
-    return replace(
-        base, k=base.k.index_select(2, keys), mask=mask, batch_ids=ids[0], head_ids=ids[1], versions=()
-    ), keys
+    runs: Runs = functional.pad(seen.int(), (1, 1)).diff().nonzero().view(-1, 2).tolist()
+    if base.mask is None or runs == [[0, n]]:
+        return base.mask, runs
+    if base.allowed_runs is None:
+        return None
+    count = functional.pad(seen.cumsum(0), (1, 0))
+    return RunPerRow(*(count[end] for end in base.allowed_runs)), runs
 
 
 class RunPerRow(Mask):

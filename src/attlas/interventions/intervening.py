@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attlas._compat import in_backward
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.interventions.compact import without_hidden_keys
+from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import Change
-from attlas.recording.parallel import heads_here, refuse_context_parallel
+from attlas.recording.parallel import heads_here
 
 __all__ = ["Intervening", "intervene"]
 
@@ -120,7 +121,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
         super().__init__(model, tuple(item.selection for item in interventions), patch_sdpa=patch_sdpa)
         self._interventions = interventions
-        self._changed: set[str] = set()
+        self._memory = Memory()
         # By intervention and axis, one more than the last position of the longest text that it was asked about.
         self._reached: dict[tuple[int, str], int] = {}
 
@@ -152,7 +153,12 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             warnings.warn(errors.some_unrecorded(unchanged, self.where, patched=self._patch), stacklevel=3)
 
     def on_attention(
-        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+        self,
+        module: nn.Module,
+        matrix: AttentionMatrix,
+        first_query: int | None,
+        first_key: int | None,
+        values: Tensor | None = None,
     ) -> None:
         call = None if in_backward() else self._call_of(module)
         if call is None or not any(self._chosen(item, call[0]) for item in self._interventions):
@@ -191,7 +197,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             found_shape = f"shape {tuple(change.matrix.shape)}"
             raise ShapeError(self.where, rule, {"module": site.path}, found=found_shape, fix=fix)
         query, key = self._position(site, change.matrix, first_query, first_key)
-        change = change._replace(pool=without_hidden_keys(change.pool))
+        change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
             if self._chosen(item, site):
                 change = self._applied(number, item, module, site, change, (query, key))

@@ -6,15 +6,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 from attlas.recording.hooks import is_recording, subscribed
-from attlas.recording.parallel import refuse_context_parallel
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
@@ -101,7 +101,12 @@ class ModelFollower:
     # -------------------------------------------------------------------------------------------- attentions
 
     def on_attention(
-        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+        self,
+        module: nn.Module,
+        matrix: AttentionMatrix,
+        first_query: int | None,
+        first_key: int | None,
+        values: Tensor | None = None,
     ) -> None:
         """Hear of the matrix of one attention; called by `offer` inside the forward pass.
 
@@ -113,6 +118,8 @@ class ModelFollower:
             Its weights.
         first_query, first_key : int, optional
             Positions in the text of query 0 and of key 0.
+        values : Tensor, optional, shape (batch, value heads, n, e)
+            What the weights pool, where it is known.
         """
 
     def _call_of(self, module: nn.Module) -> tuple[AttentionSite, int] | None:

@@ -50,15 +50,20 @@ class Listener(Protocol):
     --------
     >>> from attlas.recording.hooks import Listener
     >>> class Count:
-    ...     def on_attention(self, module, matrix, first_query, first_key):
+    ...     def on_attention(self, module, matrix, first_query, first_key, values=None):
     ...         print(matrix.shape)
     >>> listener: Listener = Count()
     """
 
     def on_attention(
-        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+        self,
+        module: nn.Module,
+        matrix: AttentionMatrix,
+        first_query: int | None,
+        first_key: int | None,
+        values: Tensor | None = None,
     ) -> None:
-        """Take one matrix; called inside the forward pass."""
+        """Take one matrix, and the values that it pools where they are known; called inside the forward pass."""
 
 
 @runtime_checkable
@@ -78,7 +83,12 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("attlas_listeners", de
 
 
 def offer(
-    module: nn.Module, matrix: AttentionMatrix, *, first_query: int | None = None, first_key: int | None = None
+    module: nn.Module,
+    matrix: AttentionMatrix,
+    *,
+    first_query: int | None = None,
+    first_key: int | None = None,
+    values: Tensor | None = None,
 ) -> None:
     """Pass the matrix of one attention to every recording in this thread.
 
@@ -90,6 +100,8 @@ def offer(
         The weights.
     first_query, first_key : int, optional
         Positions in the text of query 0 and of key 0, where they are known.
+    values : Tensor, optional, shape (batch, value heads, n, e)
+        What the weights pool, for ``record(values=True)``.
 
     Notes
     -----
@@ -102,7 +114,7 @@ def offer(
     >>> offer(torch.nn.Identity(), attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)))
     """
     if _active_recordings:
-        _emit(module, matrix, first_query, first_key)
+        _emit(module, matrix, first_query, first_key, values)
 
 
 def pooled(
@@ -158,7 +170,7 @@ def pooled(
         return out, matrix
     out = pool(matrix, values)
     if _active_recordings:
-        _emit(module, matrix, first_query, first_key)
+        _emit(module, matrix, first_query, first_key, values)
     return out, matrix
 
 
@@ -180,7 +192,7 @@ def pooled_in(
     for module in modules:
         for listener in _listeners.get():
             if not isinstance(listener, Changer):
-                listener.on_attention(module, shown, first_query, first_key)
+                listener.on_attention(module, shown, first_query, first_key, values)
     return out, shown
 
 
@@ -188,9 +200,15 @@ def pooled_in(
 _pool: Callable[..., Any] = pooled_in
 
 
-def _call_listeners(module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None) -> None:
+def _call_listeners(
+    module: nn.Module,
+    matrix: AttentionMatrix,
+    first_query: int | None,
+    first_key: int | None,
+    values: Tensor | None,
+) -> None:
     for listener in _listeners.get():
-        listener.on_attention(module, matrix, first_query, first_key)
+        listener.on_attention(module, matrix, first_query, first_key, values)
 
 
 # `subscribed` replaces it by a function that torch.compile leaves alone.

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["heads_here", "refuse_context_parallel", "refuse_sharded_text", "sharded_text", "text_of_ranks"]
+__all__ = ["heads_here", "refuse_sharded_text", "sharded_text", "text_of_ranks"]
 
 _TENSOR = "torch.distributed.tensor"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
@@ -24,23 +22,6 @@ sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
 def text_of_ranks() -> Any:
     """Return what `attlas.distributed.context_parallel` has open in this thread; it refuses the compiler by itself."""
     return None if torch.compiler.is_compiling() else sharded_text.get()
-
-
-def refuse_context_parallel(where: str) -> None:
-    """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.
-
-    Parameters
-    ----------
-    where : str
-        The function that was called.
-    """
-    if functional.scaled_dot_product_attention in replaced_by_context_parallel():
-        raise BackendError(
-            where,
-            "every process must hold all keys of its queries.",
-            found="torch's context_parallel, where each process holds a part of the sequence",
-            fix="attlas.distributed.context_parallel(mesh, model).",
-        )
 
 
 def refuse_sharded_text(where: str) -> None:

@@ -99,7 +99,7 @@ def scaled_dot_product_attention(
     if is_changing():
         return _change(query, key, value, dropout_p, *options)  # type: ignore[no-any-return]  # a Tensor
     out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    _offer(query, key, *options)
+    _offer(query, key, value, *options)
     return out
 
 
@@ -109,9 +109,16 @@ def _modules() -> list[nn.Module]:
     return list({id(module): module for module in found if module is not None}.values())
 
 
-def _offer_to_finders(query: Tensor, key: Tensor, *options: Any) -> None:
+def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
+    values = _values(query, key, value, enable_gqa=options[-1])
     for module in _modules():
-        offer(module, matrix_of(query, key, *options))
+        offer(module, matrix_of(query, key, *options), values=values)
+
+
+def _values(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Tensor:
+    """Return values with the four axes of their matrix."""
+    lead = _leading(query, key, enable_gqa)
+    return _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
 
 
 def _pool_for_finders(
@@ -133,10 +140,9 @@ def _pool_for_finders(
             return out.reshape(*own.shape[:-1], out.shape[-1])
         return dropped_product(A, v, dropout_p)
 
-    lead = _leading(query, key, enable_gqa)
-    values = _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
+    values = _values(query, key, value, enable_gqa=enable_gqa)
     out, _ = pooled_in(_modules(), own, values, pool)
-    return out.reshape(*lead, *out.shape[-2:])
+    return out.reshape(*_leading(query, key, enable_gqa), *out.shape[-2:])
 
 
 # What `_install` makes of it before the function is caught.

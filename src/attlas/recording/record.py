@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
+from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
@@ -24,9 +26,10 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.padding import real_queries
-from attlas.recording.parallel import heads_here, refuse_context_parallel
+from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
+from attlas.recording.values import kept_values
 from attlas.stats import Statistic
 
 __all__ = ["Recording", "record"]
@@ -46,6 +49,7 @@ def record(
     folder: str | Path | None = None,
     patch_sdpa: bool = False,
     tokens: Any = None,
+    values: bool | Literal["norms"] = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -76,6 +80,10 @@ def record(
     tokens : list of str, or list of such, or tokenizer, optional
         Text of each token, or a list for each sequence of a batch; a tokenizer of transformers says it of the
         ids that the model was given. `Atlas.texts` has every sequence, `Atlas.tokens` the first.
+    values : bool or "norms", default False
+        Whether v is kept beside q and k, grouped heads as they are: ``entry.matrix @ entry.values`` is then the
+        output of the heads, and `Entry.value_weighted` gives ``‖A_ij v_j‖`` and, where the model has an output
+        projection, ``‖A_ij v_j W_O^h‖``. "norms" keeps what these two need and not v: one number per key and head.
 
     Returns
     -------
@@ -162,6 +170,13 @@ def record(
             found="no statistic",
             fix="statistics=[stats.Entropy(), stats.ColumnMass()]",
         )
+    if values not in (False, True, "norms") or (values and keep == "statistics"):
+        raise ShapeError(
+            "record()",
+            'values must be False, True or "norms", and belong to recorded queries and keys.',
+            found=f"values = {values!r}, keep = {keep!r}",
+            fix='values=True, keep="disk"',
+        )
     if folder is not None and keep != "disk":
         raise ShapeError(
             "record()",
@@ -171,7 +186,7 @@ def record(
         )
     selection = Selection(layers, heads, queries)
     return Recording(
-        model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens
+        model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens, values
     )
 
 
@@ -199,8 +214,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         folder: Path | None,
         patch_sdpa: bool,
         tokens: Any,
+        values: bool | Literal["norms"] = False,
     ) -> None:
         super().__init__(model, (selection,), patch_sdpa=patch_sdpa)
+        self._values = values
         self._selection = selection
         self._tokens = tokens
         self._keep = keep
@@ -292,7 +309,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     # ------------------------------------------------------------------------------------------------ matrices
 
     def on_attention(
-        self, module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
+        self,
+        module: nn.Module,
+        matrix: AttentionMatrix,
+        first_query: int | None,
+        first_key: int | None,
+        values: Tensor | None = None,
     ) -> None:
         if in_backward():
             return
@@ -317,7 +339,21 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 return
             if len(heads) != matrix.shape[1]:
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
+            if self._values:
+                step = replace(step, values=self._kept_values(site, matrix, values, heads))
             self._take(site, occurrence, heads, step)
+
+    def _kept_values(
+        self, site: AttentionSite, matrix: AttentionMatrix, values: Tensor | None, heads: tuple[int, ...]
+    ) -> Callable[[slice], dict[str, Tensor]]:
+        """Return what says for some keys of one call what is kept of their values."""
+        if values is None or self.atlas.divided:
+            rule = "values=True needs the values of every recorded attention, all heads in one process."
+            found = "heads of a part of the layer" if self.atlas.divided else f"none from {site.path}"
+            fix = "values=False" if self.atlas.divided else "attlas.recording.pooled(module, A, v) in that module."
+            raise RecordingError("record()", rule, found=found, fix=fix)
+        count, whole = matrix.shape[1], self._values is True
+        return partial(kept_values, self._model, site.path, values, heads, count, whole=whole)
 
     def _divide(self) -> None:
         """Note that other processes have further heads; a folder of one process would look whole."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class Step:
         Whether keys behind the last query count; if not, they are the unused part of a static cache.
     query_mask : Tensor of bool, optional, shape (batch, m)
         Which of its queries are tokens and no padding; None where all are.
+    values : callable, optional
+        Returns what is kept of the values of some keys, by the names of the fields of an entry.
     """
 
     matrix: AttentionMatrix
@@ -72,6 +75,7 @@ class Step:
     cross: bool
     query_mask: Tensor | None = None
     keeps_all_keys: bool = field(default=False, kw_only=True)
+    values: Callable[[slice], dict[str, Tensor]] | None = field(default=None, kw_only=True)
 
     @property
     def last_query(self) -> int:
@@ -117,12 +121,13 @@ class RecordedSequence:
         self._q: list[Tensor] = []
         self._k: list[Tensor] = []
         self._lse: list[Tensor] = []
+        self._values: dict[str, list[Tensor]] = {}
         self._fingerprints: list[Tensor] = []
         self._query_masks: list[Tensor] = []
         self._plan = step.matrix.plan
         self.entry: Entry | None = None
         self._append(step)
-        if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k):
+        if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k, *chain(*self._values.values())):
             self._write(policy.disk, self._make_entry())
 
     def continues(self, step: Step) -> bool:
@@ -168,7 +173,7 @@ class RecordedSequence:
         if self.policy.disk is not None:
             # The first piece may be on disk already; later pieces are written to disk when they are large.
             written = 0 if self.entry is None else 1
-            for pieces in (self._q, self._k):
+            for pieces in (self._q, self._k, *self._values.values()):
                 pieces[written:] = self.policy.disk.spill(pieces[written:])
 
     def _append(self, step: Step) -> None:
@@ -176,7 +181,8 @@ class RecordedSequence:
         n = A.problem.shape[3]
         part = A.window(step.rows)
         stop = step.last_key
-        fresh = A.problem.k[:, :, self.last_key - step.first_key : stop - step.first_key]
+        new_keys = slice(self.last_key - step.first_key, stop - step.first_key)
+        fresh = A.problem.k[:, :, new_keys]
         column = step.first_key - self.first_key
         rows = part.problem.shape[2]
         if policy.statistics and (self.mergeable or not self.blocks):
@@ -188,6 +194,8 @@ class RecordedSequence:
             self._lse.append(stored._known_lse())
             if fresh.shape[2] or not self._k:
                 self._k.append(detached_tensor(fresh, policy.device))
+                for name, t in step.values(new_keys).items() if step.values else ():
+                    self._values.setdefault(name, []).append(detached_tensor(t, policy.device))
             # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
             problem = replace(stored.problem, q=stored.problem.q[:, :, :0].clone(), versions=())
         else:
@@ -234,6 +242,7 @@ class RecordedSequence:
             matrix=matrix,
             statistics=self._results(matrix),
             query_mask=None if all(map(torch.all, self._query_masks)) else torch.cat(self._query_masks, dim=1),
+            **{name: torch.cat(pieces, dim=2) for name, pieces in self._values.items()},
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
@@ -252,6 +261,7 @@ class RecordedSequence:
         if self.entry.matrix is not None:
             problem = self.entry.matrix.problem
             self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
+            self._values = {name: [t] for name, t in self.entry.values_and_norms.items()}
 
     def finish(self) -> Entry:
         """Return the entry of the whole text."""

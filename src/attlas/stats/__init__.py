@@ -3,8 +3,8 @@
 ``A.collect(stats.Entropy(), stats.TopK(8))`` computes both at once; ``stats.entropy(A)`` is short for one.
 """
 
-from attlas.engine.fold import Part, Statistic
 from attlas.engine.gradient import CellGradient
+from attlas.engine.statistic import Part, Statistic
 from attlas.stats.columns import ColumnArgMax, ColumnMass, ColumnMax, column_mass, column_max
 from attlas.stats.largest import ArgMax, Coverage, Largest, TailMass, TopK, coverage, tail_mass, topk
 from attlas.stats.pooled import Offsets, Picture, offsets, picture

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import Part, Statistic, keep_larger, merge_sums
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic, keep_larger, merge_sums
 from attlas.errors import ShapeError
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span

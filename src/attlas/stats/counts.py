@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Blocks
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Blocks
 
 __all__ = ["cells_of_blocks", "cells_of_diagonals", "interval_of", "queries_of_keys"]
 

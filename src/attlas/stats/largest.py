@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import GROUP, Part, Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import GROUP, Part, Statistic
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 from attlas.stats.rows import zeros_for_rows

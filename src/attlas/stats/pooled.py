@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of

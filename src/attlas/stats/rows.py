@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.scores.base import Dot
 from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
@@ -188,8 +188,8 @@ class EffectiveKeys(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mass": True, "squares": True}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        return self.finish((found["mass"], found["squares"]))
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+        return found["mass"], found["squares"]
 
 
 class MaxWeight(_LargestOfRow):
@@ -222,9 +222,8 @@ class MaxWeight(_LargestOfRow):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        largest: Tensor = found["top_values"][..., 0]
-        return largest.clone()
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        return found["top_values"][..., 0].clone()
 
 
 class MaxLogit(_LargestOfRow):
@@ -376,7 +375,7 @@ class LogitMoments(Statistic):
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
-        closed = dot is not None and dot.bias is None and not dot.cap and problem.stays_finite
+        closed = dot is not None and dot.bias is None and not dot.cap and problem.has_finite_logits
         prefix = _Prefix(dot, problem.group) if dot is not None and closed else None
         return _Rows(*(zeros_for_rows(problem) for _ in range(3))), prefix
 
@@ -402,7 +401,7 @@ class LogitMoments(Statistic):
 
     def gradient(self, problem: Problem, grad: Moments, result: Moments) -> CellGradient | None:
         runs = interval_of(problem)
-        if runs is None or not problem.stays_finite:
+        if runs is None or not problem.has_finite_logits:
             return None
         keys = (runs[1] - runs[0]).clamp(min=1)
         return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
@@ -423,7 +422,7 @@ def _at_largest(grad: Tensor, part: Part) -> Tensor:
 def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
     """Return the moments of a part's logits over some of its columns, from the tile."""
     x = part.shifted[..., columns.start : columns.stop]
-    if not part.problem.stays_finite:
+    if not part.problem.has_finite_logits:
         cells = x > lowest(x.dtype) / 2
     if cells is None:
         count = torch.full_like(part.shift, float(len(columns)))

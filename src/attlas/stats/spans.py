@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attlas.engine.apply import Weights
-from attlas.engine.fold import Part, Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
 from attlas.tiles import Tile
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.fold import Part, Statistic, merge_sums
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem, spread_heads
+from attlas.engine.statistic import Part, Statistic, merge_sums
 from attlas.errors import ShapeError
 from attlas.inputs import check_floating
 from attlas.tiles import Tile

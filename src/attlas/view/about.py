@@ -26,13 +26,16 @@ def about(atlas: Atlas) -> list[tuple[str, str]]:
         lines.append(("Recorded", f"{atlas.model}, reading {tokens:,} tokens of {source or 'a text'}{unseen}."))
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
-        matrices, held = sum(len(entry.heads) for entry in atlas.entries), sum(entry.nbytes for entry in atlas.entries)
+        matrices, size = (
+            sum(len(entry.heads) for entry in atlas.entries),
+            sum(entry.nbytes for entry in atlas.entries),
+        )
         took = f" To run and read it took {seconds:.1f} s." if isinstance(seconds, int | float) else ""
         what = (
             "queries, keys and statistics" if any(entry.matrix is not None for entry in atlas.entries) else "statistics"
         )
         full = f"Stored in float32, the matrices of its {matrices:,} heads would take {_bytes(4 * cells)}"
-        lines.append(("Memory", f"{full}; the recording keeps {_bytes(held)} of {what}.{took}"))
+        lines.append(("Memory", f"{full}; the recording keeps {_bytes(size)} of {what}.{took}"))
     if isinstance(details.get("command"), str):
         lines.append(("Again", str(details["command"])))
     return [*lines, ("Made with", _versions())]

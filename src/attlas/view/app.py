@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import mimetypes
 import threading
 import time
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +25,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from attlas.view.corpus import CorpusService
 
 if TYPE_CHECKING:
+    from attlas.view.reading import ReadingService
     from attlas.view.service import Service
+
+AnyService: TypeAlias = "Service | ReadingService | CorpusService"
 
 __all__ = ["HEADERS", "SameOrigin", "application"]
 
@@ -42,19 +46,20 @@ HEADERS = [
     ("cross-origin-resource-policy", "same-origin"),
 ]
 _HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+_LARGEST = 1 << 20  # bytes that the page may send at once
 _NO_CACHE = {"cache-control": "no-store"}
 _CACHE_FOR_GOOD = {"cache-control": "private, max-age=31536000, immutable"}
 _MEDIA = {"json": "application/json", "binary": "application/octet-stream"}
 
 
 def application(
-    service: Service | CorpusService, token: str, tickets: MutableMapping[str, float], closing: Callable[[], bool]
+    service: AnyService, token: str, tickets: MutableMapping[str, float], closing: Callable[[], bool]
 ) -> Starlette:
     """Return the ASGI application of a viewer.
 
     Parameters
     ----------
-    service : Service or CorpusService
+    service : Service, ReadingService or CorpusService
         Answers the questions of the page. That of a corpus also has a page for each text that was opened.
     token : str
         First segment of every path of the page.
@@ -73,12 +78,17 @@ def application(
     mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say something else
 
     async def api(request: Request) -> Response:
-        asked: Service | CorpusService | None = service
+        asked: AnyService | None = service
         if isinstance(service, CorpusService) and "text" in request.path_params:
             asked = service.opened(request.path_params["text"])
         if asked is None:
             raise HTTPException(404, "this text was closed; open it again from its corpus")
         return await _api(request, asked, closing)
+
+    async def change(request: Request) -> Response:
+        if isinstance(service, CorpusService):
+            raise HTTPException(405)
+        return await _change(request, service)
 
     async def enter(request: Request) -> Response:
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():
@@ -86,7 +96,11 @@ def application(
         return RedirectResponse(f"/{token}/", 303)
 
     static = StaticFiles(packages=[("attlas.view", "static")], html=True)
-    page: list[BaseRoute] = [Route("/api/{name}", api), Mount("/", static)]
+    page: list[BaseRoute] = [
+        Route("/api/{name}", api),
+        Route("/api/{name}", change, methods=["POST"]),
+        Mount("/", static),
+    ]
     if isinstance(service, CorpusService):
 
         async def corpus(request: Request) -> Response:
@@ -118,19 +132,20 @@ class SameOrigin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = Headers(scope=scope)
-        own = headers.get("origin") in (None, f"http://{headers.get('host')}")
+        reads = scope.get("method") != "POST"
+        own = headers.get("origin") in (*([None] if reads else []), f"http://{headers.get('host')}")
         near = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
         link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
-        if own and (near or link):
+        if own and (near or (link and reads)):
             await self._app(scope, receive, send)
         else:
             await _error(403, "pages of other origins are not answered")(scope, receive, send)
 
 
-async def _api(request: Request, service: Service | CorpusService, closing: Callable[[], bool]) -> Response:
+async def _api(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:
     """Answer one question in a thread, which stops between two steps when nobody waits any more."""
     parameters = dict(request.query_params)
-    named = parameters.pop("v", None) is not None  # the address names the content: a final answer stays true
+    named = "v" in parameters  # the address names the content: a final answer stays true
     gone = threading.Event()
     watching = asyncio.create_task(_disconnected(request, gone))
 
@@ -149,6 +164,23 @@ async def _api(request: Request, service: Service | CorpusService, closing: Call
         {"attlas-sampled": "1"} if answer.sampled else {}
     )
     return Response(answer.body, answer.status, headers, _MEDIA[answer.kind])
+
+
+async def _change(request: Request, service: Service | ReadingService) -> Response:
+    """Take what the page sends: a small object in JSON, which no form of another page can send."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise HTTPException(415, "the content must be JSON")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            raise HTTPException(413, f"at most {_LARGEST:,} bytes are taken")
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the content must be JSON") from None
+    answer = await run_in_threadpool(service.change, request.path_params["name"], content)
+    return Response(answer.body, answer.status, _NO_CACHE, _MEDIA[answer.kind])
 
 
 async def _disconnected(request: Request, gone: threading.Event) -> None:

@@ -27,10 +27,13 @@ from attlas.view.service import Answer, Service
 if TYPE_CHECKING:
     from attlas.corpus import Corpus, HeadPage, Sample
 
-__all__ = ["CorpusService", "Loader", "excerpt"]
+__all__ = ["SUMS", "WITHOUT_MODEL", "CorpusService", "Loader", "excerpt"]
 
 Loader = Callable[[], Any]  # loads the model of a corpus
 
+# Sentences that the page translates.
+SUMS = "Numbers of a head are sums over all texts, divided by counts over all texts."
+WITHOUT_MODEL = "This page was opened without the model of the corpus."
 _BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # shares of the texts below the marks of a box
 _BINS = 128  # of a distribution, between its least and its largest number
 _PAGES = 32  # heads whose samples stay in memory
@@ -77,7 +80,7 @@ class CorpusService:
     ) -> None:
         self._corpora = list(corpora)
         self._titles = list(titles or (corpus.folder.resolve().name for corpus in corpora))
-        self._loaders = list(loaders or ["This page was opened without the model of the corpus."] * len(corpora))
+        self._loaders = list(loaders or [WITHOUT_MODEL] * len(corpora))
         self._tables = [corpus.table("arrow").to_pydict() for corpus in corpora]
         self._opened: OrderedDict[int, tuple[tuple[int, ...], Service]] = OrderedDict()
         self._models: dict[int, Any] = {}
@@ -161,11 +164,16 @@ class CorpusService:
             "tokens": counts["tokens"],
             "intervals": config["n_intervals"],
             "open": loader if isinstance(loader, str) else None,
-            "summary": f"{model['name']}: {layers} layers, {len(rows['layer']):,} heads; {size}{unfinished}{failed}",
+            "counts": {
+                "layers": layers,
+                "length": settings["length"],
+                "complete": config["complete"],
+                "failed": counts["failed"],
+            },
             "about": [
                 ("Model", f"{model['name']} ({model['type']}, {model['dtype']}); {layers} layers with attention"),
                 ("Texts", f"{config['source']}: {size}{unfinished}{failed}"),
-                ("Sums", "Numbers of a head are sums over all texts, divided by counts over all texts."),
+                ("Sums", SUMS),
                 ("Made with", _made_with(config)),
             ],
             "kinds": [(kind.name, kind.does) for kind in (*heads.PATTERNS, heads.MIXED)],

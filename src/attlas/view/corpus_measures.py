@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from attlas.heads import NEAR
+from attlas.view.columns import Column
 
 __all__ = ["START", "measures"]
 
@@ -13,63 +14,52 @@ __all__ = ["START", "measures"]
 START = {"x": "effective_keys", "y": "qk_distance", "xlog": True, "ylog": True, "colour": "kind"}
 
 
-class _Measure(NamedTuple):
-    """A column of numbers: its name in the folder, what the page calls it, and what it says."""
-
-    name: str
-    label: str
-    unit: str
-    description: str
-
-
 _BLOCK = "on random tokens that occur twice"
 _KNOWN = (
-    _Measure("entropy", "Entropy", "nats", "How spread a token's attention is: 0 where it looks at a single token."),
-    _Measure(
+    Column("entropy", "Entropy", "nats", "How spread a token's attention is: 0 where it looks at a single token."),
+    Column(
         "effective_keys",
         "Effective keys",
         "keys",
         "How many tokens a token looks at: so many, looked at alike, would be as spread.",
     ),
-    _Measure("max_weight", "Largest weight", "", "Share of a token's attention that its favourite token gets."),
-    _Measure("qk_distance", "Distance", "tokens", "How many tokens back a head looks, on average over its attention."),
-    _Measure("qk_distance_variance", "Variance of distance", "", "How much that distance varies, in squared tokens."),
-    _Measure("first", "First token", "", "Share of attention on the first token, where many heads rest."),
-    _Measure("near", "Neighbourhood", "", f"Share of attention within the last {NEAR} tokens."),
-    _Measure("previous", "Previous token", "", "Share of attention on the token just before."),
-    _Measure("current", "Current token", "", "Share of attention that stays on the token itself."),
-    _Measure("fixed", "One distance", "", "Share of attention at the one distance from 2 on that gets the most."),
-    _Measure("fixed_distance", "That distance", "tokens", "The distance from 2 on that gets the most attention."),
-    _Measure("favourite", "One token", "", "Share of attention on all copies of the one token that gets the most."),
-    _Measure("breadth", "Breadth", "", "Effective keys as a share of the tokens that a token may look at."),
-    _Measure(
-        "induction", "Induction", "", f"Share of attention on what followed the earlier copy of a token, {_BLOCK}."
-    ),
-    _Measure(
+    Column("max_weight", "Largest weight", "", "Share of a token's attention that its favourite token gets."),
+    Column("qk_distance", "Distance", "tokens", "How many tokens back a head looks, on average over its attention."),
+    Column("qk_distance_variance", "Variance of distance", "", "How much that distance varies, in squared tokens."),
+    Column("first", "First token", "", "Share of attention on the first token, where many heads rest."),
+    Column("near", "Neighbourhood", "", f"Share of attention within the last {NEAR} tokens."),
+    Column("previous", "Previous token", "", "Share of attention on the token just before."),
+    Column("current", "Current token", "", "Share of attention that stays on the token itself."),
+    Column("fixed", "One distance", "", "Share of attention at the one distance from 2 on that gets the most."),
+    Column("fixed_distance", "That distance", "tokens", "The distance from 2 on that gets the most attention."),
+    Column("favourite", "One token", "", "Share of attention on all copies of the one token that gets the most."),
+    Column("breadth", "Breadth", "", "Effective keys as a share of the tokens that a token may look at."),
+    Column("induction", "Induction", "", f"Share of attention on what followed the earlier copy of a token, {_BLOCK}."),
+    Column(
         "induction_text",
         "Induction on texts",
         "",
         "Share of attention on tokens that followed earlier copies, over tokens that have such copies.",
     ),
-    _Measure("duplicate", "Copies", "", f"Share of attention on the earlier copy of a token, {_BLOCK}."),
-    _Measure(
+    Column("duplicate", "Copies", "", f"Share of attention on the earlier copy of a token, {_BLOCK}."),
+    Column(
         "duplicate_text",
         "Copies on texts",
         "",
         "Share of attention on earlier copies of the token itself, over tokens that have such copies.",
     ),
-    _Measure(
+    Column(
         "mean_max_activation",
         "Peak, mean",
         "",
         "Largest weight in a text, outside of its first token; mean over the texts.",
     ),
-    _Measure("max_activation", "Peak", "", "Largest weight in any text, outside of its first token."),
-    _Measure("self_attention_score", "Self-attention score", "", "HeadVis: weight on the diagonal, over all tokens."),
-    _Measure(
+    Column("max_activation", "Peak", "", "Largest weight in any text, outside of its first token."),
+    Column("self_attention_score", "Self-attention score", "", "HeadVis: weight on the diagonal, over all tokens."),
+    Column(
         "prev_token_score", "Previous-token score", "", "HeadVis: weight one token back, over all but the first token."
     ),
-    _Measure(
+    Column(
         "induction_score",
         "Induction score",
         "",
@@ -94,7 +84,7 @@ def measures(columns: Iterable[str], spread: Iterable[str], definitions: Mapping
     known = [each for each in _KNOWN if each.name in left]
     named = {each.name for each in known}
     others = [
-        _Measure(name, name.replace("_", " ").capitalize(), "", definitions.get(name, "A number of the corpus."))
+        Column(name, name.replace("_", " ").capitalize(), "", definitions.get(name, "A number of the corpus."))
         for name in left
         if name not in named
     ]

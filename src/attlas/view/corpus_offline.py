@@ -16,11 +16,11 @@ from attlas.view.packing import packed
 if TYPE_CHECKING:
     from attlas.corpus import Corpus, Sample
 
-__all__ = ["export_corpus"]
+__all__ = ["OFFLINE", "export_corpus"]
 
 _TRIED = 6  # heads, and texts of each, by whose size the others are judged
 _WINDOW = 160  # tokens of a text about its largest weight
-_WHY = "This file has no model: open the folder of the corpus with attlas view to see full maps."
+OFFLINE = "This file has no model: open the folder of the corpus with attlas view to see full maps."
 
 
 def export_corpus(
@@ -66,7 +66,7 @@ def export_corpus(
     >>> attlas.view.export_corpus(attlas.load("stdlib.corpus"), "page.html")  # doctest: +SKIP
     """
     shown = list(corpora) if isinstance(corpora, Sequence) else [corpora]
-    with contextlib.closing(CorpusService(shown, titles=titles, loaders=[_WHY] * len(shown))) as service:
+    with contextlib.closing(CorpusService(shown, titles=titles, loaders=[OFFLINE] * len(shown))) as service:
         answers = _answers(service, limit, progress or (lambda share: None))
         title = ", ".join(service.titles)
     return offline.write_page({"answers": answers}, path, title, "corpus-offline")
@@ -87,9 +87,7 @@ def _answers(service: CorpusService, limit: int, tell: Callable[[float], object]
             answers[f"sample:{at}:{row}:{new}"] = _packed(excerpt(samples[index], _WINDOW))
         answers[f"head:{at}:{row}"] = _packed(answer)
         tell((done + 1) / (len(places) + 1))
-    texts = f"up to {most} texts" if most > 1 else "one text" if most else "no text"
-    window = f", {_WINDOW} tokens about its largest weight" if most else ""
-    info["offline"] = f"Of each head, this file holds all numbers and {texts}{window}."
+    info["offline"] = {"texts": most, "window": _WINDOW}
     return {"info": _packed(info), **answers}
 
 

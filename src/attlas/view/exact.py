@@ -149,8 +149,9 @@ class Head:
     [[0.5, 0.5], [0.3330000042915344, 0.3330000042915344]]
     """
 
-    def __init__(self, A: AttentionMatrix, *, skip_first: bool = False) -> None:
+    def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0) -> None:
         self.A = without_first(A) if skip_first else A
+        self.unit = unit
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from attlas.errors import RecordingError
 from attlas.stats.pooled import block_edges
 from attlas.view import codes
 from attlas.view.codes import Array
+from attlas.view.exact import Head
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
-from attlas.view.source import Place
-
-if TYPE_CHECKING:
-    from attlas.view.service import Answer, Service
+from attlas.view.source import Place, Source
 
 __all__ = ["DETAIL", "Packer", "levels_that_fit", "packed"]
 
@@ -37,6 +35,17 @@ _PER_QUERY = 3, 8  # at least and at most
 _TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
 _THUMBNAILS = 256
 _PAUSE = 0.05  # seconds between two looks at a pass
+
+
+class Answers(Protocol):
+    """What answers the questions of the page."""
+
+    @property
+    def source(self) -> Source:
+        """What is shown."""
+
+    def answer(self, name: str, parameters: Mapping[str, str], /) -> Any:
+        """Answer one question."""
 
 
 @dataclass
@@ -59,9 +68,11 @@ class Packer:
         A cell of the first head whose row and column are kept exactly.
     tell : callable
         Is told the share that is done.
+    overviews : bool
+        Whether heads that are not in detail have a picture, tracks and their largest weights too.
     """
 
-    service: Service
+    service: Answers
     heads: Sequence[tuple[int, int]]
     order: Sequence[tuple[int, int]]
     limit: int = DETAIL
@@ -70,6 +81,7 @@ class Packer:
     pool: str = "max"
     pin: tuple[int, int] | None = None
     tell: Callable[[float], object] = lambda share: None
+    overviews: bool = True
 
     def pack(self) -> dict[str, Any]:
         """Return what the page holds, less the state that it begins with.
@@ -80,11 +92,14 @@ class Packer:
             If a part cannot be computed.
         """
         self._parts: dict[str, Any] = {}
+        self._share = (0.0, 1.0)
         self._info = json.loads(self._ask("info").body)
-        places = [*self.heads, *(place for place in self.order if place not in self.heads)]
-        held, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
+        others = [place for place in self.order if place not in self.heads] if self.overviews else []
+        places = [*self.heads, *others]
+        packed_heads, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
         for done, place in enumerate(places):
             self.tell(done / len(places))
+            self._share = done / len(places), 1 / len(places)
             entry = self._entry(place)
             if place in self.heads and entry.matrix is not None:
                 record: dict[str, Any] | None = self._detail(place)
@@ -95,14 +110,14 @@ class Packer:
                 continue
             kept = 0 if record["exact"] else self._largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
-            held.append({"entry": place[0], "head": place[1], **record, "kept": kept})
+            packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept})
         self._thumbnails()
         text = self.service.source.text
         return {
             "format": 1,
             "info": self._info,
-            "packed": held,
-            "heads": json.loads(self._ask("heads").body),
+            "packed": packed_heads,
+            "heads": json.loads((self._ask if self.overviews else self.service.answer)("heads", {}).body),
             "tokens": text.shown,
             "joined": text.joined_in(range(len(text))),
             "parts": self._parts,
@@ -111,13 +126,16 @@ class Packer:
     def _entry(self, place: tuple[int, int]) -> Entry:
         return self.service.source.entries[place[0]].entry
 
+    def _head(self, place: tuple[int, int]) -> Head | None:
+        return self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+
     def _question(self, place: tuple[int, int]) -> dict[str, Any]:
         return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
 
-    def _ask(self, question: str, /, **given: Any) -> Answer:
+    def _ask(self, question: str, asked: Mapping[str, Any] | None = None, /, **params: Any) -> Any:
         """Return a complete answer."""
         while True:
-            answer = self.service.answer(question, {field: str(value) for field, value in given.items()})
+            answer = self.service.answer(question, {name: str(value) for name, value in (asked or params).items()})
             if answer.status != 200:
                 found = json.loads(answer.body)["error"]
                 raise RecordingError(
@@ -125,6 +143,7 @@ class Packer:
                 )
             if answer.progress >= 1:
                 return answer
+            self.tell(self._share[0])
             time.sleep(_PAUSE)
 
     def _put(self, key: str, values: bytes | Array, width: int) -> None:
@@ -138,17 +157,18 @@ class Packer:
         self._entry(place).need_matrix("export")
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)
-        for level in levels:
-            for y, x in _tiles_of(entry, level):
-                answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
-                self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
+        tiles = [(level, *place) for level in levels for place in _tiles_of(entry, level)]
+        for at, (level, y, x) in enumerate(tiles):
+            self.tell(self._share[0] + self._share[1] * at / len(tiles))
+            answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
+            self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
         for track in TRACKS:
             self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
         exact = 4 * m * n <= limit
-        head = self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+        head = self._head(place)
         if exact and head is not None:
             self._put(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
-        if self.pin is not None and place == self.heads[0]:
+        if self.pin is not None and self.pin[0] < m and self.pin[1] < n:
             i, j = self.pin
             self._put(f"row:{name}:{i}", self._ask("row", **question, i=i).body, 4)
             self._put(f"column:{name}:{j}", self._ask("column", **question, j=j).body, 4)
@@ -187,16 +207,20 @@ class Packer:
         entry, name = self._entry(place), f"{place[0]}:{place[1]}"
         m, n = entry.shape[2:]
         count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
-        found = entry.statistics.get("top_k")
-        if self.variant != "plain" or count * m > room or (found is None and entry.matrix is None):
+        plain = self.variant == "plain"
+        found = entry.statistics.get("top_k") if plain else None
+        if self.variant == "nosink" or count * m > room or (found is None and entry.matrix is None):
             return 0
         if found is None or found.values.shape[-1] < count:
-            A = entry.need_matrix("export")[self.batch : self.batch + 1, place[1] : place[1] + 1]
-            largest = A.collect(stats.TopK(count))[0]
+            head = self._head(place)
+            if head is None:
+                return 0
+            largest, unit = head.A.collect(stats.TopK(count))[0], head.unit
             values, keys = largest.values[0, 0], largest.indices[0, 0]
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
-        weights = values.double().cpu().numpy()
+            unit = 1.0
+        weights = values.double().cpu().numpy() / unit
         gaps = torch.arange(m)[:, None] - keys.cpu()
         self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
@@ -267,4 +291,4 @@ def packed(values: bytes, width: int) -> dict[str, Any]:
     split = np.frombuffer(values, np.uint8).reshape(-1, width).T.tobytes()
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     text = base64.b64encode(deflate.compress(split) + deflate.flush()).decode("ascii")
-    return {"text": text, "width": width, "deflated": True}
+    return {"text": text, "width": width}

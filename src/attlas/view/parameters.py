@@ -25,7 +25,7 @@ class Parameters:
 
     Parameters
     ----------
-    given : mapping of str to str
+    params : mapping of str to str
         Names and values; unknown names are not looked at.
 
     Examples
@@ -34,8 +34,8 @@ class Parameters:
     3
     """
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, params: Mapping[str, str]) -> None:
+        self._params = params
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         """Return a whole number from `low` up to and without `high`.
@@ -45,7 +45,7 @@ class Parameters:
         QuestionError
             400 if it is missing or no number, 404 if it lies outside.
         """
-        text = self._given.get(name)
+        text = self._params.get(name)
         if text is None and default is not None:
             return default
         if text is None or _WHOLE.fullmatch(text) is None:
@@ -63,7 +63,7 @@ class Parameters:
         QuestionError
             400 if it is none of them.
         """
-        text = self._given.get(name, default)
+        text = self._params.get(name, default)
         if text not in words or text is None:
             raise QuestionError(400, f"{name} must be one of {', '.join(words)}: {_shown(text)}")
         return text
@@ -76,7 +76,7 @@ class Parameters:
         QuestionError
             400 if it is missing, empty or too long.
         """
-        text = self._given.get(name)
+        text = self._params.get(name)
         if not text or len(text) > longest:
             raise QuestionError(400, f"{name} must be a text of 1 to {longest} characters")
         return text
@@ -96,11 +96,11 @@ class Parameters:
 
     def has(self, *names: str) -> bool:
         """Return whether any of some parameters was given."""
-        return any(name in self._given for name in names)
+        return any(name in self._params for name in names)
 
     def equals(self, name: str, word: str) -> bool:
         """Return whether a parameter is a word."""
-        return self._given.get(name) == word
+        return self._params.get(name) == word
 
 
 def _shown(text: str | None) -> str:

@@ -60,37 +60,37 @@ class PassJob:
         self._draft = store.draft(name, facts, shapes) if kept is None else None
         arrays = kept if self._draft is None else self._draft.arrays
         height = band_height(head.n, head.heads, dense=head.heads > 1 and kind == "all")
-        self.found = Pass(head.m, head.n, arrays or {}, height, complete=kept is not None)
-        self.nbytes = sum(array.nbytes for array in self.found.arrays.values())
+        self.result = Pass(head.m, head.n, arrays or {}, height, complete=kept is not None)
+        self.nbytes = sum(array.nbytes for array in self.result.arrays.values())
         self._lock = threading.Lock()
-        if self.found.complete:
+        if self.result.complete:
             self._finish()
 
     @property
     def seconds_left(self) -> float | None:
         """How long it will take; None while too little of it is done to tell."""
-        done = int(self.found.done.sum())
-        told = done >= min(max(_TIMED_BANDS, len(self.found.done) // 20), len(self.found.done))
-        return self.seconds / done * (len(self.found.done) - done) if told else None
+        done = int(self.result.done.sum())
+        enough = done >= min(max(_TIMED_BANDS, len(self.result.done) // 20), len(self.result.done))
+        return self.seconds / done * (len(self.result.done) - done) if enough else None
 
     def step(self, wanted: Wanted = None) -> bool:
         """Compute one band; return whether there are more."""
         with self._lock:
-            band = None if self.error else self.found.next_band(self.row)
+            band = None if self.error else self.result.next_band(self.row)
             if band is None:
                 return False
             begin = time.monotonic()
             try:
-                self.found.take(band, self._band(self.found.rows_of(band), 1 << BASE, wanted))
+                self.result.take(band, self._band(self.result.rows_of(band), 1 << BASE, wanted))
             except UnwantedError:
                 return False
             except (RuntimeError, ValueError, MemoryError) as error:
                 self.error = str(error).partition("\n")[0] or type(error).__name__
                 return False
             self.seconds += time.monotonic() - begin
-            if self.found.complete:
+            if self.result.complete:
                 self._finish()
-            return not self.found.complete
+            return not self.result.complete
 
     def _finish(self) -> None:
         if self._draft is not None:
@@ -101,7 +101,7 @@ class PassJob:
         with self._lock:
             if self._draft is not None:
                 self._draft.discard()
-            if not self.found.complete:
+            if not self.result.complete:
                 self.error = "nobody asked for it any more"
 
 
@@ -151,7 +151,7 @@ class Passes:
         job = self._job(key, head)
         if row is not None:
             job.row = row
-        if job.found.complete or job.error:
+        if job.result.complete or job.error:
             return job
         if head.m * head.n * head.heads <= _AT_ONCE:
             while job.step():
@@ -165,7 +165,7 @@ class Passes:
         kinds: tuple[Kind, ...] = ("all", "sums") if sums else ("all",)
         with self._lock:
             jobs = [self._open.get(PassKey(place, kind)) for kind in kinds]
-        return next((job.found for job in jobs if job is not None and job.found.complete), None)
+        return next((job.result for job in jobs if job is not None and job.result.complete), None)
 
     def look(self, place: Place, row: float) -> None:
         """Let the passes of a place that are under way go on near a row."""
@@ -173,7 +173,7 @@ class Passes:
             jobs = [(key, job) for key, job in self._open.items() if key.place == place]
         for key, job in jobs:
             job.row = row
-            if not (job.found.complete or job.error):
+            if not (job.result.complete or job.error):
                 self._worker.ask(key, job)
 
     @property

@@ -57,11 +57,11 @@ class Pictures:
         rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
         if level <= ON_DEMAND:
             table = head.blocks(rows, columns, 1 << level, pool, wanted)
-            codes = pad(encode(table.pooled(pool), table.cells > 0))
+            codes = pad(encode(table.pooled(pool) / head.unit, table.cells > 0))
         else:
             middle = (rows.start + rows.stop) / 2
             job = self._passes.get(place, head, sums=pool == "mean", row=middle, wanted=wanted)
-            codes, progress = job.found.tile(level, y, x, pool)
+            codes, progress = job.result.tile(level, y, x, pool, head.unit)
             if job.error and progress < 1:
                 raise RuntimeError(job.error)
         if progress >= 1:
@@ -80,7 +80,7 @@ class Pictures:
         if head.m * head.n * head.heads <= _EXACT:
             codes = _exact(head, pool, size, wanted)
         elif known is not None:
-            codes = _from_pass(known, pool, size)
+            codes = _from_pass(known, pool, size, head.unit)
         else:
             # Not kept: the next one may be made of a pass.
             return Picture(_sampled(head, pool, size), sampled=True)
@@ -97,10 +97,10 @@ def _cut(length: int, size: int) -> tuple[list[int], Array]:
 def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     table = head.pooled(range(head.m), range(head.n), (rows, columns), pool, wanted)
-    return encode(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
+    return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")
 
 
-def _from_pass(known: Pass, pool: str, size: int) -> Array:
+def _from_pass(known: Pass, pool: str, size: int, unit: float) -> Array:
     """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
     (rows, high), (columns, wide) = (_cut(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
     cells = _reduced(known.arrays["cells"], rows, columns, np.add, "i8")
@@ -108,7 +108,7 @@ def _from_pass(known: Pass, pool: str, size: int) -> Array:
         values = _reduced(known.arrays["max"], rows, columns, np.maximum, "f4")
     else:
         values = _reduced(known.arrays["sum"], rows, columns, np.add, "f8") / np.maximum(cells, 1)
-    return encode(values, cells > 0)[high][:, wide].astype("<u2")
+    return encode(values / unit, cells > 0)[high][:, wide].astype("<u2")
 
 
 def _sampled(head: Head, pool: str, size: int) -> Array:
@@ -116,7 +116,7 @@ def _sampled(head: Head, pool: str, size: int) -> Array:
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
     table = head.sampled(middle, columns, pool)
-    return encode(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
+    return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")
 
 
 def _reduced(values: Array, rows: list[int], columns: list[int], reduce: np.ufunc, dtype: str) -> Array:

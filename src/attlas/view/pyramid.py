@@ -116,15 +116,16 @@ class Pass:
         numbers = self.arrays["rows"][ROW_TRACKS.index(name)]
         return np.where(known, numbers, np.float32(np.nan)).astype("<f4")
 
-    def tile(self, level: int, y: int, x: int, pool: str) -> tuple[Array, float]:
-        """Return the codes of a coarse tile, and the share of its rows that is known."""
+    def tile(self, level: int, y: int, x: int, pool: str, unit: float = 1.0) -> tuple[Array, float]:
+        """Return the codes of a coarse tile, whose weights are divided by `unit`, and the share of its known rows."""
         factor = 1 << (level - BASE)
         rows, columns = (place_of(level, at, size) for at, size in ((y, self.m), (x, self.n)))
         high, wide = (slice(span.start >> BASE, -(-span.stop // (1 << BASE))) for span in (rows, columns))
         bands = np.repeat(self.done, self.height >> BASE)[high]
         # Before the numbers: what is done later is not in them.
         known = np.logical_and.reduceat(bands, np.arange(0, len(bands), factor)) if len(bands) else bands
-        codes = encode(*self._blocks(high, wide, factor, pool))
+        weights, allowed = self._blocks(high, wide, factor, pool)
+        codes = encode(weights / unit, allowed)
         codes[~known] = PENDING
         return pad(codes), float(known.mean()) if len(known) else 1.0
 

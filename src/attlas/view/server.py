@@ -21,7 +21,9 @@ import attlas
 from attlas.atlas import Atlas
 from attlas.errors import MissingExtraError, PortError, ShapeError
 from attlas.matrix import AttentionMatrix
+from attlas.recording.metadata import model_name
 from attlas.view.corpus import CorpusService
+from attlas.view.reading import ReadingService
 from attlas.view.service import Service
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Server:
 
     Parameters
     ----------
-    service : Service or CorpusService
+    service : Service, ReadingService or CorpusService
         What answers the page; it is not closed here.
     port : int, optional
         Which port; 0 for any that is free. The default is the next free one from 8750 on.
@@ -83,7 +85,7 @@ class Server:
     >>> service.close()
     """
 
-    def __init__(self, service: Service | CorpusService, *, port: int | None = None) -> None:
+    def __init__(self, service: Service | ReadingService | CorpusService, *, port: int | None = None) -> None:
         need_extra()
         import uvicorn
 
@@ -174,6 +176,7 @@ def serve(
     title: str | None = None,
     compare: Atlas | AttentionMatrix | str | os.PathLike[str] | None = None,
     model: Any = None,
+    tokenizer: Any = None,
     port: int | None = None,
     browser: bool = True,
     at: str = "",
@@ -193,7 +196,10 @@ def serve(
         A second recording of as many tokens: another checkpoint, model or text. Each head is shown with the one of the
         same layer and number there, as a ratio, as a difference or side by side.
     model : nn.Module, optional
-        The model of a corpus: from a sampled text, the page then opens its full map.
+        The model of a corpus: from a sampled text, the page then opens its full map. With a recording, a model of
+        transformers that reads texts typed on the page; `tokenizer` is then needed.
+    tokenizer : tokenizer of transformers, optional
+        That of `model`.
     port : int, optional
         Which port of 127.0.0.1; the default is the next free one from 8750 on.
     browser : bool, default True
@@ -238,9 +244,11 @@ def serve(
         settings = {"title": folder.resolve().name, "store": store_beside(folder), "folder": folder} | settings
     if isinstance(compare, str | os.PathLike):
         settings |= {"compare_title": Path(compare).resolve().name}
-    service: Service | CorpusService
+    service: Service | ReadingService | CorpusService
     if isinstance(shown, Atlas | AttentionMatrix):
         service = Service(shown, tokens=tokens, compare=other, **settings)
+        if model is not None:
+            service = ReadingService(service, lambda: (model, tokenizer), name=model_name(model))
     else:
         named, loaders = settings.get("title"), None if model is None else [lambda: model]
         service = CorpusService([shown], titles=named and [named], loaders=loaders)
@@ -249,7 +257,7 @@ def serve(
 
 
 def stay(
-    service: Service | CorpusService,
+    service: Service | ReadingService | CorpusService,
     *,
     port: int | None,
     browser: bool,
@@ -260,7 +268,7 @@ def stay(
 
     Parameters
     ----------
-    service : Service or CorpusService
+    service : Service, ReadingService or CorpusService
         What answers the page.
     port : int or None
         Which port; None for the next free one.

@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from attlas.atlas import Atlas
-from attlas.errors import AttlasError
+from attlas.atlas.bookmarks import bookmarks_from, write_bookmarks
+from attlas.atlas.serialization import FormatError
+from attlas.errors import AttlasError, RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
 from attlas.view.codes import Array
-from attlas.view.exact import Head, UnwantedError, Wanted
+from attlas.view.exact import Head, UnwantedError, Wanted, go_on
 from attlas.view.largest import largest
+from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
 from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
-from attlas.view.source import Place, Source
+from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
-__all__ = ["Answer", "Service"]
+__all__ = ["Answer", "Service", "json_answer", "refusal"]
 
 _POOLS = ("mean", "max")
 _DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
+_OF_WEIGHTS = ("entropy", "effective_keys")  # tracks of rows that sum to 1
 _TOKENS = 16_384  # at a time
 _REGION = 65_536  # cells
 _MATCHES = 1000
 _LARGEST = 100
+_PAGE = 24 << 20  # bytes of pictures of a page that works offline, before compression
+_TINY = 1e-300
 _TEXT = 1000  # characters that are searched for
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a carrier hands back.
+    """An answer to one question, which HTTP, a notebook or a file passes on.
 
     Parameters
     ----------
@@ -71,6 +80,10 @@ class Answer:
     final: bool = True
     status: int = 200
     sampled: bool = False
+
+    def extended(self, **more: Any) -> Answer:
+        """Return an answer in JSON with further fields."""
+        return json_answer(json.loads(self.body) | more, final=self.final, progress=self.progress, status=self.status)
 
 
 class Service:
@@ -140,6 +153,7 @@ class Service:
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._folder = None if folder is None else os.fspath(folder)
+        self._keeping, self._packing = threading.Lock(), 0.0
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
@@ -202,20 +216,21 @@ class Service:
         """
         question = self._questions.get(name)
         if question is None:
-            return _refusal(404, f"no such question: {name[:40]!a}")
+            return refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
-            return _refusal(503, "the viewer was closed")
+            return refusal(503, "the viewer was closed")
         if wanted is not None and not wanted():
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         try:
-            with self._worker.question():
+            # A page is packed beside the passes that it waits for; all other questions go before them.
+            with contextlib.nullcontext() if name == "offline" else self._worker.question():
                 return question(Parameters(parameters), wanted)
         except QuestionError as error:
-            return _refusal(error.status, error.text)
+            return refusal(error.status, error.text)
         except UnwantedError:
-            return _refusal(499, "nobody waits for the answer")
+            return refusal(499, "nobody waits for the answer")
         except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
-            return _refusal(500, str(error).partition("\n")[0] or type(error).__name__)
+            return refusal(500, str(error).partition("\n")[0] or type(error).__name__)
 
     def close(self) -> None:
         """End the work in the background, and remove what does not stay. Later questions are refused."""
@@ -225,7 +240,7 @@ class Service:
 
     # --------------------------------------------------------------------------------------------- what there is
 
-    def _info(self, given: Parameters, wanted: Wanted) -> Answer:
+    def _info(self, params: Parameters, wanted: Wanted) -> Answer:
         words = {
             "masked": codes.MASKED,
             "zero": codes.ZERO,
@@ -236,132 +251,208 @@ class Service:
             "log2_max": 0,
         }
         facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        return _json({"format": 1, **self._source.info, "folder": self._folder, **facts})
+        marks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
+        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts, **marks}, final=False)
 
-    def _tokens(self, given: Parameters, wanted: Wanted) -> Answer:
+    def _bookmarks(self) -> list[dict[str, str]]:
+        return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
+
+    def change(self, name: str, content: Any) -> Answer:
+        """Take something that the page sends to be kept.
+
+        Parameters
+        ----------
+        name : str
+            What it is; "bookmarks" is known: named views, kept with the recording where this has a folder.
+        content : object
+            ``{"bookmarks": [...], "before": [...]}``: all bookmarks, and those that the page knew before.
+
+        Returns
+        -------
+        Answer
+            409 where another page has changed them since.
+        """
+        if name != "bookmarks":
+            return refusal(404, f"nothing of this name is kept: {name[:40]!a}")
+        sent = content if isinstance(content, dict) else {}
+        with self._keeping:
+            if sent.get("before") != self._bookmarks():
+                return refusal(409, "the bookmarks were changed on another page; reload this one")
+            try:
+                bookmarks = bookmarks_from(sent.get("bookmarks"))
+                if self._folder is not None:
+                    write_bookmarks(Path(self._folder), bookmarks, "view")
+            except FormatError as error:
+                return refusal(400, str(error))
+            except RecordingError as error:
+                return refusal(500, f"the bookmarks cannot be kept: {error.found}")
+            self._source.atlas.bookmarks = bookmarks
+            return json_answer({"bookmarks": self._bookmarks()}, final=False)
+
+    def _tokens(self, params: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text
-        span = given.span("start", "stop", self._source.length)
+        span = params.span("start", "stop", self._source.length)
         if len(span) > _TOKENS:
             raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
-        return _json({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+        return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
-    def _offline(self, given: Parameters, wanted: Wanted) -> Answer:
-        return _json({"page": bundle.offline_page()})
+    def _offline(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer the page that works offline and what it holds of one head, or of two that are compared."""
+        places = [self._head(params)[0]]
+        if params.has("second_entry"):
+            places.append(self._head(params, "second_")[0])
+        pin = (params.whole("i", 0, 1 << 40), params.whole("j", 0, 1 << 40)) if params.has("i") else None
 
-    def _search(self, given: Parameters, wanted: Wanted) -> Answer:
-        limit = given.whole("limit", 1, _MATCHES + 1, default=100)
-        matches, total = self._source.text.search(given.text("text", _TEXT), limit)
-        return _json({"matches": matches, "total": total})
+        def tell(share: float) -> None:
+            go_on(wanted)
+            self._packing = share
 
-    def _heads(self, given: Parameters, wanted: Wanted) -> Answer:
+        first, shapes = places[0], [shown.entry.shape for shown in self._source.entries]
+        every = [(at, head) for at, shape in enumerate(shapes) for head in range(shape[1])]
+        packer = Packer(
+            self,
+            [(place.entry, place.head) for place in places],  # type: ignore[misc]  # a mean of heads is packed, too
+            every,
+            limit=_PAGE,
+            batch=first.batch,
+            variant=first.variant,
+            pool=params.word("pool", _POOLS, "max"),
+            pin=pin,
+            tell=tell,
+            overviews=False,
+        )
+        try:
+            return json_answer({"page": bundle.offline_page(), "data": packer.pack()}, final=False)
+        except RecordingError as error:
+            raise QuestionError(409, error.found or str(error)) from error
+        finally:
+            self._packing = 0.0
+
+    def _search(self, params: Parameters, wanted: Wanted) -> Answer:
+        limit = params.whole("limit", 1, _MATCHES + 1, default=100)
+        matches, total = self._source.text.search(params.text("text", _TEXT), limit)
+        return json_answer({"matches": matches, "total": total})
+
+    def _heads(self, params: Parameters, wanted: Wanted) -> Answer:
         table = self._table.answer()
-        return _json(table, progress=table["progress"])
+        return json_answer(table, progress=table["progress"])
 
-    def _pooling(self, given: Parameters, wanted: Wanted) -> Answer:
+    def _pooling(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
-        place, head = self._head(given)
+        place, head = self._head(params)
         picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
         log = np.log2(codes.decode(picture[picture > codes.ZERO]))
         low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
         dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
-        return _json({"pool": "mean" if dark else "max"})
+        return json_answer({"pool": "mean" if dark else "max"})
 
-    def _focus(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        given.whole("level", 0, self._source.entries[place.entry].levels)
-        rows, _ = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
+    def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        params.whole("level", 0, self._source.entries[place.entry].levels)
+        rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         self._passes.look(place, (rows.start + rows.stop) / 2)
-        return _json({}, final=False)
+        return json_answer({}, final=False)
 
-    def _status(self, given: Parameters, wanted: Wanted) -> Answer:
+    def _status(self, params: Parameters, wanted: Wanted) -> Answer:
         jobs = [
             {
                 **key.place._asdict(),
-                "done": int(job.found.done.sum()),
-                "total": len(job.found.done),
+                "done": int(job.result.done.sum()),
+                "total": len(job.result.done),
                 "seconds_left": job.seconds_left,
             }
             for key, job in self._worker.jobs.items()
             if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
-        return _json({"jobs": jobs, "bytes": self._pictures.nbytes + self._passes.nbytes}, final=False)
+        used = self._pictures.nbytes + self._passes.nbytes
+        return json_answer({"packing": self._packing, "jobs": jobs, "bytes": used}, final=False)
 
     # ------------------------------------------------------------------------------------------------- pictures
 
-    def _tile(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        pool = given.word("pool", _POOLS, "mean")
-        level = given.whole("level", 0, self._source.entries[place.entry].levels)
+    def _tile(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        pool = params.word("pool", _POOLS, "mean")
+        level = params.whole("level", 0, self._source.entries[place.entry].levels)
         y, x = (
-            given.whole(name, 0, max(-(-size // (TILE << level)), 1)) for name, size in (("y", head.m), ("x", head.n))
+            params.whole(name, 0, max(-(-size // (TILE << level)), 1)) for name, size in (("y", head.m), ("x", head.n))
         )
         return self._picture(self._pictures.tile(place, head, pool, level, y, x, wanted))
 
-    def _thumbnail(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        pool, size = given.word("pool", _POOLS, "mean"), given.whole("size", 16, TILE + 1, default=64)
+    def _thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        pool, size = params.word("pool", _POOLS, "mean"), params.whole("size", 16, TILE + 1, default=64)
         return self._picture(self._pictures.thumbnail(place, head, pool, size, wanted))
 
-    def _track(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        name = given.word("name", TRACKS)
+    def _track(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        name = params.word("name", TRACKS)
+        if place.variant in WEIGHTED and name in _OF_WEIGHTS:
+            place, head = self._at(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
-        progress = job.found.progress  # before the numbers: what is done later is not in them
+        progress = job.result.progress  # before the numbers: what is done later is not in them
         if job.error and progress < 1:
             raise RuntimeError(job.error)
-        return self._picture(Picture(job.found.track(name), progress))
+        return self._picture(Picture(job.result.track(name), progress))
 
     # -------------------------------------------------------------------------------------------------- numbers
 
-    def _row(self, given: Parameters, wanted: Wanted) -> Answer:
-        _, head = self._head(given)
-        i = given.whole("i", 0, head.m)
+    def _row(self, params: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(params)
+        i = params.whole("i", 0, head.m)
         return _binary(head.cells(range(i, i + 1), range(head.n), wanted))
 
-    def _column(self, given: Parameters, wanted: Wanted) -> Answer:
-        _, head = self._head(given)
-        return _binary(_column(head, given.whole("j", 0, head.n), wanted))
+    def _column(self, params: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(params)
+        return _binary(_column(head, params.whole("j", 0, head.n), wanted))
 
-    def _region(self, given: Parameters, wanted: Wanted) -> Answer:
-        _, head = self._head(given)
-        rows, columns = given.span("r0", "r1", head.m), given.span("c0", "c1", head.n)
+    def _region(self, params: Parameters, wanted: Wanted) -> Answer:
+        _, head = self._head(params)
+        rows, columns = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         if len(rows) * len(columns) > _REGION:
             raise QuestionError(400, f"a region has at most {_REGION} cells: {len(rows) * len(columns)}")
         return _binary(head.cells(rows, columns, wanted))
 
-    def _cell(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        i, j = given.whole("i", 0, head.m), given.whole("j", 0, head.n)
+    def _cell(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        i, j = params.whole("i", 0, head.m), params.whole("j", 0, head.n)
         row = range(i, i + 1), range(head.n)
-        weights, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        shown, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
+        weights, plain, norms = shown, head, self._source.norms(place)
+        if norms is not None:
+            plain = self._at(place.plain)[1]
+            weights = plain.cells(*row, wanted)[0]
         seen = weights[weights > 0].astype(np.float64)
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
-        return _json(
+        return json_answer(
             {
-                "weight": _number(weights[j]),
-                "logit": _number(head.logit(i, j)),
+                "weight": _number(shown[j]),
+                "share": None if norms is None else _number(weights[j]),  # the weight itself
+                "logit": _number(plain.logit(i, j)),
                 "lse": _number(lse),
                 "allowed": bool(allowed[j]),
-                "rank": int((weights > weights[j]).sum()) + 1 if allowed[j] else None,
+                "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
                 "row_entropy": _number(-(seen * np.log(seen)).sum()) if allowed.any() else None,
                 "column_mass": self._mass(place, head, j, wanted),
             }
         )
 
-    def _pair(self, given: Parameters, wanted: Wanted) -> Answer:
+    def _pair(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
-        _, heads = self._head(given)
-        rows = heads.rows(given.whole("i", 0, heads.m))
-        keys = given.span("j0", "j1", heads.n)
+        place, heads = self._head(params)
+        rows = heads.rows(params.whole("i", 0, heads.m))
+        keys = params.span("j0", "j1", heads.n)
         found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
-        if given.has("with_entry"):
-            _, other = self._head(given, "with_")
+        if params.has("with_entry"):
+            _, other = self._head(params, "with_")
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
-            row = other.rows(given.whole("i", 0, other.m)).mean(axis=0)
-            found["agreement"] = np.minimum(rows, row).sum(axis=1).tolist()
-        return _json(found)
+            row = other.rows(params.whole("i", 0, other.m)).mean(axis=0)
+            sums = np.maximum(rows.sum(axis=1, keepdims=True), _TINY), max(row.sum(), _TINY)
+            if place.variant not in WEIGHTED:
+                sums = np.ones_like(sums[0]), 1.0
+            found["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
+        return json_answer(found)
 
     def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
         """Return the mass of a column, None where it would take a pass to know it."""
@@ -372,30 +463,34 @@ class Service:
             return None
         return _number(_column(head, j, wanted).sum(dtype=np.float64))
 
-    def _top(self, given: Parameters, wanted: Wanted) -> Answer:
-        place, head = self._head(given)
-        count = given.whole("k", 1, _LARGEST + 1, default=10)
-        rows = given.span("r0", "r1", head.m) if given.has("r0", "r1") else range(head.m)
-        columns = given.span("c0", "c1", head.n) if given.has("c0", "c1") else range(head.n)
-        return _json({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
+    def _top(self, params: Parameters, wanted: Wanted) -> Answer:
+        place, head = self._head(params)
+        count = params.whole("k", 1, _LARGEST + 1, default=10)
+        rows = params.span("r0", "r1", head.m) if params.has("r0", "r1") else range(head.m)
+        columns = params.span("c0", "c1", head.n) if params.has("c0", "c1") else range(head.n)
+        return json_answer({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
 
     # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head(self, given: Parameters, which: str = "") -> tuple[Place, Head]:
+    def _head(self, params: Parameters, which: str = "") -> tuple[Place, Head]:
         """Return the head that a question is about; its entry and number have names that begin with `which`."""
-        entry = given.whole(f"{which}entry", 0, len(self._source.entries))
+        entry = params.whole(f"{which}entry", 0, len(self._source.entries))
         batches, heads, _, _ = self._source.entries[entry].entry.shape
-        batch = given.whole("batch", 0, batches, default=0)
-        mean = given.equals(f"{which}head", "mean")
-        number: int | Literal["mean"] = "mean" if mean else given.whole(f"{which}head", 0, heads)
-        variant: Literal["plain", "nosink"] = (
-            "nosink" if given.word("variant", ("plain", "nosink"), "plain") == "nosink" else "plain"
-        )
-        place = Place(entry, batch, number, variant)
+        batch = params.whole("batch", 0, batches, default=0)
+        mean = params.equals(f"{which}head", "mean")
+        number: int | Literal["mean"] = "mean" if mean else params.whole(f"{which}head", 0, heads)
+        variant: Any = params.word("variant", ("plain", "nosink", *WEIGHTED), "plain")
+        return self._at(Place(entry, batch, number, variant))
+
+    def _at(self, place: Place) -> tuple[Place, Head]:
         head = self._source.head(place)
-        if head is None:
+        if head is not None:
+            return place, head
+        if self._source.head(place.plain) is None:
             raise QuestionError(409, "only statistics of this layer were recorded, and no weights")
-        return place, head
+        if place.variant == "value" or self._source.norms(place._replace(variant="value")) is None:
+            raise QuestionError(409, "this recording has no values; attlas record --values all keeps them")
+        raise QuestionError(409, "the output projection of this layer is not known")
 
     def _picture(self, picture: Picture) -> Answer:
         return _binary(picture.codes, progress=picture.progress, sampled=picture.sampled)
@@ -413,14 +508,16 @@ def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> A
     return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
 
 
-def _json(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
+    """Return plain data as an answer."""
     # A text may hold half of a surrogate pair; JSON can only say it escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
     return Answer("json", body, progress, final and progress >= 1, status)
 
 
-def _refusal(status: int, text: str) -> Answer:
-    return _json({"error": text}, final=False, status=status)
+def refusal(status: int, text: str) -> Answer:
+    """Return an answer that says why there is none."""
+    return json_answer({"error": text}, final=False, status=status)
 
 
 def _number(value: float) -> float | None:

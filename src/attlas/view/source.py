@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,17 +16,22 @@ from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
+from attlas.value_weighted import value_weighted
 from attlas.view.about import about
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
 from attlas.view.tokens import Text, pieces_from
 
-__all__ = ["Place", "Shown", "Source"]
+__all__ = ["WEIGHTED", "Place", "Shown", "Source", "Variant"]
 
 _HEADS = 128 << 20  # bytes of log-sum-exp that are kept
 _PIECES = 64  # of a tensor, of which the key of its content is made,
 _PIECE = 1024  # and numbers of each
+
+
+Variant: TypeAlias = Literal["plain", "nosink", "value", "output"]
+WEIGHTED = ("value", "output")  # variants in which each weight is times the norm of its value
 
 
 class Place(NamedTuple):
@@ -35,7 +40,12 @@ class Place(NamedTuple):
     entry: int
     batch: int
     head: int | Literal["mean"]
-    variant: Literal["plain", "nosink"]
+    variant: Variant
+
+    @property
+    def plain(self) -> Place:
+        """The weights themselves."""
+        return self._replace(variant="plain")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +84,14 @@ class Shown:
             "causal": problem is not None and problem.mask is not None and problem.mask.is_causal,
             "sink": problem is not None and problem.sink is not None,
             "readable": problem is not None,
+            "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
         }
+
+    @cached_property
+    def norms(self) -> dict[str, Tensor]:
+        """Norm of the value of each key and head, by the variants of the picture that they make."""
+        found = zip(WEIGHTED, (self.entry.value_norms, self.entry.output_norms), strict=True)
+        return {} if self.entry.matrix is None else {name: t for name, t in found if t is not None}
 
     @cached_property
     def key(self) -> str:
@@ -91,8 +108,8 @@ class Shown:
             problem = entry.matrix.problem
             mask = "" if problem.mask is None else problem.mask.name()
             total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
-            held = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
-            for t in [*held, *_tensors_of(problem.score), *_tensors_of(problem.mask)]:
+            tensors = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
+            for t in [*tensors, *_tensors_of(problem.score), *_tensors_of(problem.mask), *self.norms.values()]:
                 _absorb(total, t)
         return total.hexdigest()
 
@@ -169,7 +186,7 @@ class Source:
             origin = self.length
             texts += ["" for _ in range(origin - len(texts))]
             texts += other.tokens or ()
-            pieces |= {at + origin: held for at, held in pieces_from(other.details.get("token_bytes")).items()}
+            pieces |= {at + origin: piece for at, piece in pieces_from(other.details.get("token_bytes")).items()}
         self.entries += [Shown(entry, other, title, origin) for entry in other.entries]
         self.length = max(self.length, origin + _length(other.entries), len(texts))
         self.title = f"{self.title} ↔ {title}"
@@ -195,18 +212,41 @@ class Source:
             "about": about(self.atlas),
             "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
+            "units": self.units,
         }
 
+    @cached_property
+    def units(self) -> dict[str, float]:
+        """The largest norm of all values, for each variant that has norms: the weight 1 in codes of its pictures."""
+        every = [shown.info["largest_norms"] for shown in self.entries]
+        return {
+            name: max(norms.get(name, 0.0) for norms in every) or 1.0
+            for name in WEIGHTED
+            if any(name in norms for norms in every)
+        }
+
+    def norms(self, place: Place) -> Tensor | None:
+        """Return the norms of the values of a place, shape (1, heads, n); None where it has none."""
+        shown = self.entries[place.entry]
+        norms = shown.norms.get(place.variant)
+        if norms is None:
+            return None
+        if place.head != "mean":
+            head = place.head * norms.shape[1] // shown.entry.shape[1]
+            norms = norms[:, head : head + 1]
+        return norms[place.batch : place.batch + 1]
+
     def head(self, place: Place) -> Head | None:
-        """Return the matrix of a place; None where only statistics were kept."""
-        matrix = self.entries[place.entry].entry.matrix
-        if matrix is None:
+        """Return the matrix of a place; None where only statistics were kept, or no values for a weighted variant."""
+        matrix, norms = self.entries[place.entry].entry.matrix, self.norms(place)
+        if matrix is None or (norms is None and place.variant in WEIGHTED):
             return None
         found = self._heads.get(place)
         if found is None:
             some = slice(None) if place.head == "mean" else slice(place.head, place.head + 1)
             part = matrix[place.batch : place.batch + 1, some]
-            found = Head(part, skip_first=place.variant == "nosink")
+            part = part if norms is None else value_weighted(part, norms)
+            found = Head(part, skip_first=place.variant == "nosink", unit=self.units.get(place.variant, 1.0))
             self._heads.put(place, found, found.nbytes)
         return found
 

@@ -19,6 +19,7 @@ from attlas.heads.classification import text_statistics
 from attlas.heads.from_recording import classify_entry
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
+from attlas.view.columns import Column
 from attlas.view.source import Source
 from attlas.view.worker import Worker
 
@@ -30,35 +31,28 @@ _KINDS = 1 << 31, 1 << 27
 _PLAIN = 1 << 34, 1 << 31
 
 
-class _Column(NamedTuple):
-    name: str
-    label: str
-    unit: str
-    description: str
-
-
 _PATIENCE = 0.5  # seconds that an answer takes at most to look at recorded numbers
 _DESCRIBED = (
-    _Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
-    _Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
-    _Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
-    _Column("first_key_mass", "mass on the first key", "", "Share of key 0 in the weights of all queries."),
-    _Column("max_logit", "largest logit", "", "Largest log-weight before softmax."),
-    _Column("logit_mean", "mean logit", "", "Mean log-weight over the allowed keys."),
-    _Column("logit_variance", "logit variance", "", "Variance of the log-weights of a query, mean over the queries."),
+    Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
+    Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
+    Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
+    Column("first_key_mass", "mass on the first key", "", "Share of key 0 in the weights of all queries."),
+    Column("max_logit", "largest logit", "", "Largest log-weight before softmax."),
+    Column("logit_mean", "mean logit", "", "Mean log-weight over the allowed keys."),
+    Column("logit_variance", "logit variance", "", "Variance of the log-weights of a query, mean over the queries."),
     *(
-        _Column(kind.measure, f"{kind.name} score", "", f"{kind.definition[0].upper()}{kind.definition[1:]}.")
+        Column(kind.measure, f"{kind.name} score", "", f"{kind.definition[0].upper()}{kind.definition[1:]}.")
         for kind in PATTERNS
     ),
-    _Column("distance", "mean distance", "tokens", "How many places back the weight lies, on average."),
-    _Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
-    _Column(
+    Column("distance", "mean distance", "tokens", "How many places back the weight lies, on average."),
+    Column("induction_text", "induction on the text", "", "Weight on keys that follow an earlier copy of the token."),
+    Column(
         "top_k_mass",
         "mass of the largest",
         "",
         "Sum of the largest weights of a query that were kept, mean over the queries.",
     ),
-    _Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
+    Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
 )
 _COLUMNS = {column.name: column for column in _DESCRIBED}
 _MEASURES = (*(kind.measure for kind in PATTERNS), "distance", "induction_text", "duplicate_text")
@@ -132,10 +126,10 @@ class HeadTable:
 
     def _lacking(self) -> dict[int, list[Statistic]]:
         """Return the statistics that entries lack, and can still give at a price that nobody notices."""
-        given = self._source.entries
-        total = sum(math.prod(shown.entry.shape) for shown in given if shown.entry.matrix is not None)
+        entries = self._source.entries
+        total = sum(math.prod(shown.entry.shape) for shown in entries if shown.entry.matrix is not None)
         found = {}
-        for number, shown in enumerate(given):
+        for number, shown in enumerate(entries):
             entry = shown.entry
             wanted = _wanted(shown.atlas, entry, total) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
@@ -167,7 +161,7 @@ class HeadTable:
                 numbers = {name: _number(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
-        columns = [_COLUMNS.get(name, _Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
+        columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
         for row in rows:
             row["values"] = {name: row["values"].get(name) for name in order}
         return {

@@ -102,9 +102,9 @@ class Viewer(anywidget.AnyWidget):
         elif content.get("type") == "get":
             self._ask(name, content.get("name"), content.get("params"))
 
-    def _ask(self, name: str, question: object, given: object) -> None:
+    def _ask(self, name: str, question: object, params: object) -> None:
         """Have a question answered on another thread."""
-        if not _is_question(question, given):
+        if not _is_question(question, params):
             self._send_answer(name, Answer("json", b'{"error": "the message is no question"}', final=False, status=400))
             return
         taken_back = threading.Event()
@@ -112,12 +112,12 @@ class Viewer(anywidget.AnyWidget):
             if self._ended or name in self._wanted:
                 return
             self._wanted[name] = taken_back
-            self._pool.submit(self._work, name, question, given, taken_back)
+            self._pool.submit(self._work, name, question, params, taken_back)
 
-    def _work(self, name: str, question: Any, given: Any, taken_back: threading.Event) -> None:
+    def _work(self, name: str, question: Any, params: Any, taken_back: threading.Event) -> None:
         if taken_back.is_set():
             return
-        answer = self._service.answer(question, given, wanted=lambda: not taken_back.is_set())
+        answer = self._service.answer(question, params, wanted=lambda: not taken_back.is_set())
         with self._lock:
             waits = self._wanted.pop(name, None) is not None
         if waits:
@@ -138,11 +138,11 @@ class Viewer(anywidget.AnyWidget):
         self.send(content, [answer.body])
 
 
-def _is_question(question: object, given: object) -> bool:
+def _is_question(question: object, params: object) -> bool:
     return (
         isinstance(question, str)
         and len(question) <= _NAMES
-        and isinstance(given, dict)
-        and len(given) <= _FIELDS
-        and all(isinstance(field, str) and isinstance(value, str) for field, value in given.items())
+        and isinstance(params, dict)
+        and len(params) <= _FIELDS
+        and all(isinstance(field, str) and isinstance(value, str) for field, value in params.items())
     )

@@ -31,6 +31,12 @@ SETS = [name for name in library.SETS if name != "amx"]  # its tiles serve dot p
 each_set = pytest.mark.parametrize("name", SETS)
 
 
+@pytest.fixture(autouse=True)
+def small_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the matrix into several calls where the mask is made of cells."""
+    monkeypatch.setattr("attlas.engine.native.request._MASK_ROWS", 16)
+
+
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Force an instruction set; skip where this processor cannot run it."""
@@ -64,7 +70,7 @@ def make(hidden: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -
 
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
-    assert additive.supports(A.problem) is None
+    assert additive.unsupported(A.problem) is None
     found = PAIRWISE.forward(request_of(A, plan), v)
     assert found is not None
     return found
@@ -85,7 +91,7 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
     q, k, v = tokens(m, n, e)
     x = torch.randn(2, 4, m, 3, dtype=torch.float64)
     given_ = {"score": make(hidden, spread), "mask": MASKS[mask](m, n), "sink": sink}
-    A, plan = attlas.attend(q, k, **given_), Plan(cells=3000)
+    A, plan = attlas.attend(q, k, **given_), Plan()
     B = attlas.attend(q, k, **given_, plan=Plan("reference"))
     with torch.no_grad():
         found, lse = run(A, v, plan)
@@ -117,7 +123,7 @@ def test_gradients_equal_the_references(name: str, threads: int, mask: str, use:
         delta = (slope * out.detach()).sum(-1)
         torch.set_num_threads(threads)
         try:
-            found = PAIRWISE.backward(request_of(A, Plan(cells=3000)), A.lse, CellGradient(slope, v, delta=delta))
+            found = PAIRWISE.backward(request_of(A, Plan()), A.lse, CellGradient(slope, v, delta=delta))
         finally:
             torch.set_num_threads(1)
         d_w = [g for g in found.parameters if g is not None]
@@ -230,9 +236,9 @@ def test_any_shape_and_stride(
     projected = [t.double() for t in A.problem.tokens]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setenv("ATTLAS_NATIVE", name)
-        given_, plan = tuple(map(lay, A.problem.tokens)), Plan(cells=500)
-        found = PAIRWISE.forward(Request(A.problem, given_, plan), v)
-        numbers = PAIRWISE.work(Request(A.problem, given_, plan)).found(all_results(min(3, n)), found[1])
+        request = Request(A.problem, tuple(map(lay, A.problem.tokens)), Plan())
+        found = PAIRWISE.forward(request, v)
+        numbers = PAIRWISE.family(request).statistics(all_results(min(3, n)), found[1])
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
         slack = 1e-5 if single else 1e-11
@@ -264,10 +270,10 @@ def test_threads_change_nothing_forward() -> None:
 
 def test_reasons() -> None:
     q, k, _ = tokens(4, 5, 1)
-    assert additive.supports(attlas.attend(q, k, score=make(3)).problem) is None
-    assert additive.supports(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
-    assert additive.supports(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
+    assert additive.unsupported(attlas.attend(q, k, score=make(3)).problem) is None
+    assert additive.unsupported(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
+    assert additive.unsupported(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", "none")
-        reason = additive.supports(attlas.attend(q, k, score=make(3)).problem)
+        reason = additive.unsupported(attlas.attend(q, k, score=make(3)).problem)
     assert reason == "ATTLAS_NATIVE=none turns the kernels off"

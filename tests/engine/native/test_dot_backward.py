@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,11 +88,16 @@ def exact(A: attlas.AttentionMatrix, v: Tensor, slope: Tensor) -> list[Tensor]:
 
 
 def check(
-    A: attlas.AttentionMatrix, v: Tensor, leaves: list[Tensor], slope: Tensor, tolerance: float | None = None
+    A: attlas.AttentionMatrix,
+    v: Tensor,
+    leaves: list[Tensor],
+    slope: Tensor,
+    tolerance: float | None = None,
+    known: list[Tensor] | None = None,
 ) -> None:
     tolerance = tolerance or TOLERANCE[v.dtype]
     found = torch.autograd.grad(A @ v, leaves, slope)
-    for one, other, leaf in zip(found, exact(A, v, slope), leaves, strict=True):
+    for one, other, leaf in zip(found, known or exact(A, v, slope), leaves, strict=True):
         assert one.dtype == leaf.dtype
         scale = max(float(other.abs().max()), 0.2)  # a gradient of 0 is the difference of two numbers of about 1
         torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * scale)
@@ -137,10 +141,20 @@ def test_any_scale(name: str, scale: float, use: Callable[[str], None], only_ker
 def test_gradients_of_large_matrices(name: str, use: Callable[[str], None], only_kernels: None) -> None:
     """More than one task, block and panel of a mask."""
     use(name)
+    for q, k, v, mask, slope, wanted in large():
+        check(attlas.attend(q, k, mask=mask, plan=NATIVE), v, [q, k, v], slope, known=wanted)
+
+
+@functools.cache
+def large() -> list[tuple[Any, ...]]:
+    """Return tokens, a mask, a slope and the gradients of the definition, which the instruction sets share."""
+    found = []
     for dtype in (torch.float32, torch.bfloat16):
         for mask in (None, attlas.Causal(), torch.rand(1000, 1300) < 0.3):
-            q, k, v = leaves = [t.requires_grad_() for t in tokens(1000, 1300, 64, 48, dtype, (2, 1, 1))]
-            check(attlas.attend(q, k, mask=mask, plan=NATIVE), v, leaves, torch.randn(2, 2, 1000, 48, dtype=dtype))
+            q, k, v = [t.requires_grad_() for t in tokens(1000, 1300, 64, 48, dtype, (2, 1, 1))]
+            slope = torch.randn(2, 2, 1000, 48, dtype=dtype)
+            found.append((q, k, v, mask, slope, exact(attlas.attend(q, k, mask=mask), v, slope)))
+    return found
 
 
 @pytest.mark.parametrize("name", ["avx512", "amx"])
@@ -211,7 +225,7 @@ def test_gradcheck(name: str, use: Callable[[str], None], only_kernels: None) ->
         def pooled(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, mask: Any = mask) -> Tensor:
             return attlas.attend(q, k, mask=mask, sink=sink, plan=NATIVE) @ v
 
-        assert torch.autograd.gradcheck(pooled, leaves)
+        assert torch.autograd.gradcheck(pooled, leaves, fast_mode=True)
 
 
 @needs_kernels
@@ -249,26 +263,6 @@ def test_a_learned_projection_is_differentiated_through_a_cap(only_kernels: None
     pair = [attlas.attend(q, k, score=score, plan=Plan(backend)) @ v for backend in ("native", "reference")]
     for one, other in zip(*(torch.autograd.grad(out, wanted, slope) for out in pair), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@needs_kernels
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says on Linux how much memory a process has held")
-def test_memory_is_linear() -> None:
-    code = """
-import torch, attlas
-def peak():
-    return int(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1]) >> 10
-def look(m):
-    q, k, v = (torch.randn(m, 16, requires_grad=True) for _ in range(3))
-    out = attlas.attend(q, k, mask=attlas.Causal(), plan=attlas.Plan('native')) @ v
-    torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
-look(200)
-before = peak()
-look(20_000)
-print(peak() - before)
-"""
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(found.stdout) < 150  # MiB; a matrix of these sizes takes 1,526
 
 
 @each_set

@@ -287,11 +287,11 @@ def test_unknown_names_raise() -> None:
 @needs_kernels
 def test_where_no_pool_can_be_told(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    assert library._pool(maps) is None
+    assert library._openmp_entry(maps) is None
     maps.write_text("7f00-7f01 r-xp 00000000 fe:00 1    /lib/libc.so.6\n")
-    assert library._pool(maps) is None
+    assert library._openmp_entry(maps) is None
     maps.write_text("7f00-7f01 r-xp 0 fe:00 1    /a/libgomp.so.1\n7f00-7f01 r-xp 0 fe:00 1    /b/libgomp.so.1\n")
-    assert library._pool(maps) is None
+    assert library._openmp_entry(maps) is None
 
 
 @needs_kernels

@@ -14,10 +14,10 @@ from attlas.engine import reference
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
-from attlas.engine.fold import Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import share_of
-from attlas.engine.problem import flatten, full_precision, spread_heads, sum_heads
+from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
+from attlas.engine.statistic import Statistic
 
 __all__ = ["collect", "pool", "pool_transposed"]
 
@@ -162,7 +162,7 @@ class _Collected(torch.autograd.Function):
         found: list[Tensor] = []
         for result in results:
             # One tensor of a kernel may be the result of several statistics.
-            found += [t.clone() if any(t is other for other in found) else t for t in flatten(result)]
+            found += [t.clone() if any(t is other for other in found) else t for t in tree_flatten(result)]
         forms += results
         ctx.request, ctx.statistics, ctx.forms = request, statistics, results
         ctx.save_for_backward(lse, *found, *given)
@@ -180,7 +180,7 @@ class _Collected(torch.autograd.Function):
         request.problem.check_unchanged("backward of A.collect()")
         if torch.is_grad_enabled():
             exact = graph.collect(_DEFINITION, request.problem, statistics, request.tokens)
-            pairs = [(t, g) for t, g in zip(flatten(tuple(exact)), slopes, strict=False) if g is not None]
+            pairs = [(t, g) for t, g in zip(tree_flatten(tuple(exact)), slopes, strict=False) if g is not None]
             results, grads = (list(some) for some in zip(*pairs, strict=True))
             return None, None, None, None, *recorded_gradients(results, given, grads)
         cells, replays = _cells(request, statistics, ctx.forms, found, list(slopes))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
-from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
 from attlas.engine.workspace import Workspace
 from attlas.errors import BackendError, TooLargeError
@@ -109,8 +109,8 @@ class Replay:
 
     def __init__(self, statistic: Statistic, problem: Problem, plan: Plan, grad: Any) -> None:
         self.statistic, self.problem = statistic, problem
-        self.panels = list(row_blocks(problem, plan, whole_rows=True, wide=False))
-        self.index = len(self.panels)
+        self.row_blocks = list(row_blocks(problem, plan, whole_rows=True, wide=False))
+        self.index = len(self.row_blocks)
         self.sink: Tensor | None = None
         self._space = Workspace(problem.dtype, problem.device)
         self._some = max(math.isqrt(self.index), 1)
@@ -130,7 +130,7 @@ class Replay:
         carries = []
         for index in parts:
             carries.append(_with_leaves(carry)[0])
-            for part in tiled.parts(self.problem, self.panels[index], None, self._space):
+            for part in tiled.parts(self.problem, self.row_blocks[index], None, self._space):
                 carry = self.statistic.step(carry, part, part.at)
         return [*carries, carry]
 
@@ -145,7 +145,7 @@ class Replay:
             logits = part.logits.requires_grad_()
             sink = None if part.problem.sink is None else part.problem.sink.detach().requires_grad_()
             problem = replace(part.problem, score=TensorBias(logits), sink=sink)
-            own = _RecordedPart(problem, part.at, part.strip, lambda: logits, None, self._space)
+            own = _RecordedPart(problem, part.at, part.block, lambda: logits, None, self._space)
             after = tensors_in(self.statistic.step(live, own, part.at))
         *self._grads, found, of_sink = _vjp(after, self._grads, [*leaves, logits, sink])
         if of_sink is not None:

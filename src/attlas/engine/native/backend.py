@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
-from attlas.engine.fold import Statistic
 from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
-from attlas.engine.native.pairwise import Family
-from attlas.engine.online import LARGEST, exact, larger
+from attlas.engine.native.pairwise import PairwiseFamily
+from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Statistic
 from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
@@ -47,11 +47,11 @@ class _Kernels(Backend):
         self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
         problem = request.problem
-        wants = statistics.fused(problem, asked)
-        if all(wanted is None for wanted in wants):
+        requests = statistics.requested_outputs(problem, asked)
+        if all(outputs is None for outputs in requests):
             return None
-        found = statistics.fold(problem, partial(self.read, request), asked, wants, lse)
-        return None if found is None or (larger(found[1], LARGEST) and not problem.partial) else found
+        found = statistics.collect(problem, partial(self.read, request), asked, requests, lse)
+        return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
         found = self.read(request, {"lse": True}, None, None)
@@ -87,24 +87,24 @@ class FusedKernels(_Kernels):
         if operation == "statistics":
             m = problem.shape[2]
             return 5.0 if m < _FEW or (m < _SOME and problem.k.numel() >= _MANY_NUMBERS) else 1.0
-        if not (dot_backward if operation == "backward" else dot).pays(problem):
+        if not (dot_backward if operation == "backward" else dot).is_faster(problem):
             return 1.2
         return 0.6 if library.wide() else 0.9
 
     def prepare(self, request: Request) -> Request:
         return request.as_fused()
 
-    def is_quick(self, problem: Problem) -> bool:
-        return dot.pays(problem)
+    def has_fast_path(self, problem: Problem) -> bool:
+        return dot.is_faster(problem)
 
-    def at_once(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        return decode.at_once(problem, v)
+    def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        return decode.fast_path(problem, v)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
         found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
         # From here on float32 has no two logits that are less than some nats apart.
-        if found is None or larger(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
+        if found is None or exceeds(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
             return None
         return found["out"].to(v.dtype), found["lse"]
 
@@ -112,7 +112,7 @@ class FusedKernels(_Kernels):
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         problem, known = request.problem, exact(lse)
-        if known is None or larger(known, LARGEST) or not gradient.is_closed:
+        if known is None or exceeds(known, LARGEST) or not gradient.is_closed:
             return None
         if gradient.is_product:
             left, right, delta = gradient.product
@@ -152,8 +152,8 @@ class PairwiseKernels(_Kernels):
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         problem = request.problem
-        supports = additive.supports if type(problem.score) is Additive else distance.supports
-        return supports(problem) or _unsupported(request, operation, fused=False)
+        family = additive if type(problem.score) is Additive else distance
+        return family.unsupported(problem) or _unsupported(request, operation, fused=False)
 
     def cost(self, request: Request, operation: Operation) -> float:
         return 5.0 if _is_small(request.problem) else 0.3
@@ -163,60 +163,58 @@ class PairwiseKernels(_Kernels):
         problem = request.problem
         return replace(request, tokens=(problem.q, problem.k)) if type(problem.score) is Gaussian else request
 
-    def work(self, request: Request) -> Family | None:
-        """Return the calls of the kernels; None where a parameter is NaN or infinite."""
+    def family(self, request: Request) -> PairwiseFamily | None:
+        """Return the calls of the kernels of the score; None where a parameter is NaN or infinite."""
         q, k = request.tokens
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
         kind = additive.AdditiveKernels if type(request.problem.score) is Additive else distance.DistanceKernels
-        work = kind(request.problem, q, k, request.plan)
-        return work if all_finite(work.parameters()) else None
+        family = kind(request.problem, q, k)
+        return family if all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        work = self.work(request)
-        return None if work is None else work.forward(v)
+        family = self.family(request)
+        found = None if family is None else family.forward(v, {})
+        return None if found is None else (found["out"].to(v.dtype), found["lse"])
 
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        work = self.work(request)
-        if work is None or exact(lse) is None or larger(lse, LARGEST) or not gradient.is_product:
+        family = self.family(request)
+        if family is None or exact(lse) is None or exceeds(lse, LARGEST) or not gradient.is_product:
             return None
-        return work.backward(request.parameters(), lse, *gradient.product)
+        return family.backward(request.parameters(), lse, *gradient.product)
 
     def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor | None:
-        work = self.work(request)
-        return None if work is None else work.transposed(lse, x)
+        family = self.family(request)
+        return None if family is None else family.transposed(lse, x)
 
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
         # One pass for the output and the log-sum-exp where that is not known, one for all else.
-        problem, work = request.problem, self.work(self.prepare(request))
-        if work is None:
+        problem, family = request.problem, self.family(self.prepare(request))
+        if family is None:
             return None
         found: dict[str, Tensor] = {}
         rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
         # Then weights sum to 1, and no pass is needed to know it.
-        whole = "mass" in wanted and problem.sink is None and not problem.partial
-        if whole:
+        complete = "mass" in wanted and problem.sink is None and not problem.partial
+        if complete:
             del rest["mass"]
-        if lse is None and v is None and rest and rest.keys() <= {"entropy", "max_logit"}:
-            rows = work.rows()
-            if rows is None:
-                return None
-            found, lse, rest = rows._asdict(), rows.lse, {}
         if v is not None or lse is None:
-            product = work.forward(problem.k[..., :0] if v is None else v.to(problem.dtype))
-            if product is None:
+            together = v is None and rest.keys() <= {"entropy", "max_logit"}  # the first pass computes these too
+            first = family.forward(v, rest if together else {})
+            if first is None:
                 return None
-            found["out"], lse = product[0], product[1] if lse is None else lse
+            lse = first["lse"] if lse is None else lse
+            found, rest = first, {} if together else rest
         if rest:
-            others = work.found(rest, lse)
+            others = family.statistics(rest, lse)
             if others is None:
                 return None
             found |= others
-        if whole:
+        if complete:
             found["mass"] = (lse != -torch.inf).to(problem.dtype)
         return found | {"lse": lse}
 

@@ -14,7 +14,7 @@ from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.scores.dot import ScaledDot
 
-__all__ = ["TYPES", "at_once", "pays", "threads", "type_of"]
+__all__ = ["TYPES", "fast_path", "is_faster", "threads", "type_of"]
 
 _MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
 _WORTH = 1 << 18  # products from which they are, where no heads share their keys
@@ -29,7 +29,7 @@ TYPES = {
 }
 
 
-def pays(problem: Problem) -> bool:
+def is_faster(problem: Problem) -> bool:
     """Return whether there are so few queries that these kernels are the faster way, where vectors are fast."""
     q, k = problem.q, problem.k
     if not library.wide():
@@ -47,7 +47,7 @@ def type_of(dtype: torch.dtype) -> int:
     return library.code(TYPES[dtype])
 
 
-def at_once(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
+def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return output and log-sum-exp of a plain scaled dot product of few queries; None for all else.
 
     None too where tokens hold NaN, infinity or numbers so large that products overflow.

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library
-from attlas.engine.native.pairwise import Family, fields, refusal, views
-from attlas.engine.plan import Plan
+from attlas.engine.native import library, request
+from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["DistanceKernels", "supports"]
+__all__ = ["DistanceKernels", "unsupported"]
 
 _DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
@@ -34,26 +33,22 @@ _KERNELS: dict[type, str] = {
 }
 
 
-def supports(problem: Problem) -> str | None:
+def unsupported(problem: Problem) -> str | None:
     """Return why these kernels do not compute this problem, or None where they do."""
     if type(problem.score) not in _KERNELS:
         return "the score is no kernel of a distance"
     if problem.q.shape[-1] > _LARGEST:
         return f"the tokens have more than {_LARGEST} coordinates"
-    if not _direct(problem) and not isinstance(problem.tokens[0], Tensor):
+    if problem.q.shape[-1] > _DIRECT and not isinstance(problem.tokens[0], Tensor):
         return "this Gaussian is computed as a dot product"
-    return refusal(problem, "distance") or refusal(problem, "distance_statistics")
+    return unsupported_reason(problem, "distance") or unsupported_reason(problem, "distance_statistics")
 
 
-def _direct(problem: Problem) -> bool:
-    return problem.q.shape[-1] <= _DIRECT
-
-
-class DistanceKernels(Family):
+class DistanceKernels(PairwiseFamily):
     """Calls of the kernels of a distance."""
 
-    def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
-        super().__init__(problem, q, k, plan)
+    def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
+        super().__init__(problem, q, k)
         self.score: Any = problem.score
         self.kernel = library.code(_KERNELS[type(problem.score)])
         with torch.no_grad():
@@ -68,13 +63,13 @@ class DistanceKernels(Family):
     def parameters(self) -> Tensor:
         return self.scale
 
-    def sums(self, pairs: Any) -> bool:
-        status = library.call("distance", pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
+    def run_forward(self, params: Any) -> bool:
+        status = library.call("distance", pairs=params, kernel=self.kernel, scale=self.scale.data_ptr())
         return status == library.code("DONE")
 
-    def statistics(self, pairs: Any, found: Any) -> bool:
-        of = library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr())
-        return library.call("distance_statistics", of=of, found=found) == library.code("DONE")
+    def run_statistics(self, params: Any, results: Any) -> bool:
+        of = library.structure("Distance")(pairs=params, kernel=self.kernel, scale=self.scale.data_ptr())
+        return library.call("distance_statistics", of=of, found=results) == library.code("DONE")
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
@@ -84,49 +79,49 @@ class DistanceKernels(Family):
         d, e = self.q.shape[-1], left.shape[-1]
         values = right.detach().to(dtype)
         keys, right_rows = spread_heads(self.k, heads), spread_heads(values, heads).contiguous()
-        d_q, d_k, pooled = self.new(batch, heads, m, d), self.new(batch, heads, n, d), self.new(batch, heads, n, e)
-        d_scale = self.new(d) if parameters else None
-        for view in views(problem, self.plan):
-            above, due = (t[view.place].detach().to(dtype).contiguous() for t in (left, delta))
-            known = lse[view.place].detach().contiguous()
-            q = self.q[view.place]
-            first = self.new(batch, heads, len(view.rows), d)
+        d_q, d_k, d_values = (
+            self.zeros(batch, heads, m, d),
+            self.zeros(batch, heads, n, d),
+            self.zeros(batch, heads, n, e),
+        )
+        d_scale = self.zeros(d) if parameters else None
+        for block in request.row_blocks(problem):
+            rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
+            known = lse[block.slices].detach().contiguous()
+            fields = block.mask | {"known": known.data_ptr()}
+            q = self.q[block.slices]
+            first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
-            pairs, held = fields(view, q, self.k, values, known=known)
-            if not self._slopes(pairs, above, due, first, second):
+            params, _buffers = pairwise_params(q, self.k, values, **fields)
+            if not self._run_backward(params, rows_left, rows_delta, first, second):
                 return None
-            d_q[view.place] = first
+            d_q[block.slices] = first
             if d_scale is not None and second is not None:
                 d_scale += second.sum(dim=(0, 1, 2))
-            first, part = self.new(batch, heads, n, d), torch.empty_like(pooled)
-            pairs, held = fields(view, keys, q, above, by_column=True, known=known, out=part)
-            if not self._slopes(pairs, right_rows, due, first, None):
+            first, part = self.zeros(batch, heads, n, d), torch.empty_like(d_values)
+            params, _buffers = pairwise_params(keys, q, rows_left, by_column=True, **fields, out=part.data_ptr())
+            if not self._run_backward(params, right_rows, rows_delta, first, None):
                 return None
-            del held
             d_k += first
-            pooled += part
+            d_values += part
         # s = -½ Σ (scale gap)², or -Σ |scale gap|.
         gaussian = type(self.score) is Gaussian
         factor = -self.scale.square() if gaussian else -self.scale.abs()
-        steep = None if d_scale is None else d_scale * (-self.scale if gaussian else -self.scale.sign())
         d_k = sum_heads(d_k, self.k.shape[1])
-        return Gradients([d_q * factor], [d_k * factor], self._through(parameters, steep), pooled, delta)
+        d_parameters: list[Tensor | None] = []
+        if d_scale is not None:
+            d_scale *= -self.scale if gaussian else -self.scale.sign()
+            with torch.enable_grad():  # the bandwidth, or what it is made from
+                scale = self._scale()
+                d_parameters += torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
+        return Gradients([d_q * factor], [d_k * factor], d_parameters, d_values, delta)
 
-    def _slopes(self, pairs: Any, left: Tensor, delta: Tensor, first: Tensor, second: Tensor | None) -> bool:
+    def _run_backward(self, params: Any, left: Tensor, delta: Tensor, first: Tensor, second: Tensor | None) -> bool:
         status = library.call(
             "distance_backward",
-            of=library.structure("Distance")(pairs=pairs, kernel=self.kernel, scale=self.scale.data_ptr()),
+            of=library.structure("Distance")(pairs=params, kernel=self.kernel, scale=self.scale.data_ptr()),
             slopes=library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr()),
             first=first.data_ptr(),
             second=0 if second is None else second.data_ptr(),
         )
         return status == library.code("DONE")
-
-    def _through(self, parameters: Sequence[Tensor], d_scale: Tensor | None) -> list[Tensor | None]:
-        """Return the gradients of the bandwidth, or of what it is made from."""
-        if d_scale is None:
-            return []
-        with torch.enable_grad():
-            scale = self._scale()
-            found = torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
-        return list(found)

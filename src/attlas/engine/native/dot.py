@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from attlas.engine.native import decode, library, request
-from attlas.engine.problem import Problem
+from attlas.engine.problem import Problem, match_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
 
-__all__ = ["SMALL", "aligned", "compute", "dense", "done", "pays", "read", "tensor4"]
+__all__ = [
+    "ONE_THREAD", "align_heads", "compute", "contiguous_vectors", "is_faster", "params", "read", "succeeded", "tensor4",
+]  # fmt: skip
 
-SMALL = 1 << 23  # products below which threads cost more than they save
+ONE_THREAD = 1 << 23  # products below which threads cost more than they save
 # Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
 # many queries and products on; by measurement against torch's kernel.
 _LARGE = 1 << 30
@@ -25,12 +27,12 @@ _AVX2_QUERIES, _AVX2_PRODUCTS = 1024, 1 << 28  # the same with AVX2, for every d
 _FEW = 16  # queries below which keys and values are not packed
 
 
-def pays(problem: Problem) -> bool:
+def is_faster(problem: Problem) -> bool:
     """Return whether the kernels are the faster way for an output of this size, by measurement."""
     if not library.fast():
         return False
     if problem.q.shape[2] < _FEW:
-        return decode.pays(problem)
+        return decode.is_faster(problem)
     products = problem.q.numel() * problem.k.shape[2]
     if not library.wide():
         return problem.q.shape[2] >= _AVX2_QUERIES and products >= _AVX2_PRODUCTS
@@ -63,12 +65,14 @@ def compute(
     dict of str to Tensor, or None
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
-    dot, v = aligned(dot, v)
-    if lse is None and wanted.keys() & request.GIVEN:
+    dot, v = align_heads(dot, v)
+    if lse is None and wanted.keys() & request.NEEDS_LSE:
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:
-        return _call(replace(dot, q=dot.q[:, :, rows]), problem.shape[3], fields, v)
+        part = replace(dot, q=dot.q[:, :, rows])
+        threads = _threads(part.q, part.k.shape[2])
+        return succeeded(library.call("dot", **params(part, v), threads=threads, **fields), dot)
 
     rounded = int(wanted.get("rounded", False))
     return request.compute(problem, wanted, run, size=None if v is None else v.shape[-1], lse=lse, rounded=rounded)
@@ -87,50 +91,41 @@ def read(
     return found
 
 
-def aligned(dot: Dot, v: Tensor | None) -> tuple[Dot, Tensor | None]:
+def align_heads(dot: Dot, v: Tensor | None) -> tuple[Dot, Tensor | None]:
     """Give keys and values as many heads as the other has, one dtype, and a last axis without gaps."""
     q, k = dot.q, dot.k.to(dot.q.dtype)
     if v is not None:
-        v = v.to(q.dtype)
-        if v.shape[1] != k.shape[1]:
-            heads = max(v.shape[1], k.shape[1])
-            heads = heads if heads % v.shape[1] == 0 and heads % k.shape[1] == 0 else q.shape[1]
-            k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
-        v = dense(v)
-    return replace(dot, q=dense(q), k=dense(k)), v
+        k, v = match_heads(k, v.to(q.dtype), q.shape[1])
+        v = contiguous_vectors(v)
+    return replace(dot, q=contiguous_vectors(q), k=contiguous_vectors(k)), v
 
 
-def dense(t: Tensor) -> Tensor:
+def contiguous_vectors(t: Tensor) -> Tensor:
     """Return a tensor whose last axis has no gaps."""
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _call(dot: Dot, n: int, fields: dict[str, Any], v: Tensor | None) -> bool:
-    """Fill results by one call; return whether the tokens allowed it."""
+def params(dot: Dot, v: Tensor | None) -> dict[str, Any]:
+    """Return tokens and values in the fields of ``AttentionParams``; the caller keeps them alive."""
     batch, heads, m, d = dot.q.shape
-    if v is not None:
-        fields |= {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
-    status = library.call(
-        "dot",
-        batch=batch,
-        heads=heads,
-        key_heads=dot.k.shape[1],
-        m=m,
-        n=n,
-        d=d,
-        q=tensor4(dot.q),
-        k=tensor4(dot.k),
-        type=decode.type_of(dot.q.dtype),
-        threads=_threads(dot.q, n),
-        scale=dot.scale,
-        cap=dot.cap,
-        **fields,
-    )
-    return done(status, dot)
+    fields: dict[str, Any] = {
+        "batch": batch,
+        "heads": heads,
+        "key_heads": dot.k.shape[1],
+        "m": m,
+        "n": dot.k.shape[2],
+        "d": d,
+        "q": tensor4(dot.q),
+        "k": tensor4(dot.k),
+        "type": decode.type_of(dot.q.dtype),
+        "scale": dot.scale,
+        "cap": dot.cap,
+    }
+    return fields if v is None else fields | {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
 
 
-def done(status: int, dot: Dot) -> bool:
-    """Return whether a kernel did what it was asked for; False where the tokens do not allow it."""
+def succeeded(status: int, dot: Dot) -> bool:
+    """Return True for a kernel that computed its results, False for one that found NaN, infinity or an overflow."""
     if status not in (library.code("DONE"), library.code("NOT_FINITE")):
         raise BackendError(
             "attlas.engine.native",
@@ -146,7 +141,7 @@ def _threads(q: Tensor, n: int) -> int:
     """Return how many threads a call uses."""
     if q.shape[2] < _FEW:
         return decode.threads(q, n)
-    return library.threads() if q.numel() * n > SMALL else 1
+    return library.threads() if q.numel() * n > ONE_THREAD else 1
 
 
 def tensor4(t: Tensor) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +12,12 @@ from attlas.engine.native import decode, dot, library, request
 from attlas.engine.problem import Problem, sum_heads
 from attlas.scores.base import Dot
 
-__all__ = ["backward", "pays"]
+__all__ = ["backward", "is_faster"]
 
 _AVX2_WORTH = 1 << 24  # products from which gradients of 16-bit tokens are faster with AVX2, by measurement
 
 
-def pays(problem: Problem) -> bool:
+def is_faster(problem: Problem) -> bool:
     """Return whether these kernels are a faster way back than torch's own, by measurement.
 
     Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512. With AVX2, torch
@@ -28,7 +27,7 @@ def pays(problem: Problem) -> bool:
         return False
     if problem.q.dtype.itemsize == 2 and library.instruction_set() != "amx":
         return not library.wide() and problem.q.numel() * problem.k.shape[2] >= _AVX2_WORTH
-    return dot.pays(problem)
+    return dot.is_faster(problem)
 
 
 @torch.no_grad()
@@ -69,25 +68,27 @@ def backward(
         None where numbers are not finite or so large that products overflow.
     """
     dtype, kind = problem.dtype, decode.type_of(product.q.dtype)
-    aligned, values = dot.aligned(product, v)
+    aligned, values = dot.align_heads(product, v)
     if values is None:
         return None
-    q, k, values = (dot.dense(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
-    grad, lse, delta = dot.dense(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype, copy=True)
+    q, k, values = (dot.contiguous_vectors(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
+    grad, lse, delta = dot.contiguous_vectors(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype, copy=True)
     column = None if column is None else column.to(dtype).contiguous()
     terms = {name: t.to(dtype) for name, t in (rows or {}).items()}
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
-    for panel in request.panels(problem):
-        place = slice(panel.rows.start, panel.rows.stop)
-        part = d_q if len(panel.rows) == problem.shape[2] else torch.empty_like(d_q[:, :, place])
-        here = replace(product, q=q[:, :, place], k=k)
-        known = [t[:, :, place].contiguous() for t in (lse, delta, *terms.values())]
+    for block in request.row_blocks(problem):
+        slices = block.slices
+        part = d_q if len(block.rows) == problem.shape[2] else torch.empty_like(d_q[slices])
+        known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
-        fields, held = _of(problem, here, panel, values, known[0], kind)
+        # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.
+        fields = dot.params(replace(product, q=q[slices], k=k), values) | block.mask
+        threads = library.threads() if q[slices].numel() * k.shape[2] > dot.ONE_THREAD else 1
+        fields |= {"type": kind, "threads": threads, "lse": known[0].data_ptr(), "lse_known": 1}
         status = library.call(
             "dot_backward",
-            of=fields,
-            grad=dot.tensor4(grad[:, :, place]),
+            of=library.structure("AttentionParams")(**fields),
+            grad=dot.tensor4(grad[slices]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),
@@ -96,37 +97,9 @@ def backward(
             column=None if column is None else column.data_ptr(),
             **{name: t.data_ptr() for name, t in zip(terms, known[2:], strict=True)},
         )
-        del held
-        if not dot.done(status, product):
+        if not dot.succeeded(status, product):
             return None
-        delta[:, :, place] += sums
+        delta[slices] += sums
         if part is not d_q:
-            d_q[:, :, place] = part
+            d_q[slices] = part
     return d_q, sum_heads(d_k, product.k.shape[1]), sum_heads(d_v, v.shape[1]), delta
-
-
-def _of(problem: Problem, product: Dot, panel: Any, v: Tensor, lse: Tensor, kind: int) -> tuple[Any, list[Tensor]]:
-    """Return the forward of some rows in the fields of the kernels, and the tensors that they point to."""
-    (batch, heads, m, d), (n, e) = product.q.shape, v.shape[2:]
-    fields, held = request.mask_of(panel, m, n)
-    of = library.structure("AttentionParams")(
-        batch=batch,
-        heads=heads,
-        key_heads=product.k.shape[1],
-        value_heads=v.shape[1],
-        m=m,
-        n=n,
-        d=d,
-        e=e,
-        q=dot.tensor4(product.q),
-        k=dot.tensor4(product.k),
-        v=dot.tensor4(v),
-        type=kind,
-        threads=library.threads() if batch * heads * m * n * d > dot.SMALL else 1,
-        scale=product.scale,
-        cap=product.cap,
-        lse=lse.data_ptr(),
-        lse_known=1,
-        **fields,
-    )
-    return of, held

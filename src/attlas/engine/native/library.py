@@ -61,7 +61,7 @@ class _Library:
         self.structures, self.codes, self.row_statistics = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
-        self._c.attlas_pool(_pool())
+        self._c.attlas_pool(_openmp_entry())
         self._functions: dict[str, tuple[Any, type[ctypes.Structure], frozenset[str]]] = {}
 
     def function(self, name: str) -> tuple[Any, type[ctypes.Structure], frozenset[str]]:
@@ -102,7 +102,7 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
     return structures, codes, statistics
 
 
-def _pool(maps: Path = Path("/proc/self/maps")) -> int | None:
+def _openmp_entry(maps: Path = Path("/proc/self/maps")) -> int | None:
     """Return the address of ``GOMP_parallel`` in the OpenMP that torch runs on; None where it cannot be told.
 
     Threads of our own would start beside torch's pool, which spins for a while after each of its calls.
@@ -136,7 +136,7 @@ def _loaded(file: Path) -> _Library | str:
 
 def _library() -> tuple[_Library, int]:
     """Return the loaded library, for callers that need it, and the number of the instruction set."""
-    library, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    library, reason, number = _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
     if library is None:
         remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
         raise BackendError(
@@ -155,18 +155,18 @@ def _declared() -> _Library:
 
 
 @functools.cache
-def _settled(file: Path, setting: str) -> tuple[_Library | None, str | None, int]:
-    """Return the library, the reason why it cannot be used, and the number of the instruction set, for a setting."""
+def _configured(file: Path, setting: str) -> tuple[_Library | None, str | None, int]:
+    """Return the library or the reason why it cannot be used, and the number of the instruction set, for a setting."""
     found = _loaded(file)
     if setting == "none":
         return None, "ATTLAS_NATIVE=none turns the kernels off", 0
     if isinstance(found, str):
         return None, found, 0
-    return found, None, SETS.index(_named(file, setting))
+    return found, None, SETS.index(_selected_set(file, setting))
 
 
 @functools.cache
-def _named(file: Path, setting: str) -> str:
+def _selected_set(file: Path, setting: str) -> str:
     """Return the instruction set of a setting."""
     found = _loaded(file)
     able = () if isinstance(found, str) else SETS[: found.best + 1]
@@ -199,7 +199,7 @@ def why_not() -> str | None:
     >>> why_not() is None or isinstance(why_not(), str)
     True
     """
-    return _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))[1]
+    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))[1]
 
 
 def available() -> bool:
@@ -253,7 +253,7 @@ def instruction_set() -> str:
     >>> not available() or instruction_set() in runnable()
     True
     """
-    return _named(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    return _selected_set(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
 def fast() -> bool:
@@ -290,7 +290,7 @@ def wide() -> bool:
 
 def _has(least: int) -> bool:
     """Tell whether the kernels can be used here with this instruction set or a wider one."""
-    _, reason, number = _settled(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    _, reason, number = _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
     return reason is None and number >= least
 
 

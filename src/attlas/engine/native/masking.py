@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 __all__ = ["of_cells", "of_runs"]
 
 
-def of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, int], tuple[Tensor, ...]]:
+def of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the fields for one run of keys a row, and the tensors that they point to.
 
     Parameters
@@ -21,7 +23,7 @@ def of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, int], tuple[Tensor, 
     return fields | _strides("span", low), (low, high)
 
 
-def of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, int], tuple[Tensor, ...]]:
+def of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the fields for a cell of each pair, and the tensor that they point to.
 
     Parameters

@@ -1,60 +1,25 @@
-"""What the kernels of additive scores and of distances are handed: tensors, and the mask as intervals or bytes."""
+"""The scores that are no dot product: the calls that their kernels have in common."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library, masking, request
+from attlas.engine.native import library, request
 from attlas.engine.online import merge
-from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
-from attlas.masks.base import BlockState
-from attlas.tiles import cut
 
-__all__ = ["Family", "Rows", "View", "fields", "refusal", "views", "with_sink"]
+__all__ = ["PairwiseFamily", "pairwise_params", "unsupported_reason"]
 
 
-class Rows(NamedTuple):
-    """Numbers of each row, shape (batch, heads, m): log-sum-exp, entropy in nats, largest logit."""
-
-    lse: Tensor
-    entropy: Tensor
-    max_logit: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """Some queries and what the mask says of them, in the fields of the C++ structure ``PairwiseParams``.
-
-    Parameters
-    ----------
-    rows : range
-        The queries.
-    mask : dict
-        Fields ``low``, ``high``, ``allowed`` and their strides.
-    held : tuple of Tensor
-        What the addresses point to.
-    """
-
-    rows: range
-    mask: dict[str, int]
-    held: tuple[Tensor, ...] = ()
-
-    @property
-    def place(self) -> tuple[slice, slice, slice]:
-        """Where these queries lie in a tensor of shape (batch, heads, m)."""
-        return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
-
-
-def refusal(problem: Problem, entry: str) -> str | None:
+def unsupported_reason(problem: Problem, entry: str) -> str | None:
     """Return why a C function cannot compute this problem, whatever its score; None where it can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
@@ -65,56 +30,30 @@ def refusal(problem: Problem, entry: str) -> str | None:
     return None
 
 
-def views(problem: Problem, plan: Plan) -> Iterator[View]:
-    """Yield the queries in parts, each with its mask; those that see no key are left out.
-
-    Intervals serve all queries at once. Any other mask is asked for its cells, some rows at a time.
-    """
-    batch, heads, m, n = problem.shape
-    if problem.mask is None:
-        yield View(range(m), {})
-        return
-    if problem.allowed_runs is not None:
-        yield View(range(m), *masking.of_runs(*problem.allowed_runs))
-        return
-    rows = max(plan.budget("cpu") // (batch * heads * n), 16)
-    for some in cut(m, rows):
-        at = problem.tile(range(batch), range(heads), some, range(n))
-        coverage = problem.mask.coverage(at)
-        if coverage is BlockState.EMPTY:
-            continue
-        if coverage is BlockState.FULL:
-            yield View(some, {})
-            continue
-        yield View(some, *masking.of_cells(problem.mask.allows(at), len(some), n))
-
-
-def fields(
-    view: View, rows: Tensor, columns: Tensor, values: Tensor, *, by_column: bool = False, **results: Any
+def pairwise_params(
+    rows: Tensor, columns: Tensor, values: Tensor, *, by_column: bool = False, **fields: Any
 ) -> tuple[Any, list[Tensor]]:
-    """Return a C++ structure ``PairwiseParams`` and the tensors that it points to, which must live as long.
+    """Return a C++ structure ``PairwiseParams``, and the copies of tensors that it points to.
 
     Parameters
     ----------
-    view : View
-        The queries of this call. They are the rows of `rows`, or of `columns` where `by_column`.
     rows, columns : Tensor, shape (batch, heads, tokens, d) and (batch, some heads, tokens, d)
         Tokens in the dtype of the sums.
     values : Tensor, shape (batch, some heads, columns, e)
         Vectors of the columns.
     by_column : bool
         Whether the columns are the queries.
-    **results
-        Contiguous tensors by the name of their field, ``known`` included.
+    **fields
+        Further fields: the mask, the known log-sum-exp and the addresses of results. The caller keeps their tensors
+        alive.
     """
     # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
-    held = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
-    held = [t if t.stride(-1) == 1 else t.contiguous() for t in held]
-    place = library.structure("Tensor4")
-    tensors = [place(data=t.data_ptr(), batch=t.stride(0), head=t.stride(1), row=t.stride(2)) for t in held]
+    buffers = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
+    buffers = [t if t.stride(-1) == 1 else t.contiguous() for t in buffers]
+    tensor4 = library.structure("Tensor4")
+    tensors = [tensor4(t.data_ptr(), *t.stride()[:3]) for t in buffers]
     batch, heads, m, d = rows.shape
-    given = {name: t for name, t in results.items() if t is not None}
-    pairs = library.structure("PairwiseParams")(
+    params = library.structure("PairwiseParams")(
         batch=batch,
         heads=heads,
         token_heads=columns.shape[1],
@@ -129,27 +68,13 @@ def fields(
         type=library.code("FLOAT64" if rows.dtype is torch.float64 else "FLOAT32"),
         threads=library.threads(),
         by_column=int(by_column),
-        **view.mask,
-        **{name: t.data_ptr() for name, t in given.items()},
+        **fields,
     )
-    return pairs, [*held, *given.values(), *view.held]
+    return params, buffers
 
 
-def no_keys(*shape: int) -> Tensor:
-    """Return the log-sum-exp of rows that see no key."""
-    return torch.full(shape, -torch.inf, dtype=torch.float64, device="cpu")
-
-
-def with_sink(problem: Problem, lse: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the log-sum-exp with the sink counted, and the part of each row's weight that it leaves to the keys."""
-    if problem.sink is None:
-        return lse, None
-    total, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
-    return total, share
-
-
-class Family:
-    """The products and the numbers of rows that one family of kernels gives; a subclass says how to call it.
+class PairwiseFamily(ABC):
+    """Outputs and row statistics of one family of kernels; a subclass calls the kernels.
 
     Parameters
     ----------
@@ -157,93 +82,69 @@ class Family:
         The matrix.
     q, k : Tensor
         Projected tokens in the dtype of the sums, shape (batch, heads, m, d) and (batch, key heads, n, d).
-    plan : Plan
-        Bounds the memory that a mask's cells take.
     """
 
-    def __init__(self, problem: Problem, q: Tensor, k: Tensor, plan: Plan) -> None:
-        self.problem, self.plan = problem, plan
+    def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
+        self.problem = problem
         self.q, self.k = q.detach().to(problem.dtype), k.detach().to(problem.dtype)
 
-    def sums(self, pairs: Any) -> bool:
-        """Run the forward kernel; False where it does not take the problem."""
-        raise NotImplementedError
+    @abstractmethod
+    def run_forward(self, params: Any) -> bool:
+        """Run the forward kernel; return False where it does not take the problem."""
 
-    def statistics(self, pairs: Any, found: Any) -> bool:
-        """Run the kernel of what needs the log-sum-exp; False where it does not take the problem."""
-        raise NotImplementedError
+    @abstractmethod
+    def run_statistics(self, params: Any, results: Any) -> bool:
+        """Run the kernel of statistics that need the log-sum-exp; return False where it does not take the problem."""
 
+    @abstractmethod
     def parameters(self) -> Tensor:
-        """Return the numbers of the score that the kernels are handed beside the tokens."""
-        raise NotImplementedError
+        """Return the parameters of the score that the kernels get beside the tokens."""
 
+    @abstractmethod
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
     ) -> Gradients | None:
         """Return the gradients of ``sum_ij A_ij (left_i · right_j)``; None as in `forward`."""
-        raise NotImplementedError
 
-    def new(self, *shape: int, fill: float = 0.0) -> Tensor:
-        """Return a tensor in the dtype of the sums."""
-        return torch.full(shape, fill, dtype=self.problem.dtype, device="cpu")
+    def zeros(self, *shape: int) -> Tensor:
+        """Return zeros in the dtype of the sums."""
+        return torch.zeros(shape, dtype=self.problem.dtype, device="cpu")
 
-    def forward(self, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp; None where tokens are not finite."""
-        batch, heads, m, _ = self.problem.shape
-        values = v.detach().to(self.problem.dtype)
+    def forward(self, v: Tensor | None, wanted: Mapping[str, Any]) -> dict[str, Tensor] | None:
+        """Return the log-sum-exp, ``out`` for given values, and what is wanted of entropy and largest logit.
+
+        One pass computes them all. None where a number is not finite.
+        """
+        values = self.k[..., :0] if v is None else v.detach().to(self.problem.dtype)
         if not all_finite(self.q, self.k, values):
             return None
-        out, lse = self.new(batch, heads, m, v.shape[-1]), no_keys(batch, heads, m)
-        for view in views(self.problem, self.plan):
-            whole = len(view.rows) == m
-            part = out if whole else self.new(batch, heads, len(view.rows), v.shape[-1])
-            part_lse = lse if whole else no_keys(batch, heads, len(view.rows))
-            wanted: dict[str, Any] = {"out": part if v.shape[-1] else None, "lse": part_lse}
-            pairs, held = fields(view, self.q[view.place], self.k, values, **wanted)
-            if not self.sums(pairs):
-                return None
-            del held
-            if not whole:
-                out[view.place], lse[view.place] = part, part_lse
-        if not all_finite(out):  # values so large that their sum is not: the tiled backend has its own way with them
-            return None
-        lse, share = with_sink(self.problem, lse)
-        return (out if share is None else out * share.unsqueeze(-1)).to(v.dtype), lse
 
-    def rows(self) -> Rows | None:
-        """Return log-sum-exp, entropy and largest logit of each row; None where tokens are not finite."""
-        batch, heads, m, _ = self.problem.shape
-        if not all_finite(self.q, self.k):
-            return None
-        found = [no_keys(batch, heads, m), *(self.new(batch, heads, m, fill=fill) for fill in (0.0, -torch.inf))]
-        for view in views(self.problem, self.plan):
-            parts = [torch.empty_like(whole[view.place]) for whole in found]
-            wanted: dict[str, Any] = dict(zip(("lse", "entropy", "max_logit"), parts, strict=True))
-            pairs, held = fields(view, self.q[view.place], self.k, self.k[..., :0], **wanted)
-            if not self.sums(pairs):
-                return None
-            del held
-            for whole, part in zip(found, parts, strict=True):
-                whole[view.place] = part
-        lse, share = with_sink(self.problem, found[0])
-        if share is not None:  # p = share * p': its entropy is share * (entropy of p' - log share)
-            found[1] = found[1] * share - torch.xlogy(share, share)
-        return Rows(lse, found[1].clamp(min=0.0).to(self.problem.dtype), found[2])  # rounding must not take it below 0
+        def run(rows: slice, fields: dict[str, Any]) -> bool:
+            fields.pop("sink", None)  # the kernel knows no sink: it is added below
+            params, _buffers = pairwise_params(self.q[:, :, rows], self.k, values, **fields)
+            return self.run_forward(params)
 
-    def found(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
+        size = None if v is None else v.shape[-1]
+        found = request.compute(self.problem, {"lse": True, **wanted}, run, size=size)
+        if found is None or ("out" in found and not all_finite(found["out"])):  # tiled sums values that overflow
+            return None
+        if self.problem.sink is not None:
+            found = _with_sink(found, self.problem.sink)
+        if "entropy" in found:
+            found["entropy"] = found["entropy"].clamp(min=0.0)  # rounding must not take it below 0
+        return found
+
+    def statistics(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
         """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
         if not all_finite(self.q, self.k):
             return None
-        nothing, structure = self.k[..., :0], library.structure("AttentionParams")
+        no_values, structure = self.k[..., :0], library.structure("AttentionParams")
 
-        def run(rows: slice, results: dict[str, Any]) -> bool:
-            q = self.q[:, :, rows]
-            pairs, held = fields(View(range(q.shape[2]), {}), q, self.k, nothing)
-            sizes = {name: getattr(pairs, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
+        def run(rows: slice, fields: dict[str, Any]) -> bool:
+            params, _buffers = pairwise_params(self.q[:, :, rows], self.k, no_values)
+            sizes = {name: getattr(params, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             # Logits are in powers of 2.
-            done = self.statistics(pairs, structure(**sizes, scale=math.log(2.0), **results))
-            del held
-            return done
+            return self.run_statistics(params, structure(**sizes, scale=math.log(2.0), **fields))
 
         return request.compute(self.problem, wanted, run, lse=lse.detach())
 
@@ -253,16 +154,27 @@ class Family:
         values = x.detach().to(self.problem.dtype)
         if not all_finite(self.q, self.k, values, lse.clamp(min=-1.0)):
             return None
-        total = self.new(batch, heads, n, x.shape[-1])
+        total = self.zeros(batch, heads, n, x.shape[-1])
         keys = spread_heads(self.k, heads)
-        for view in views(self.problem, self.plan):
-            part = torch.empty_like(total)
-            known = lse[view.place].contiguous()
-            pairs, held = fields(
-                view, keys, self.q[view.place], values[view.place], by_column=True, known=known, out=part
+        for block in request.row_blocks(self.problem):
+            part, known = torch.empty_like(total), lse[block.slices].contiguous()
+            fields = block.mask | {"known": known.data_ptr(), "out": part.data_ptr()}
+            params, _buffers = pairwise_params(
+                keys, self.q[block.slices], values[block.slices], by_column=True, **fields
             )
-            if not self.sums(pairs):
+            if not self.run_forward(params):
                 return None
-            del held
             total += part
         return total
+
+
+def _with_sink(found: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
+    """Return what was found with the weight of the sink counted."""
+    dtype = found["lse"].dtype
+    lse, share, _ = merge(found["lse"], sink.detach().to(dtype).view(1, -1, 1))
+    counted = found | {"lse": lse}
+    if "out" in found:
+        counted["out"] = found["out"] * share.unsqueeze(-1)
+    if "entropy" in found:  # p = share * p': its entropy is share * (entropy of p' - log share)
+        counted["entropy"] = (found["entropy"] * share - torch.xlogy(share, share)).to(found["entropy"].dtype)
+    return counted

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from attlas.engine.native import library, masking
 from attlas.engine.problem import Problem
-from attlas.engine.tiling import column_blocks
-from attlas.masks.base import BlockState, Mask
+from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
+from attlas.masks.base import Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["GIVEN", "Picture", "compute", "mask_of", "panels"]
+__all__ = ["NEEDS_LSE", "Picture", "RowBlock", "compute", "row_blocks"]
 
-_PANEL = 1 << 25  # bytes of a mask that are written out at a time
-_ROWS = 512  # rows of such a part: more, and fewer stretches of keys are hidden from all of them
+_MASK_BYTES = 1 << 25  # bytes of a mask that are written out at a time
+_MASK_ROWS = 512  # rows written out at a time: of more rows, fewer segments of keys are hidden from all
 # Results that are not in the dtype of the sums.
 _DTYPES = {"top_keys": torch.int64, "coverage": torch.int64, "lse": torch.float64}
 
-#: What can be found only where the log-sum-exp of each row is known.
-GIVEN = frozenset({"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"})
+#: Results that need the log-sum-exp of each row.
+NEEDS_LSE = frozenset({"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"})
 
 
 class Picture(NamedTuple):
@@ -53,8 +53,8 @@ def compute(
         ``variance`` (True), ``largest`` (how many), ``column_mass``, ``column_max``, ``offsets`` (True),
         ``picture_sum``, ``picture_max`` (a `Picture`, the same for both), ``coverage`` (levels).
     run : callable
-        Calls the kernel for some rows, with these fields of the structure ``Dot`` beside its own; False where the
-        tokens do not allow it.
+        Calls the kernel for some rows, with these fields of the structure ``AttentionParams`` beside its own; False
+        where the tokens do not allow it.
     size : int, optional
         Size of the values, where the output is found too.
     lse : Tensor, optional, shape (batch, heads, m)
@@ -68,55 +68,54 @@ def compute(
         None where a call was refused.
     """
     results = _empty(problem, wanted, size, problem.shape[2])
-    for panel in panels(problem):
-        m = len(panel.rows)
+    for block in row_blocks(problem):
+        m = len(block.rows)
         part = results if m == problem.shape[2] else _empty(problem, wanted, size, m)
-        rows = slice(panel.rows.start, panel.rows.stop)
-        fields, held = _fields(problem, panel, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
+        rows = block.slices[2]
+        fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
         if not run(rows, fields | further):
             return None
-        del held
+        del buffers
         if part is not results:
             _join(results, part, rows)
     return results
 
 
-class _Panel(NamedTuple):
-    """Some rows, and what the mask says of them: one run of keys for each row, or cells."""
+class RowBlock(NamedTuple):
+    """Some rows, and their mask in the fields of the kernels."""
 
     rows: range
-    allowed_runs: tuple[Tensor, Tensor] | None
-    cells: Tensor | None
+    mask: dict[str, Any]
+    buffers: tuple[Tensor, ...]  # what the addresses in `mask` point to
+
+    @property
+    def slices(self) -> tuple[slice, slice, slice]:
+        """The slices of these rows in a tensor of shape (batch, heads, m)."""
+        return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
 
 
-def panels(problem: Problem) -> Iterator[_Panel]:
-    """Yield the rows of each call, and what the mask says of them."""
+def row_blocks(problem: Problem) -> Iterator[RowBlock]:
+    """Yield the rows of each call with their mask: a run of allowed keys per row, or a byte per cell."""
     batch, heads, m, n = problem.shape
-    at = problem.tile(range(batch), range(heads), range(m), range(n))
     if problem.mask is None:
-        yield _Panel(range(m), None, None)
+        yield RowBlock(range(m), {}, ())
         return
     if problem.allowed_runs is not None:
-        yield _Panel(range(m), problem.allowed_runs, None)
+        yield RowBlock(range(m), *masking.of_runs(*problem.allowed_runs))
         return
-    # Cells are asked for as many rows as stay small even if each batch and head has its own, and only where the
-    # mask does not say of a whole stretch of keys that all or none of them may be seen.
-    for rows in cut(m, max(min(_PANEL // (batch * heads * n), _ROWS), 1)):
-        yield _Panel(rows, None, _cells(problem.mask, replace(at, rows=rows)))
+    at = problem.tile(range(batch), range(heads), range(m), range(n))
+    # As many rows as stay small even if each batch and head has cells of its own.
+    for rows in cut(m, max(min(_MASK_BYTES // (batch * heads * n), _MASK_ROWS), 1)):
+        yield RowBlock(rows, *_cells(problem.mask, replace(at, rows=rows)))
 
 
-def _cells(mask: Mask, at: Tile) -> Tensor:
-    """Return True where the mask lets rows see keys, shape (batches or 1, heads or 1, rows, n)."""
-    segments = column_blocks(at, mask, len(at.columns), whole_rows=True)[0].segments
-    asked = {
-        columns: mask.allows(at.narrow(columns)) for columns, coverage in segments if coverage is BlockState.PARTIAL
-    }
-    shape = torch.broadcast_shapes((1, 1), *(cells.shape[:-2] for cells in asked.values()))
-    cells = torch.zeros(*shape, len(at.rows), len(at.columns), dtype=torch.bool, device="cpu")
-    for columns, coverage in segments:
-        if coverage is not BlockState.EMPTY:
-            cells[..., columns.start : columns.stop] = asked.get(columns, True)
-    return cells
+def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """Return the mask of some rows in the fields of the kernels, cell by cell; none where all keys are allowed.
+
+    The mask is asked for cells only in segments of keys of which it allows some.
+    """
+    cells = allowed_cells(at, mask, ColumnBlock(at.columns, tuple(segments_of(at, mask))))
+    return ({}, ()) if cells is None else masking.of_cells(cells, len(at.rows), len(at.columns))
 
 
 def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int) -> dict[str, Tensor]:
@@ -164,39 +163,26 @@ def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> N
 
 
 def _fields(
-    problem: Problem, panel: _Panel, wanted: Mapping[str, Any], results: Mapping[str, Tensor], lse: Tensor | None
+    problem: Problem, block: RowBlock, wanted: Mapping[str, Any], results: Mapping[str, Tensor], lse: Tensor | None
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Return mask, sink and results in the fields of the kernels, and the tensors that they point to."""
-    fields, held = mask_of(panel, len(panel.rows), problem.shape[3])
-    fields |= {name: t.data_ptr() for name, t in results.items() if t.numel()}
+    buffers = list(block.buffers)
+    fields = block.mask | {name: t.data_ptr() for name, t in results.items() if t.numel()}
     if lse is not None:
-        held.append(lse)
+        buffers.append(lse)
         fields |= {"lse": lse.data_ptr(), "lse_known": 1, "partial": int(problem.partial)}
     if problem.sink is not None:
-        held.append(problem.sink.detach().to(problem.dtype).contiguous())
-        fields["sink"] = held[-1].data_ptr()
+        buffers.append(problem.sink.detach().to(problem.dtype).contiguous())
+        fields["sink"] = buffers[-1].data_ptr()
     if "largest" in wanted:
         fields["k_largest"] = wanted["largest"]
     picture = wanted.get("picture_sum") or wanted.get("picture_max")
     if picture is not None:
-        edges = picture.rows.clamp(panel.rows.start, panel.rows.stop) - panel.rows.start
-        held += [edges.contiguous(), picture.columns.contiguous()]
-        fields |= {"row_edges": held[-2].data_ptr(), "column_edges": held[-1].data_ptr()}
+        edges = picture.rows.clamp(block.rows.start, block.rows.stop) - block.rows.start
+        buffers += [edges.contiguous(), picture.columns.contiguous()]
+        fields |= {"row_edges": buffers[-2].data_ptr(), "column_edges": buffers[-1].data_ptr()}
         fields |= {"picture_rows": len(picture.rows) - 1, "picture_columns": len(picture.columns) - 1}
     if "coverage" in wanted:
-        held.append(torch.tensor(wanted["coverage"], dtype=torch.float64, device="cpu"))
-        fields |= {"levels": held[-1].data_ptr(), "level_count": len(wanted["coverage"])}
-    return fields, held
-
-
-def mask_of(panel: _Panel, m: int, n: int) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the mask of some rows in the fields of the kernels, and the tensors that they point to."""
-    fields: dict[str, Any] = {}
-    held: list[Tensor] = []
-    if panel.allowed_runs is not None:
-        mask, tensors = masking.of_runs(*panel.allowed_runs)
-        fields, held = fields | mask, [*held, *tensors]
-    if panel.cells is not None:
-        mask, tensors = masking.of_cells(panel.cells, m, n)
-        fields, held = fields | mask, [*held, *tensors]
-    return fields, held
+        buffers.append(torch.tensor(wanted["coverage"], dtype=torch.float64, device="cpu"))
+        fields |= {"levels": buffers[-1].data_ptr(), "level_count": len(wanted["coverage"])}
+    return fields, buffers

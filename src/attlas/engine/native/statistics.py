@@ -9,46 +9,46 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import MISSING
-from attlas.engine.fold import Blocks, Statistic
 from attlas.engine.native import request
 from attlas.engine.problem import Problem
+from attlas.engine.statistic import Blocks, Statistic
 
-__all__ = ["Read", "fold", "fused"]
+__all__ = ["Read", "collect", "requested_outputs"]
 
-#: Finds what is wanted of a matrix (`request.compute`), given values and the log-sum-exp if it is known; None where the
-#: tokens do not allow it.
+#: Computes the requested outputs of a matrix (`request.compute`), with values and the log-sum-exp where given. Returns
+#: None where the tokens are not finite.
 Read = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], dict[str, Tensor] | None]
 
 _PICTURES = ("picture_sum", "picture_max")
 
 
-def fused(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
-    """Return what each statistic wants of the whole matrix; None for one that must see the tiles."""
-    asked: list[Mapping[str, Any] | None] = []
+def requested_outputs(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
+    """Return the outputs that each statistic requests; None for one that must see the tiles."""
+    requests: list[Mapping[str, Any] | None] = []
     levels: object = None
     pooled = False
     for statistic in statistics:
-        wants = statistic.outputs(problem) if _speaks_for_itself(statistic) else None
-        if wants is not None and "coverage" in wants:
-            if levels not in (None, wants["coverage"]):
-                wants = None  # one set of levels in one pass
+        outputs = statistic.outputs(problem) if _has_matching_outputs(statistic) else None
+        if outputs is not None and "coverage" in outputs:
+            if levels not in (None, outputs["coverage"]):
+                outputs = None  # one set of levels in one pass
             else:
-                levels = wants["coverage"]
-        if wants is not None and "out" in wants:
-            # One set of values in one pass; the kernels norm the rows of a window over its own keys.
-            wants, pooled = (None if pooled or problem.partial else wants), True
-        asked.append(wants)
-    return asked
+                levels = outputs["coverage"]
+        if outputs is not None and "out" in outputs:
+            # One set of values in one pass; the kernels normalize the rows of a window over its own keys.
+            outputs, pooled = (None if pooled or problem.partial else outputs), True
+        requests.append(outputs)
+    return requests
 
 
-def fold(
+def collect(
     problem: Problem,
     read: Read,
     statistics: Sequence[Statistic],
-    asked: Sequence[Mapping[str, Any] | None],
+    requests: Sequence[Mapping[str, Any] | None],
     lse: Tensor | None,
 ) -> tuple[list[Any], Tensor] | None:
-    """Compute the statistics that want numbers of the whole matrix; None where the tokens are not finite.
+    """Compute the statistics that request outputs; None where the tokens are not finite.
 
     Returns
     -------
@@ -57,18 +57,18 @@ def fold(
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
-    wanted = _together([wants for wants in asked if wants is not None], problem.shape[2:])
-    v = wanted.pop("out", None)
+    merged = _merge_requests([outputs for outputs in requests if outputs is not None], problem.shape[2:])
+    v = merged.pop("out", None)
     if lse is None:
-        wanted["lse"] = True
-    found = read(wanted, v, lse)
+        merged["lse"] = True
+    found = read(merged, v, lse)
     if found is None:
         return None
     if lse is None:
         lse = found["lse"]
     results = [
-        MISSING if wants is None else statistic.from_outputs(_own(found, wants, wanted), problem)
-        for statistic, wants in zip(statistics, asked, strict=True)
+        MISSING if outputs is None else statistic.from_outputs(_select(found, outputs, merged), problem)
+        for statistic, outputs in zip(statistics, requests, strict=True)
     ]
     return results, lse
 
@@ -76,10 +76,10 @@ def fold(
 _STEPS = ("start", "step", "finish", "of", "merge")
 
 
-def _speaks_for_itself(statistic: Statistic) -> bool:
-    """Return whether what a statistic wants was written for what it computes, and not for a class that it changes.
+def _has_matching_outputs(statistic: Statistic) -> bool:
+    """Return whether `outputs` of a statistic describes its own `step`, not that of a base class which it overrides.
 
-    A class that says what its subclasses want, and leaves `step` to them, speaks for all of them.
+    A base class without a `step` describes all of its subclasses.
     """
     own = type(statistic)
     owner = next(kind for kind in own.__mro__ if "outputs" in vars(kind))
@@ -89,38 +89,38 @@ def _speaks_for_itself(statistic: Statistic) -> bool:
     return all(getattr(own, name, None) is getattr(owner, name, None) for name in _STEPS)
 
 
-def _together(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
-    """Join what several statistics want: the largest k, and pictures of blocks that all can be made of.
+def _merge_requests(requests: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Merge the requests of several statistics: the largest k, and picture blocks that all can be pooled from.
 
-    Blocks cover the whole matrix, as the kernels take it, also where every statistic looks at a window of it.
+    The blocks cover the whole matrix, as the kernels need it, even if every statistic looks at a window.
     """
-    wanted: dict[str, Any] = {}
-    for wants in asked:
-        for name, value in wants.items():
-            wanted[name] = max(wanted.get(name, 0), value) if name == "largest" else value
-    blocks = [wants[name] for wants in asked for name in _PICTURES if name in wants]
+    merged: dict[str, Any] = {}
+    for outputs in requests:
+        for name, value in outputs.items():
+            merged[name] = max(merged.get(name, 0), value) if name == "largest" else value
+    blocks = [outputs[name] for outputs in requests for name in _PICTURES if name in outputs]
     if blocks:
         rows, columns = (
             torch.cat([*edges, torch.tensor([0, size], device="cpu")]).unique()
             for edges, size in zip(zip(*blocks, strict=True), sizes, strict=True)
         )
-        wanted |= {name: request.Picture(rows, columns) for name in _PICTURES if name in wanted}
-    return wanted
+        merged |= {name: request.Picture(rows, columns) for name in _PICTURES if name in merged}
+    return merged
 
 
-def _own(found: Mapping[str, Tensor], wants: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what one statistic asked for, in the form that it asked for."""
+def _select(found: Mapping[str, Tensor], outputs: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the outputs of one statistic, in the form that it requested."""
     own = dict(found)
-    if "largest" in wants:
-        own["top_values"] = found["top_values"][..., : wants["largest"]]
-        own["top_keys"] = found["top_keys"][..., : wants["largest"]].clone()
+    if "largest" in outputs:
+        own["top_values"] = found["top_values"][..., : outputs["largest"]]
+        own["top_keys"] = found["top_keys"][..., : outputs["largest"]].clone()
     for name in _PICTURES:
-        if name in wants:
-            own[name] = _pooled(found[name], wanted[name], wants[name], name == "picture_max")
+        if name in outputs:
+            own[name] = _pool_blocks(found[name], merged[name], outputs[name], name == "picture_max")
     return own
 
 
-def _pooled(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tensor:
+def _pool_blocks(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tensor:
     """Pool blocks into larger ones whose edges are among theirs; what lies outside of those is left out."""
     for axis, have, want in ((-2, fine[0], coarse[0]), (-1, fine[1], coarse[1])):
         if torch.equal(have, want):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.sums.direct import Run, joined, over_runs
-from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.direct import Run, sum_runs
+from attlas.estimators.sums.result import Sums, concatenate, unsort
 from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import Task
 from attlas.estimators.sums.tree import Leaves, gaps, leaves_of
@@ -93,11 +93,9 @@ def box_sums(task: Task) -> Sums:
         runs: tuple[Run | None, ...] = (None,)
         if forest.place is not None:
             runs = _others(forest.place[some], way, total)
-        parts.append(over_runs(near, runs))
-        task.tell(group.stop)
-    place = torch.empty_like(forest.queries.order)
-    place[forest.queries.order] = torch.arange(len(place), device="cpu")
-    return joined(parts).rows(place)
+        parts.append(sum_runs(near, runs))
+        task.report(group.stop)
+    return unsort(concatenate(parts), forest.queries.order)
 
 
 def share_to_compute(task: Task) -> float:

@@ -13,10 +13,10 @@ from attlas.estimators.sums.gaussian import gaussian_sums
 from attlas.estimators.sums.laplace import laplace_sums
 from attlas.estimators.sums.line import Line, sorted_line
 from attlas.estimators.sums.polynomial import polynomial_sums
-from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.result import Sums, unsort
 from attlas.estimators.sums.task import Task
 
-__all__ = ["SumsPlan", "chosen", "run"]
+__all__ = ["SumsPlan", "choose_way", "run"]
 
 _FEW = 1 << 21  # pairs below which sorting costs more than it saves
 _MOST_COORDINATES = 8  # from there on boxes are too wide to be far from anything
@@ -66,9 +66,9 @@ class SumsPlan:
         return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
 
 
-def chosen(task: Task) -> SumsPlan:
+def choose_way(task: Task) -> SumsPlan:
     """Choose how a task is summed; for boxes this looks at a sample of the data."""
-    against = _against_line(task), _against_boxes(task)
+    against = _line_unsupported(task), _boxes_unsupported(task)
     others = {"boxes": against[1], "line": against[0], "direct": "it computes every pair"}
     if against[0] is None:
         way, because = "line", _LINES[task.kernel][1]
@@ -87,27 +87,31 @@ def chosen(task: Task) -> SumsPlan:
 
 def run(task: Task) -> Sums:
     """Sum a task the way that is chosen for it."""
-    way = chosen(task).way
+    way = choose_way(task).way
     if way == "line":
         line = sorted_line(task)
-        sums = line.restored(_LINES[task.kernel][0](line))
-        task.tell(len(task.x))
+        sums = unsort(_LINES[task.kernel][0](line), line.order)
+        task.report(len(task.x))
         return sums
     return box_sums(task) if way == "boxes" else direct_sums(task)
 
 
-def _against_line(task: Task) -> str | None:
+def _line_unsupported(task: Task) -> str | None:
     if task.x.shape[1] != 1:
         return f"there are {task.x.shape[1]} coordinates"
-    return _against_all(task, _FEW)
+    if task.tolerance == 0:
+        return "tolerance=0 allows no approximation"
+    return _unsupported(task, _FEW)
 
 
-def _against_boxes(task: Task) -> str | None:
+def _boxes_unsupported(task: Task) -> str | None:
     if task.x.shape[1] > _MOST_COORDINATES:
         return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
-    if task.x.shape[1] == 1:
+    if task.x.shape[1] == 1 and task.tolerance > 0:
         return "keys of one coordinate are sorted on a line, where there are enough of them"
-    found = _against_all(task, 1)
+    if task.tolerance == 0 and not task.bounded:
+        return "tolerance=0 asks for every pair that has a weight, and all have one"
+    found = _unsupported(task, 1)
     if found is None and _overhead(task) > _WORTH * _direct_seconds(task):
         return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
     return found
@@ -124,10 +128,8 @@ def _overhead(task: Task) -> float:
     return _TREE * (len(task.x) + len(task.keys)) + _CALLS * len(task.x) / QUERIES
 
 
-def _against_all(task: Task, few: int) -> str | None:
+def _unsupported(task: Task, few: int) -> str | None:
     if task.x.device.type != "cpu":
         return f"the tensors are on {task.x.device}"
-    if task.tolerance == 0:
-        return "tolerance=0 asks for every pair"
     pairs = len(task.x) * len(task.keys)
     return f"{pairs:,} pairs are too few for it to pay" if pairs < few else None

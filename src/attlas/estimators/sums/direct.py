@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.sums.result import Moments, Sums
+from attlas.estimators.sums.result import Moments, Sums, concatenate, put_rows, unsort
 from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import Task
 
-__all__ = ["Run", "direct_sums", "joined", "others", "over_runs", "pooled"]
+__all__ = ["Run", "direct_sums", "sum_run", "sum_runs", "without_own"]
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
@@ -29,26 +29,35 @@ class Run(NamedTuple):
     first: Tensor
     stop: Tensor
 
+    def rows(self, index: Tensor | slice) -> Run:
+        """Return the runs of some queries."""
+        return Run(self.first[index], self.stop[index])
+
+    def without(self, before: Run, after: Run) -> tuple[Run, Run]:
+        """Return the two parts of each run, before and after the query's own key."""
+        left = Run(self.first, torch.minimum(self.stop, before.stop))
+        return left, Run(torch.maximum(self.first, after.first), self.stop)
+
 
 def direct_sums(task: Task) -> Sums:
     """Return the sums over every pair of a task whose bandwidths are near 1."""
     if task.weights is not None and not bool((task.weights > 0).all()):
         kept = task.weights > 0
-        own = others(kept) if task.leave_one_out else None
+        own = without_own(kept) if task.leave_one_out else None
         task = replace(task, keys=task.keys[kept], values=task.values[kept], weights=task.weights[kept])
     else:
-        own = others(torch.ones(len(task.keys), dtype=torch.bool)) if task.leave_one_out else None
+        own = without_own(torch.ones(len(task.keys), dtype=torch.bool)) if task.leave_one_out else None
     m = task.x.shape[0]
     parts = []
     for start in range(0, max(m, 1), _ROWS):
         some = slice(start, min(start + _ROWS, m))
-        runs = (None,) if own is None else tuple(Run(run.first[some], run.stop[some]) for run in own)
-        parts.append(over_runs(replace(task, x=task.x[some]), runs))
-        task.tell(some.stop)
-    return joined(parts)
+        runs = (None,) if own is None else tuple(run.rows(some) for run in own)
+        parts.append(sum_runs(replace(task, x=task.x[some]), runs))
+        task.report(some.stop)
+    return concatenate(parts)
 
 
-def others(kept: Tensor) -> tuple[Run, Run]:
+def without_own(kept: Tensor) -> tuple[Run, Run]:
     """Return the keys before and after each query's own, where only some keys of the queries are `kept`."""
     kept = kept.cpu()
     after = kept.cumsum(0)
@@ -56,44 +65,29 @@ def others(kept: Tensor) -> tuple[Run, Run]:
     return Run(torch.zeros_like(before), before), Run(after, torch.full_like(after, int(after[-1]) if len(kept) else 0))
 
 
-def joined(parts: list[Sums]) -> Sums:
-    """Return the sums of all queries from those of some."""
-    firsts = [part.first for part in parts if part.first is not None]
-    first = None
-    if firsts:
-        first = Moments(*(torch.cat([getattr(f, name) for f in firsts]) for name in ("offset", "outer", "cross")))
-    numerator, denominator, scale = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("numerator", "denominator", "log_scale")
-    )
-    return Sums(numerator, denominator, scale, first)
-
-
-def over_runs(task: Task, runs: tuple[Run | None, ...]) -> Sums:
+def sum_runs(task: Task, runs: tuple[Run | None, ...]) -> Sums:
     """Return the sums over runs of keys that do not meet."""
-    sums = _over_run(task, runs[0])
+    sums = _sum_one_run(task, runs[0])
     for run in runs[1:]:
-        sums = sums.merge(_over_run(task, run))
+        sums = sums.merge(_sum_one_run(task, run))
     return sums
 
 
-def _over_run(task: Task, run: Run | None) -> Sums:
+def _sum_one_run(task: Task, run: Run | None) -> Sums:
     """Return the sums over one run of keys a query, in float64 where float32 would lose digits."""
     if task.moments:
-        return _with_moments(replace(task, x=task.x.double(), keys=task.keys.double()), run)
-    sums = pooled(task, run)
+        return _sum_run_with_moments(replace(task, x=task.x.double(), keys=task.keys.double()), run)
+    sums = sum_run(task, run)
     if task.x.dtype is torch.float32:
         low = sums.log_scale < _FAR[task.kernel]
         if bool(low.any()):
             there = low.nonzero().squeeze(-1)
-            some = None if run is None else Run(run.first[there.cpu()], run.stop[there.cpu()])
-            again = pooled(replace(task, x=task.x[there].double(), keys=task.keys.double()), some)
-            sums.numerator[there] = again.numerator.to(sums.numerator)
-            sums.denominator[there] = again.denominator.to(sums.denominator)
-            sums.log_scale[there] = again.log_scale
+            some = None if run is None else run.rows(there.cpu())
+            put_rows(sums, there, sum_run(replace(task, x=task.x[there].double(), keys=task.keys.double()), some))
     return sums
 
 
-def pooled(task: Task, run: Run | None) -> Sums:
+def sum_run(task: Task, run: Run | None) -> Sums:
     """Return the sums over one run of keys a query in the dtype of its tokens, by one product of the lazy matrix."""
     dtype = task.x.dtype
     values, weights = task.values.to(dtype), task.weights
@@ -145,7 +139,7 @@ def _nearest(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
     return sums
 
 
-def _with_moments(task: Task, run: Run | None) -> Sums:
+def _sum_run_with_moments(task: Task, run: Run | None) -> Sums:
     """Return the sums with moments: offsets are counted from an origin near each group of queries."""
     m, d = task.x.shape
     out: list[Sums] = []
@@ -160,16 +154,14 @@ def _with_moments(task: Task, run: Run | None) -> Sums:
             if not len(part) and m:
                 continue
             rows = part.cpu()
-            some = None if run is None else Run(run.first[rows], run.stop[rows])
+            some = None if run is None else run.rows(rows)
             origin = middle if len(part) != 1 else task.x[part[0]]
-            out.append(_around(replace(task, x=task.x[part]), some, origin))
+            out.append(_moments_around(replace(task, x=task.x[part]), some, origin))
             done.append(part)
-    place = torch.empty_like(order)
-    place[torch.cat(done)] = torch.arange(m, device=order.device)
-    return joined(out).rows(place)
+    return unsort(concatenate(out), torch.cat(done))
 
 
-def _around(task: Task, run: Run | None, origin: Tensor) -> Sums:
+def _moments_around(task: Task, run: Run | None, origin: Tensor) -> Sums:
     """Return the sums with moments of queries near an origin."""
     if run is not None and len(run.first):  # of all keys only those that some query sees
         low, high = int(run.first.min()), max(int(run.stop.max()), int(run.first.min()))
@@ -181,7 +173,7 @@ def _around(task: Task, run: Run | None, origin: Tensor) -> Sums:
     z, v = task.keys - origin, task.values.double()
     outer = (z.unsqueeze(-1) * z.unsqueeze(-2)).reshape(n, d * d)
     cross = (z.unsqueeze(-1) * v.unsqueeze(-2)).reshape(n, d * e)
-    sums = pooled(replace(task, values=torch.cat([v, z, outer, cross], -1)), run)
+    sums = sum_run(replace(task, values=torch.cat([v, z, outer, cross], -1)), run)
     value, offset, outer, cross = sums.numerator.split([e, d, d * d, d * e], -1)
     outer, cross = outer.unflatten(-1, (d, d)), cross.unflatten(-1, (d, e))
     away, total = task.x - origin, sums.denominator.unsqueeze(-1)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.choose import SumsPlan, chosen, run
+from attlas.estimators.sums.choose import SumsPlan, choose_way, run
 from attlas.estimators.sums.result import Moments, Sums
-from attlas.estimators.sums.task import Task, checked
+from attlas.estimators.sums.task import Task, checked_task
 
 __all__ = ["kernel_sums", "plan_sums"]
 
@@ -49,7 +49,8 @@ def kernel_sums(
         Weight of each key, 0 or more, finite; the default is 1.
     tolerance : float, default 1e-7
         Error allowed in the denominator of a row, relative to it, and in the numerator, relative to the largest
-        ``|v|`` times the denominator. 0 sums every pair. Rounding in the dtype of x comes on top.
+        ``|v|`` times the denominator. 0 leaves out no pair that has a weight. Rounding in the dtype of x comes on
+        top.
     leave_one_out : bool, default False
         Leave out the pair (i, i); x must then be the keys.
     moments : {0, 1}, default 0
@@ -90,9 +91,9 @@ def kernel_sums(
     >>> kernel_sums("gaussian", x, x, x**2, 0.5).mean().squeeze(-1)
     tensor([0.1203, 1.2151, 4.2119, 8.4018])
     """
-    task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
-    near, units = _near_one(task)
-    return replace(_restored(run(near), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
+    task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
+    near, units = _normalized(task)
+    return replace(_denormalized(run(near), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 
 
 @torch.no_grad()
@@ -135,8 +136,8 @@ def plan_sums(
       not boxes: 9 pairs are too few for it to pay
       not line: there are 2 coordinates
     """
-    task = checked(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, None)
-    return chosen(_near_one(task)[0])
+    task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, None)
+    return choose_way(_normalized(task)[0])
 
 
 class _Units(NamedTuple):
@@ -147,7 +148,7 @@ class _Units(NamedTuple):
     value: float
 
 
-def _near_one(task: Task) -> tuple[Task, _Units]:
+def _normalized(task: Task) -> tuple[Task, _Units]:
     """Return a task with bandwidths in [1, 2), weights and values up to 2, and the units of all these.
 
     Powers of two change no digit, and with them no square overflows, and no product underflows, that need not.
@@ -178,7 +179,7 @@ def _power_of_two(t: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(t), torch.frexp(t)[1] - 1)
 
 
-def _restored(sums: Sums, units: _Units, dtype: torch.dtype) -> Sums:
+def _denormalized(sums: Sums, units: _Units, dtype: torch.dtype) -> Sums:
     """Return sums of scaled coordinates, weights and values in the units and the dtype of the user."""
     first = sums.first
     if first is not None:

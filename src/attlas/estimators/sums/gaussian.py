@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from attlas.estimators.sums.direct import Run
-from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out, sums_in_windows
-from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.line import Line, exact_sums, exact_sums_without_own, neighbours, sums_in_windows
+from attlas.estimators.sums.result import Sums, put_rows
 
 __all__ = ["gaussian_sums", "nodes_for", "window"]
 
@@ -68,8 +68,8 @@ def gaussian_sums(line: Line) -> Sums:
     sums = Sums(line.x.new_empty(m, task.values.shape[1]), line.x.new_empty(m), line.x.new_empty(m))
     rough = torch.repeat_interleave(~smooth, boxes.count).nonzero().squeeze(-1)
     if len(rough):
-        spread_out(sums, rough, _singly(line, rough, part))
-    task.tell(len(rough))
+        put_rows(sums, rough, _sum_each(line, rough, part))
+    task.report(len(rough))
     if bool(smooth.any()):
         _interpolate(line, boxes, smooth, nodes, sums)
     return sums if line.own is None else _without_own(line, sums, part)
@@ -156,11 +156,11 @@ def _boxes(line: Line, part: float) -> _Boxes:
     return _Boxes(start, count, centre, radius, near, run, tilt, (high - low) / (2 * h))
 
 
-def _singly(line: Line, rows: Tensor, part: float) -> Sums:
+def _sum_each(line: Line, rows: Tensor, part: float) -> Sums:
     """Return the sums of some queries over the keys that matter to each."""
     x = line.x[rows]
     near = neighbours(line, x)
-    return exact(line, x, window(line, x, 0.0, near, part), near)
+    return exact_sums(line, x, window(line, x, 0.0, near, part), near)
 
 
 def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Sums) -> None:
@@ -171,7 +171,7 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
     y = radius.unsqueeze(-1) * angle.cos()
     points = (centre.unsqueeze(-1) + line.h * y).reshape(-1)
     run = Run(*(t[there].repeat_interleave(nodes) for t in boxes.run))
-    found = exact(line, points, run, boxes.near[there].repeat_interleave(nodes))
+    found = exact_sums(line, points, run, boxes.near[there].repeat_interleave(nodes))
     scale = found.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)
     top = scale.amax(-1, keepdim=True)
     columns = torch.cat([found.numerator, found.denominator.unsqueeze(-1)], -1).view(len(there), nodes, -1)
@@ -186,7 +186,7 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
         y = (line.x[some] - centre[at]) / line.h
         total = _clenshaw(series, at, (y / radius[at].clamp(min=1e-300)).clamp(-1.0, 1.0))
         scale = top[at, 0] - 0.5 * y.square() + y * tilt[at]
-        spread_out(sums, some, Sums(total[:, :-1], total[:, -1], scale))
+        put_rows(sums, some, Sums(total[:, :-1], total[:, -1], scale))
 
 
 def _clenshaw(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
@@ -213,12 +213,12 @@ def _without_own(line: Line, sums: Sums, part: float) -> Sums:
     value[kept] = task.values[place]
     left = Sums(sums.numerator - share.unsqueeze(-1) * value, sums.denominator - share, sums.log_scale)
     for rows in heavy.nonzero().squeeze(-1).split(_ROWS):
-        mine = Run(*(t[rows] for t in own[0])), Run(*(t[rows] for t in own[1]))
+        mine = own[0].rows(rows), own[1].rows(rows)
         near = neighbours(line, line.x[rows], mine)
         there = near >= 0
-        found = exact_without_own(
+        found = exact_sums_without_own(
             line, rows, window(line, line.x[rows], 0.0, near.clamp(min=0), part), near.clamp(min=0)
         )
         found.denominator[~there], found.log_scale[~there] = 0.0, -torch.inf
-        spread_out(left, rows, found)
+        put_rows(left, rows, found)
     return left

@@ -15,9 +15,9 @@ from torch import Tensor
 from attlas.estimators.sums.direct import Run
 from attlas.estimators.sums.line import Line, neighbours, sums_in_windows
 from attlas.estimators.sums.result import Sums
-from attlas.estimators.sums.scan import running
+from attlas.estimators.sums.scan import decayed_cumsum
 
-__all__ = ["beside_each", "laplace_sums"]
+__all__ = ["laplace_sums", "leave_one_out_sums"]
 
 
 def laplace_sums(line: Line) -> Sums:
@@ -32,11 +32,11 @@ def laplace_sums(line: Line) -> Sums:
         before, after = line.own[0].stop, line.own[1].first
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
-    fade = (-(keys.diff() / line.h)).exp()
-    start = fade.new_zeros(min(n, 1))
-    left = _seen(line, running(torch.cat([start, fade]), terms), before - 1, x)
-    line.task.tell(len(x) // 2)
-    mirrored = running(torch.cat([start, fade.flip(0)]), terms.flip(0)).flip(0)
+    decay = (-(keys.diff() / line.h)).exp()
+    start = decay.new_zeros(min(n, 1))
+    left = _seen(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
+    line.task.report(len(x) // 2)
+    mirrored = decayed_cumsum(torch.cat([start, decay.flip(0)]), terms.flip(0)).flip(0)
     return left.merge(_seen(line, mirrored, after, x))
 
 
@@ -61,7 +61,7 @@ def _seen(line: Line, sums: Tensor, place: Tensor, x: Tensor) -> Sums:
     return Sums(found[:, :-1], found[:, -1], scale.masked_fill(~there, -torch.inf))
 
 
-def beside_each(keys: Tensor, values: Tensor, weights: Tensor | None) -> tuple[Sums, Tensor]:
+def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> tuple[Sums, Tensor]:
     """Return the sums that each key sees of all others, and the slopes that its bandwidth has.
 
     Parameters
@@ -108,9 +108,9 @@ def _from_one_side(gap: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
     """Return, as each key sees them past the key before it, on the scale of that one, sums and their slopes."""
     n = len(terms)
     none = terms.new_zeros(min(n, 1), terms.shape[1])
-    fade = (-gap).exp()
-    start = fade.new_zeros(min(n, 1))
-    sums = running(torch.cat([start, fade]), terms)[:-1]
+    decay = (-gap).exp()
+    start = decay.new_zeros(min(n, 1))
+    sums = decayed_cumsum(torch.cat([start, decay]), terms)[:-1]
     step = gap.unsqueeze(-1)
-    carried = running(torch.cat([start, fade]), torch.cat([none, fade.unsqueeze(-1) * step * sums]))[:-1]
+    carried = decayed_cumsum(torch.cat([start, decay]), torch.cat([none, decay.unsqueeze(-1) * step * sums]))[:-1]
     return torch.cat([none, sums]), torch.cat([none, carried + step * sums])

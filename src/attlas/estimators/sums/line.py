@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.direct import Run, others, over_runs, pooled
-from attlas.estimators.sums.result import Sums
+from attlas.estimators.sums.direct import Run, sum_run, sum_runs, without_own
+from attlas.estimators.sums.result import Sums, concatenate, put_rows
 from attlas.estimators.sums.task import Task
 
 __all__ = [
     "Line",
-    "exact",
-    "exact_without_own",
-    "gathered",
+    "exact_sums",
+    "exact_sums_without_own",
     "neighbours",
     "sorted_line",
-    "spread_out",
     "sums_in_windows",
 ]
 
@@ -65,19 +62,13 @@ class Line:
         """Return the weights of the keys, shape (n,)."""
         return self.keys.new_ones(()).expand(len(self.keys)) if self.task.weights is None else self.task.weights
 
-    def restored(self, sums: Sums) -> Sums:
-        """Return the sums of sorted queries in the order in which the queries were given."""
-        place = torch.empty_like(self.order)
-        place[self.order] = torch.arange(len(place), device=place.device)
-        return sums.rows(place)
-
 
 def sorted_line(task: Task) -> Line:
     """Return a task of one coordinate, sorted; keys of weight 0 are left out."""
     keys, way = task.keys[:, 0].double().sort(stable=True)
     values, weights = task.values.double()[way], task.weights
     kept = torch.ones(len(keys), dtype=torch.bool) if weights is None else weights[way] > 0
-    own = others(kept) if task.leave_one_out else None
+    own = without_own(kept) if task.leave_one_out else None
     x, order = (keys, way) if task.leave_one_out else task.x[:, 0].double().sort()
     if weights is not None:
         weights, keys, values = weights.double()[way][kept], keys[kept], values[kept]
@@ -107,13 +98,7 @@ def neighbours(line: Line, points: Tensor, own: tuple[Run, Run] | None = None) -
     return torch.where((left < 0) & (right >= n), -1, nearer)
 
 
-def exact(
-    line: Line,
-    points: Tensor,
-    run: Run,
-    near: Tensor,
-    tell: Callable[[int], None] | None = None,
-) -> Sums:
+def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
     """Return the sums of every pair of a point and the run of keys that belongs to it.
 
     Parameters
@@ -126,8 +111,6 @@ def exact(
         The keys of each point.
     near : Tensor of int64, shape (p,)
         A key of the run that none of the others comes much nearer to the point than.
-    tell : callable, optional
-        Told how many points are done.
     """
     task = line.task
     done = []
@@ -149,17 +132,15 @@ def exact(
             weights=weights,
             bandwidth=h,
         )
-        sums = pooled(part, Run(first - low, torch.where(busy, stop, first) - low))
+        sums = sum_run(part, Run(first - low, torch.where(busy, stop, first) - low))
         if bool(far.any()):
             there = far.nonzero().squeeze(-1)
-            spread_out(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
+            put_rows(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
         done.append(sums)
-        if tell is not None:
-            tell(min(some.stop, len(points)))
-    return gathered(done)
+    return concatenate(done)
 
 
-def exact_without_own(line: Line, rows: Tensor, run: Run, near: Tensor | None = None) -> Sums:
+def exact_sums_without_own(line: Line, rows: Tensor, run: Run, near: Tensor | None = None) -> Sums:
     """Return the exact sums of some queries over their runs of keys, each query's own left out.
 
     Parameters
@@ -175,40 +156,17 @@ def exact_without_own(line: Line, rows: Tensor, run: Run, near: Tensor | None = 
     """
     if line.own is None:
         raise ValueError("this line leaves no key out")
-    before, after = (Run(*(t[rows] for t in side)) for side in line.own)
+    before, after = (side.rows(rows) for side in line.own)
     x = line.x[rows]
     if near is None:
         near = neighbours(line, x, (before, after)).clamp(min=0)
-    left = exact(line, x, Run(run.first, torch.minimum(run.stop, before.stop)), near)
-    return left.merge(exact(line, x, Run(torch.maximum(run.first, after.first), run.stop), near))
-
-
-def gathered(parts: list[Sums]) -> Sums:
-    """Return the sums of all points from those of consecutive ones."""
-    return Sums(
-        torch.cat([part.numerator for part in parts]),
-        torch.cat([part.denominator for part in parts]),
-        torch.cat([part.log_scale for part in parts]),
-    )
+    left, right = run.without(before, after)
+    return exact_sums(line, x, left, near).merge(exact_sums(line, x, right, near))
 
 
 def sums_in_windows(line: Line, run: Run) -> Sums:
     """Return the sums of every query over its run of keys, with the moments that the task asks for."""
-    runs: tuple[Run, ...] = (run,)
-    if line.own is not None:
-        before, after = line.own
-        runs = (
-            Run(run.first, torch.minimum(run.stop, before.stop)),
-            Run(torch.maximum(run.first, after.first), run.stop),
-        )
-    return over_runs(line.task, runs)
-
-
-def spread_out(sums: Sums, there: Tensor, rows: Sums) -> None:
-    """Put the sums of some queries among those of all."""
-    sums.numerator[there] = rows.numerator
-    sums.denominator[there] = rows.denominator
-    sums.log_scale[there] = rows.log_scale
+    return sum_runs(line.task, (run,) if line.own is None else run.without(*line.own))
 
 
 def _is_far(line: Line, x: Tensor, near: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from attlas.estimators.sums.direct import Run
-from attlas.estimators.sums.line import Line, exact, exact_without_own, neighbours, spread_out, sums_in_windows
-from attlas.estimators.sums.result import Sums
-from attlas.estimators.sums.scan import running
+from attlas.estimators.sums.line import Line, exact_sums, exact_sums_without_own, neighbours, sums_in_windows
+from attlas.estimators.sums.result import Sums, put_rows
+from attlas.estimators.sums.scan import decayed_cumsum
 
 __all__ = ["polynomial_sums"]
 
@@ -78,19 +78,19 @@ def polynomial_sums(line: Line) -> Sums:
             for piece in pieces[int(mirrored)]:
                 _add(line, cells, sums, power, piece, total, bare)
             del sums
-        line.task.tell(m // 2)
+        line.task.report(m // 2)
     scale[low < high] = 0.0
     if line.own is not None:
-        _take_off(line, total)
-    return _checked(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
+        _subtract_own(line, total)
+    return _refined(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
 
 
 def _forward(cells: _Cells, terms: Tensor) -> Tensor:
-    return running((~cells.first).double(), terms)
+    return decayed_cumsum((~cells.first).double(), terms)
 
 
 def _backward(cells: _Cells, terms: Tensor) -> Tensor:
-    return running((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
+    return decayed_cumsum((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
 
 
 def _cells(line: Line, places: torch.dtype) -> _Cells:
@@ -133,7 +133,7 @@ def _add(line: Line, cells: _Cells, sums: Tensor, power: int, piece: _Piece, tot
         total[rows] += found.mul_(factor.masked_fill_(~used, 0.0).unsqueeze(-1))
 
 
-def _take_off(line: Line, total: Tensor) -> None:
+def _subtract_own(line: Line, total: Tensor) -> None:
     """Take each query's own key off its row, where the kernel is 1."""
     if line.own is None:
         return
@@ -143,17 +143,17 @@ def _take_off(line: Line, total: Tensor) -> None:
     total[kept] -= torch.cat([weights * line.task.values[place], weights], -1)
 
 
-def _checked(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sums:
+def _refined(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sums:
     """Return the sums with those rows taken directly whose rounding might exceed the tolerance."""
     gamma = _ROUNDINGS * torch.finfo(torch.float64).eps
     doubtful = odd | (bare * gamma > line.task.tolerance * sums.denominator)
     for rows in doubtful.nonzero().squeeze(-1).split(_ROWS):
         some = Run(run.first[rows].long(), run.stop[rows].long())
         if line.own is None:
-            found = exact(line, line.x[rows], some, neighbours(line, line.x[rows]))
+            found = exact_sums(line, line.x[rows], some, neighbours(line, line.x[rows]))
         else:
-            found = exact_without_own(line, rows, some)
-        spread_out(sums, rows, found)
+            found = exact_sums_without_own(line, rows, some)
+        put_rows(sums, rows, found)
     empty = sums.denominator == 0
     sums.log_scale[empty] = -torch.inf
     return sums

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 
-__all__ = ["Moments", "Sums"]
+__all__ = ["Moments", "Sums", "concatenate", "put_rows", "unsort"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,3 +168,29 @@ class Sums:
         factor = below.exp().to(self.denominator.dtype)
         first = None if self.first is None else self.first.scaled(factor)
         return Sums(self.numerator * factor.unsqueeze(-1), self.denominator * factor, scale, first)
+
+
+def concatenate(parts: list[Sums]) -> Sums:
+    """Return the sums of all queries from those of consecutive ones."""
+    firsts = [part.first for part in parts if part.first is not None]
+    first = None
+    if firsts:
+        first = Moments(*(torch.cat([getattr(f, name) for f in firsts]) for name in ("offset", "outer", "cross")))
+    numerator, denominator, scale = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("numerator", "denominator", "log_scale")
+    )
+    return Sums(numerator, denominator, scale, first)
+
+
+def put_rows(sums: Sums, index: Tensor, rows: Sums) -> None:
+    """Overwrite the sums of some queries; moments stay."""
+    sums.numerator[index] = rows.numerator.to(sums.numerator)
+    sums.denominator[index] = rows.denominator.to(sums.denominator)
+    sums.log_scale[index] = rows.log_scale
+
+
+def unsort(sums: Sums, order: Tensor) -> Sums:
+    """Return sums in the order of the input; `order` has the input index of each query."""
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), device=order.device)
+    return sums.rows(position)

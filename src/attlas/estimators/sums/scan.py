@@ -1,21 +1,21 @@
-"""Running sums along a line that fade, or start anew, between one key and the next."""
+"""Running sums along a line that decay, or start anew, between one key and the next."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["running"]
+__all__ = ["decayed_cumsum"]
 
 _STEPS = 64
 
 
-def running(fade: Tensor, terms: Tensor) -> Tensor:
+def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
     """Return ``a_i = fade_i a_{i-1} + terms_i`` with ``a_{-1} = 0``.
 
     Parameters
     ----------
-    fade : Tensor, shape (n,)
+    decay : Tensor, shape (n,)
         Factors in [0, 1]: 1 goes on, 0 starts anew.
     terms : Tensor, shape (n, c)
         What each place adds.
@@ -28,22 +28,22 @@ def running(fade: Tensor, terms: Tensor) -> Tensor:
     -----
     The order of the additions is that of a loop within blocks of 64, then over blocks, and so on: nothing is ever
     subtracted, so that the relative error of a sum of positive terms is below ``3 log_64(n) 64`` units of rounding,
-    however the sums grow and fade. Cost: two passes over the terms and 64 vectorised steps a level.
+    however the sums grow and decay. Cost: two passes over the terms and 64 vectorised steps a level.
     """
     n, columns = terms.shape
     if n <= _STEPS:
         out = terms.clone()
         for i in range(1, n):
-            out[i] += fade[i] * out[i - 1]
+            out[i] += decay[i] * out[i - 1]
         return out
     blocks = -(-n // _STEPS)
     # One row for each place within a block, so that a step reads and writes consecutive numbers.
-    share = _blocked(fade.unsqueeze(-1), blocks).squeeze(-1).contiguous()
+    share = _blocked(decay.unsqueeze(-1), blocks).squeeze(-1).contiguous()
     total = _blocked(terms, blocks).contiguous()
     for i in range(1, _STEPS):
         total[i].addcmul_(share[i].unsqueeze(-1), total[i - 1])
         share[i] *= share[i - 1]
-    carried = running(share[-1], total[-1])
+    carried = decayed_cumsum(share[-1], total[-1])
     before = torch.cat([carried.new_zeros(1, columns), carried[:-1]])
     total.addcmul_(share.unsqueeze(-1), before)
     return total.transpose(0, 1).reshape(-1, columns)[:n]

@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
-__all__ = ["Task", "checked"]
+__all__ = ["Task", "checked_task"]
 
 _SCORES: dict[str, Callable[[Tensor], Score]] = {
     "boxcar": Boxcar,
@@ -71,13 +71,13 @@ class Task:
         # The reciprocal of a bandwidth is rounded: a key at exactly one bandwidth must not come inside by that.
         return Boxcar(self.bandwidth * (1 - 4 * torch.finfo(self.x.dtype).eps))
 
-    def tell(self, done: int) -> None:
+    def report(self, done: int) -> None:
         """Report how many queries are done."""
         if self.progress is not None:
             self.progress(done, self.x.shape[0])
 
 
-def checked(
+def checked_task(
     kernel: str,
     x: Tensor,
     keys: Tensor,

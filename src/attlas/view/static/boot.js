@@ -1,6 +1,34 @@
 // Starts the page of `attlas view`.
 
 import { mount } from "./main.js";
+import { writeHash } from "./state.js";
 import { httpTransport } from "./transport.js";
 
-mount(document.querySelector(".attlas"), httpTransport("./"), { hash: true });
+const LONGEST = 4000; // ms until a page whose map is not drawn is shown all the same
+
+let current = null;
+open(document.querySelector(".attlas"), {});
+
+function open(root, initial) {
+  current = { root, page: mount(root, httpTransport("./"), { hash: true, initial, reopen }) };
+  return current;
+}
+
+// Another text was read: its page is built below the window, and takes the place of this one once its map is drawn.
+async function reopen(state) {
+  const { entry, head, batch } = state;
+  const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
+  window.history.replaceState(window.history.state, "", `#${address}`);
+  const before = current;
+  const root = before.root.cloneNode(false);
+  root.classList.remove("attlas-ready");
+  before.root.after(root);
+  const { page } = open(root, { entry, head, batch });
+  await page.ready.catch(() => {});
+  const end = performance.now() + LONGEST;
+  while (performance.now() < end && !root.querySelector(".overlay[aria-busy=false]")) await new Promise((resolve) => setTimeout(resolve, 30));
+  const kept = before.root.contains(document.activeElement) ? document.activeElement.dataset.keep : undefined;
+  before.page.destroy();
+  before.root.remove();
+  if (kept) root.querySelector(`[data-keep="${kept}"]`)?.focus();
+}

@@ -3,6 +3,7 @@
 
 import { oklabOf, srgbOf, toLinear } from "./oklab.js";
 import { paletteBytes } from "./palettes.js";
+import { unitOf } from "./weighting.js";
 
 export const MASKED = 0;
 export const ZERO = 1;
@@ -29,17 +30,18 @@ export function encode(weight) {
   return log2 < LOG2_MIN ? ZERO : FIRST + Math.round(((Math.min(log2, 0) - LOG2_MIN) * STEPS) / -LOG2_MIN);
 }
 
-/** The range of a colour bar that shows a matrix with n keys: from a sixteenth of an even weight up to 1. */
-export function defaultRange(colour, n) {
-  return colour === "log" ? { low: Math.max(-40, -Math.ceil(Math.log2(Math.max(2, n))) - 4), high: 0 } : { low: 0, high: 1 };
+/** The range of a colour bar that shows a matrix with n keys: from a sixteenth of an even weight up to `most`. */
+export function defaultRange(colour, n, most = 1) {
+  const top = Math.min(0, Math.ceil(4 * Math.log2(most)) / 4);
+  return colour === "log" ? { low: Math.max(-40, top - Math.ceil(Math.log2(Math.max(2, n))) - 4), high: top } : { low: 0, high: most };
 }
 
 /** The range in use: what was chosen, where it fits the kind of scale, else the default. */
 export function rangeOf(state) {
-  const n = state.info?.entries[state.entry]?.n ?? 1024;
+  const { n = 1024, largest_norms: norms } = state.info?.entries[state.entry] ?? {};
   const { colour, low, high } = state;
   const fits = low !== null && high !== null && low < high && (colour === "log" ? high <= 0 : low >= 0);
-  return fits ? { low, high } : defaultRange(colour, n);
+  return fits ? { low, high } : defaultRange(colour, n, (norms?.[state.variant] || unitOf(state)) / unitOf(state));
 }
 
 // Two hues with even lightness at the ends: blue where the second head has more, orange where the first has.
@@ -140,7 +142,7 @@ const ratioIndex = (log2, state) => Math.round(127.5 + 127.5 * Math.min(1, Math.
 const css = (bytes, i) => `rgb(${bytes[3 * i]} ${bytes[3 * i + 1]} ${bytes[3 * i + 2]})`;
 
 function indexOf(weight, state) {
-  const code = encode(weight); // through the code, so that a number has the very colour that the map gives it
+  const code = encode(weight / unitOf(state)); // through the code, so that a number has the very colour that the map gives it
   const log2 = code === ZERO ? -Infinity : log2Of(code);
   return Math.round(255 * placeOf(2 ** log2, log2, state.colour, rangeOf(state)));
 }
@@ -159,7 +161,7 @@ export function contrastOf(first, second, { compare }) {
 /** The colour of such a number. */
 export function contrastColourOf(value, state) {
   if (Number.isNaN(value)) return "transparent";
-  return css(divergingColours(state), state.compare === "difference" ? differenceIndex(value, state.difference) : ratioIndex(value, state));
+  return css(divergingColours(state), state.compare === "difference" ? differenceIndex(value / unitOf(state), state.difference) : ratioIndex(value, state));
 }
 
 /** Black or white, whichever reads better on the colour of this weight (WCAG contrast). */

@@ -1,10 +1,11 @@
 // The colour bar: which weights get which colours, and how cells become one pixel.
 
-import { colourOf, colours, defaultRange, divergingColours, rangeOf } from "./colour.js";
+import { colourOf, colours, divergingColours, rangeOf } from "./colour.js";
 import { make, picker, segmented } from "./elements.js";
 import { digits, superscript, ticks, whole } from "./numbers.js";
 import { createRange } from "./range.js";
 import { PALETTES, isContrast, sideOf } from "./state.js";
+import { WEIGHTED, isWeighted, numberName, unitOf } from "./weighting.js";
 import { t } from "./words.js";
 
 const LOWEST = -64; // log2 of the smallest weight that a code tells apart
@@ -34,10 +35,10 @@ export function contrastBar({ compare, difference }, reach = null) {
 }
 
 /** Marks of that bar. */
-export function contrastMarks(compare, { max }) {
+export function contrastMarks({ compare, ...state }, { max }) {
   const text = (at) => {
     if (at === 0) return t("equal");
-    return compare === "ratio" ? `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` : `${at > 0 ? "+" : "−"}${digits(Math.abs(at), 2)}`;
+    return compare === "ratio" ? `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` : `${at > 0 ? "+" : "−"}${digits(Math.abs(at) * unitOf(state), 2)}`;
   };
   return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: text(at) }));
 }
@@ -49,14 +50,16 @@ function* steps() {
 }
 
 // Marks of the axis: [{at (a value of the scale), text}], powers of ten on a log scale.
-export function marksOf(colour, { min, max }, room) {
-  if (colour === "linear") return ticks(min, max, room / 64).map((at) => ({ at, text: at === 0 ? "0" : digits(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
+export function marksOf(state, { min, max }, room) {
+  const unit = unitOf(state);
+  if (state.colour === "linear") return ticks(unit * min, unit * max, room / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : digits(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
   const decades = (max - min) / Math.log2(10);
   const every = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(room / 52))));
   const marks = [];
-  for (let power = 0; power * Math.log2(10) >= min - 1e-9; power -= every) {
-    const text = power === 0 ? "1" : power >= -2 ? String(10 ** power) : `10${superscript(power)}`;
-    marks.push({ at: power * Math.log2(10), text });
+  const shift = Math.log2(unit);
+  for (let power = Math.floor(Math.log10(unit) + 1e-9); power * Math.log2(10) - shift >= min - 1e-9; power -= every) {
+    const text = power >= -2 && power < 5 ? String(Number((10 ** power).toFixed(2))) : `10${superscript(power)}`;
+    marks.push({ at: power * Math.log2(10) - shift, text });
   }
   return marks;
 }
@@ -74,7 +77,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     label: t("Colour range"),
     names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => (store.state.compare === "difference" ? digits(value, 2) : isRatio() ? t("{0} times", digits(2 ** value, 2)) : t("weight {0}", digits(isLog() ? 2 ** value : value, 2))),
+    say: (value) => (store.state.compare === "difference" ? digits(value * unitOf(store.state), 2) : isRatio() ? t("{0} times", digits(2 ** value, 2)) : `${numberName(store.state)} ${digits((isLog() ? 2 ** value : value) * unitOf(store.state), 2)}`),
     onInput(low, high) {
       if (!isRatio()) store.set({ low, high });
       // A comparison is even to both sides: the handle that was moved says how far.
@@ -107,6 +110,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     (value) => store.set({ pool: value }),
   );
   const palette = picker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
+  const numbers = picker(t("Numbers"), [{ value: "plain", text: t("weight") }, ...Object.keys(store.state.info?.units ?? {}).map((value) => ({ value, text: WEIGHTED[value] }))], (variant) => {
+    store.set({ variant, low: null, high: null });
+    announce(numberName({ variant }));
+  });
+  numbers.select.title = t("‖A v‖: each weight times the norm of its value. ‖A v W‖: of its value behind the output projection, what the key adds to the residual stream.");
   const sink = make("input", { type: "checkbox" });
   const sinkLabel = make("label", { class: "sink" }, sink, make("span", {}, t("without first key")));
   sink.addEventListener("change", () => {
@@ -123,6 +131,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
       { class: "bar-controls" },
       group(t("Colours"), scale.element, palette.element),
       group(t("Pixel"), pool.element),
+      numbers.select.length > 1 ? group(t("Numbers"), numbers.element) : null,
       sinkLabel,
     ),
   );
@@ -130,9 +139,9 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   function setScale(colour) {
     const { state } = store;
     if (colour === state.colour) return;
-    const { low, high } = rangeOf(state);
-    const n = state.info?.entries[state.entry]?.n ?? 1024;
-    const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: defaultRange("log", n).low, high: Math.max(Math.log2(high), defaultRange("log", n).low + 1) };
+    const { high } = rangeOf(state);
+    const log = rangeOf({ ...state, colour: "log", low: null, high: null });
+    const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: log.low, high: Math.max(Math.log2(high), log.low + 1) };
     store.set({ colour, ...wanted });
   }
   reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4, difference: 0.1 }));
@@ -146,14 +155,15 @@ export function mountColourbar(element, { store, transport, map, announce }) {
       const { r0, r1, c0, c1 } = map.visibleRegion();
       const { entry, head, batch, variant } = state;
       const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
-      const largest = json.cells[0]?.[2] ?? 0;
+      const found = json.cells[0]?.[2] ?? 0;
+      const largest = found / unitOf(state);
       if (signal.aborted || !(largest > 0)) return;
       if (store.state.colour === "linear") store.set({ low: 0, high: largest });
       else {
         const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
         store.set({ low: Math.max(LOWEST, high - SPAN), high });
       }
-      announce(t("The largest weight in view is {0}", digits(largest)));
+      announce(t("The largest weight in view is {0}", digits(found)));
     } catch (error) {
       if (!signal.aborted) announce(error.message);
     } finally {
@@ -174,14 +184,14 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
     context.putImageData(image, 0, 0);
   }
-  const share = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
+  const placeOf = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
   function showMarks(marks) {
     axis.replaceChildren(
       ...marks.map(({ at, text }) => {
         const mark = make("span", {}, text);
-        mark.style.left = `${100 * share(at)}%`;
-        mark.classList.toggle("first", share(at) < 0.02);
-        mark.classList.toggle("last", share(at) > 0.98);
+        mark.style.left = `${100 * placeOf(at)}%`;
+        mark.classList.toggle("first", placeOf(at) < 0.02);
+        mark.classList.toggle("last", placeOf(at) > 0.98);
         return mark;
       }),
     );
@@ -192,8 +202,9 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
     read.textContent = "";
     if (marker.hidden) return;
-    const value = state.colour === "log" ? Math.log2(reading) : reading;
-    marker.style.left = `${100 * share(value)}%`;
+    const share = reading / unitOf(state);
+    const value = state.colour === "log" ? Math.log2(share) : share;
+    marker.style.left = `${100 * placeOf(value)}%`;
     const patch = make("i", { class: "patch" });
     patch.style.background = colourOf(reading, state);
     read.replaceChildren(patch, digits(reading));
@@ -210,8 +221,8 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const room = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
-    if (ratio) showMarks(contrastMarks(state.compare, bar));
-    else showMarks(marksOf(state.colour, bar, room));
+    if (ratio) showMarks(contrastMarks(state, bar));
+    else showMarks(marksOf(state, bar, room));
     range.set({ ...bar, ...shownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
@@ -222,7 +233,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
-    sink.disabled = Boolean(only) || (entry !== undefined && entry.n < 2);
+    const weighted = isWeighted(state);
+    numbers.set(weighted ? state.variant : "plain");
+    for (const option of numbers.select.options) option.disabled = Boolean(only) || (option.value in WEIGHTED && !(option.value in (entry?.largest_norms ?? {})));
+    sink.disabled = Boolean(only) || weighted || (entry !== undefined && entry.n < 2);
     sinkLabel.title = only ? only.variant === "nosink" ? t("This file holds rows without the first key only") : t("This file holds rows with the first key only") : t("Leave out the first key and divide each row by what is left");
     showReading();
   }
@@ -248,8 +262,9 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 // What the colours stand for: the weight of a cell, or of a block.
 function titleOf(state, level) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
-  if (!level) return state.variant === "nosink" ? t("renormalised") : t("weight");
+  if (!level) return numberName(state);
   const side = whole(sideOf(state.info, state, level));
+  if (isWeighted(state)) return `${numberName(state)}, ${t(state.pool)}`;
   return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
 }
 

@@ -2,6 +2,7 @@
 
 import { svg, svgRoot } from "./figure.js";
 import { digits, percent, ticks, whole } from "./numbers.js";
+import { t } from "./words.js";
 
 const margin = { left: 46, right: 20, top: 12, bottom: 40 };
 
@@ -31,7 +32,7 @@ export function histogram({ edges, values, width, height, look, title, label, ev
   shares.forEach((share, k) => {
     if (!share) return;
     const bar = svg("rect", { x: x(k) + 0.5, y: y(share), width: Math.max(0.8, x(k + 1) - x(k) - 1), height: Math.max(0.8, floor - y(share)), fill: look.track });
-    bar.append(svg("title", {}, `${digits(edges[k])} to ${digits(edges[k + 1])}: ${percent(share)}`));
+    bar.append(svg("title", {}, t("{0} to {1}: {2}", digits(edges[k]), digits(edges[k + 1]), percent(share))));
     figure.append(bar);
   });
   figure.append(svg("line", { x1: left, x2: right, y1: floor, y2: floor, stroke: look.frame }));
@@ -71,7 +72,7 @@ export function rebinned({ min, max, counts }, [low, high], count = 32) {
 
 /** How a measure is spread over the texts; below it a box of the middle half, its line the median, and whiskers. */
 export function spread({ found, domain, width, height, look, title, label, mark }) {
-  const figure = histogram({ ...rebinned(found, domain), width, height: height - 22, look, title: "", label, marks: mark === null ? [] : [{ value: mark, text: `all ${digits(mark)}` }] });
+  const figure = histogram({ ...rebinned(found, domain), width, height: height - 22, look, title: "", label, marks: mark === null ? [] : [{ value: mark, text: t("all {0}", digits(mark)) }] });
   const all = svgRoot(width, height, look, label, ...figure.childNodes);
   const [left, right] = [margin.left, width - margin.right];
   const x = (value) => left + ((Math.min(domain[1], Math.max(domain[0], value)) - domain[0]) / (domain[1] - domain[0])) * (right - left);

@@ -1,6 +1,7 @@
 // Questions about the heads of one or two corpora: their measures, which heads belong together, which are selected.
 
 import { digits, whole } from "./numbers.js";
+import { t } from "./words.js";
 
 export const LETTERS = "ABCDEFGH";
 
@@ -8,8 +9,8 @@ export const LETTERS = "ABCDEFGH";
 export function measuresOf(info, forColour = false) {
   const others = info.corpora.slice(1).map((corpus) => new Set(corpus.measures.map((measure) => measure.name)));
   const shared = info.corpora[0].measures.filter((measure) => others.every((names) => names.has(measure.name)));
-  const kind = forColour && info.corpora.every(({ rows }) => rows.kind) ? [{ name: "kind", label: "Kind", unit: "", description: "The kind of head that its scores make it." }] : [];
-  return [...kind, ...shared, { name: "layer", label: "Layer", unit: "", description: "Number of the layer, from the input to the output.", whole: true }];
+  const kind = forColour && info.corpora.every(({ rows }) => rows.kind) ? [{ name: "kind", label: t("Kind"), unit: "", description: t("The kind of head that its scores make it.") }] : [];
+  return [...kind, ...shared, { name: "layer", label: t("Layer"), unit: "", description: t("Number of the layer, from the input to the output."), whole: true }];
 }
 export const measureOf = (info, name) => measuresOf(info, true).find((measure) => measure.name === name) ?? null;
 
@@ -23,7 +24,7 @@ export function linked(info) {
 }
 
 export const headLabel = (corpus, row) => `${corpus.rows.layer[row]}·${corpus.rows.head[row]}`;
-export const headTitle = ({ layer, head }) => `Layer ${layer}, head ${head}`;
+export const headTitle = ({ layer, head }) => t("Layer {0}, head {1}", layer, head);
 export const headAt = (corpus, row) => ({ layer: corpus.rows.layer[row], head: corpus.rows.head[row] });
 
 /** The row of a head, -1 where a corpus does not have it. */
@@ -39,7 +40,7 @@ export const titled = ({ label, unit }) => (unit && !label.toLowerCase().endsWit
 /** A number of a measure with its unit. */
 export function say(measure, value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (typeof value === "string") return value;
+  if (typeof value === "string") return t(value);
   const text = measure.whole ? whole(value) : digits(value);
   return measure.unit ? `${text} ${measure.unit}` : text;
 }

@@ -8,9 +8,10 @@ import { saveButtons } from "./figure.js";
 import { readLook } from "./look.js";
 import { digits, percent, whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { language, t } from "./words.js";
 
 const shownTokens = 12;
-const placed = (count) => ["th", "st", "nd", "rd"][count % 100 > 10 && count % 100 < 14 ? 0 : count % 10] ?? "th";
+const placed = (count) => (language === "en" ? (["th", "st", "nd", "rd"][count % 100 > 10 && count % 100 < 14 ? 0 : count % 10] ?? "th") : "");
 
 /** One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared. */
 export function createHeadColumn(context, at, head, partners) {
@@ -22,29 +23,29 @@ export function createHeadColumn(context, at, head, partners) {
   const element = make("div", { class: "head-column" });
   const samples = [];
   const figures = [];
-  const peak = { ...corpus.measures.find(({ name }) => name === "max_activation"), label: "Peak of a text" };
+  const peak = { ...corpus.measures.find(({ name }) => name === "max_activation"), label: t("Peak of a text") };
   let answer = null;
   let ended = false;
   const stop = new AbortController();
 
   // ---------------------------------------------------------------------------------------------------- the parts
 
-  const chosen = make("select", { class: "pick-head", "aria-label": several ? `Head of ${corpus.title}` : "Head" }, ...corpus.rows.layer.map((_, each) => make("option", { value: String(each) }, headTitle(headAt(corpus, each)))));
+  const chosen = make("select", { class: "pick-head", "aria-label": several ? t("Head of {0}", corpus.title) : t("Head") }, ...corpus.rows.layer.map((_, each) => make("option", { value: String(each) }, headTitle(headAt(corpus, each)))));
   chosen.value = String(row);
   chosen.addEventListener("change", () => context.openHead(at, headAt(corpus, Number(chosen.value))));
   const kind = corpus.kinds.find(([name]) => name === corpus.rows.kind?.[row]);
-  const kindLine = kind ? make("p", { class: "head-kind" }, make("b", {}, `${kind[0]}. `), kind[1]) : null;
-  const numbers = make("div", { class: "head-numbers", role: "group", "aria-label": "Numbers of this head over the corpus" });
+  const kindLine = kind ? make("p", { class: "head-kind" }, make("b", {}, t("{0}. ", t(kind[0]))), t(kind[1])) : null;
+  const numbers = make("div", { class: "head-numbers", role: "group", "aria-label": t("Numbers of this head over the corpus") });
   const plots = make("div", { class: "head-plots" });
   const texts = make("section", { class: "head-texts" });
-  const wait = make("p", { class: "head-wait", role: "status" }, "Reading …");
-  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[at]), make("span", {}, corpus.title), chosen) : make("div", { class: "head-of" }, chosen, make("span", {}, `${corpus.model} over ${whole(corpus.texts)} texts`)), kindLine, numbers, wait, plots, texts);
+  const wait = make("p", { class: "head-wait", role: "status" }, t("Reading …"));
+  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[at]), make("span", {}, corpus.title), chosen) : make("div", { class: "head-of" }, chosen, make("span", {}, t("{0} over {1} texts", corpus.model, whole(corpus.texts)))), kindLine, numbers, wait, plots, texts);
 
   function figure(title, explain, draw, height, wide = "") {
     const plot = make("div", { class: "plot" });
     plot.style.height = height ? `${height}px` : "";
     let drawn = null;
-    const get = () => drawn && { figure: drawn, look: readLook(root), title: `${own}: ${title().toLowerCase()}`, caption: `${corpus.title}, ${corpus.model}, ${whole(corpus.texts)} texts` };
+    const get = () => drawn && { figure: drawn, look: readLook(root), title: `${own}: ${title().toLowerCase()}`, caption: `${corpus.title}, ${t("{0} over {1} texts", corpus.model, whole(corpus.texts))}` };
     const [heading, says] = [make("h3", {}), make("p", { class: "plot-says" })];
     const part = make("figure", { class: `figure ${wide}` }, make("div", { class: "figure-head" }, heading, saveButtons(title().toLowerCase(), get, announce)), says, plot);
     const render = () => {
@@ -52,7 +53,7 @@ export function createHeadColumn(context, at, head, partners) {
       says.textContent = explain();
       if (!answer || plot.clientWidth < 60) return;
       drawn = draw(Math.floor(plot.clientWidth), height, readLook(root));
-      plot.replaceChildren(drawn ?? make("p", { class: "plot-none" }, "Not known for this head."));
+      plot.replaceChildren(drawn ?? make("p", { class: "plot-none" }, t("Not known for this head.")));
     };
     figures.push({ plot, render });
     watch.observe(plot);
@@ -70,10 +71,10 @@ export function createHeadColumn(context, at, head, partners) {
       const value = values[row];
       const known = values.filter((each) => each !== null);
       const rank = value === null ? null : 1 + known.filter((each) => each > value).length;
-      const words = rank === null ? "not known" : `${whole(rank)}${placed(rank)} of ${whole(known.length)}`;
-      const pressable = { type: "button", title: `${measure.description} Show its spread over the texts.`, "aria-pressed": String(store.state.measure === measure.name) };
+      const words = rank === null ? t("not known") : t("{0}{1} of {2}", whole(rank), placed(rank), whole(known.length));
+      const pressable = { type: "button", title: t("{0} Show its spread over the texts.", measure.description), "aria-pressed": String(store.state.measure === measure.name) };
       const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
-        make("span", { class: "number-name" }, titled(measure)), make("span", { class: "number-value" }, digits(value)), make("span", { class: "number-rank", title: "from the highest on" }, words), strip({ values, own: value, width: 150, look, label: `${words}, from the highest on` }));
+        make("span", { class: "number-name" }, titled(measure)), make("span", { class: "number-value" }, digits(value)), make("span", { class: "number-rank", title: t("from the highest on") }, words), strip({ values, own: value, width: 150, look, label: `${words}, ${t("from the highest on")}` }));
       if (measure.spread) button.addEventListener("click", () => {
         store.set({ measure: measure.name });
         numbers.querySelector('[aria-pressed="true"]')?.focus();
@@ -94,7 +95,7 @@ export function createHeadColumn(context, at, head, partners) {
       let domain = fixed ?? [Math.min(...all.map(({ min }) => min)), Math.max(...all.map(({ max }) => max))];
       if (domain[0] === domain[1]) domain = [domain[0] - 0.5, domain[1] + 0.5];
       const [low, , median, , high] = found.box.map((value) => digits(value));
-      const words = `${label} over ${whole(found.texts)} texts: median ${median}, 90 % of the texts between ${low} and ${high}`;
+      const words = t("{0} over {1} texts: median {2}, 90 % of the texts between {3} and {4}", label, whole(found.texts), median, low, high);
       return spread({ found, domain, width, height, look, label: words, title: titled(measure()), mark: fixed ? null : valuesOf(corpus, name)[row] });
     };
   }
@@ -104,12 +105,12 @@ export function createHeadColumn(context, at, head, partners) {
   };
 
   function build() {
-    figure(() => `${measured().label}, text by text`, () => `${measured().description} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.`, drawSpread(measured), 220);
-    figure(() => "Distance to the key", () => "How far back the attention goes, in bins that double.", (width, height, look) => histogram({ ...answer.distance, width, height, look, even: false, title: "Distance (tokens)", label: "Attention by distance" }), 220);
-    figure(() => "Peak of each text", () => "Largest weight in a text, outside of its first token. The texts below are sampled by it.", drawSpread(() => peak, [0, 1]), 220);
-    figure(() => "Tokens that look", () => "Queries by the attention that they give to their 8 favourites.", bars("query"), 0);
-    figure(() => "Favourite tokens", () => "Keys by the attention that they get as one of the 8 favourites.", bars("key"), 0);
-    figure(() => "Tokens that are looked at", () => "Keys by all the attention that they get, the first token of each text aside.", bars("key_mass"), 0);
+    figure(() => t("{0}, text by text", measured().label), () => t("{0} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.", measured().description), drawSpread(measured), 220);
+    figure(() => t("Distance to the key"), () => t("How far back the attention goes, in bins that double."), (width, height, look) => histogram({ ...answer.distance, width, height, look, even: false, title: t("Distance (tokens)"), label: t("Attention by distance") }), 220);
+    figure(() => t("Peak of each text"), () => t("Largest weight in a text, outside of its first token. The texts below are sampled by it."), drawSpread(() => peak, [0, 1]), 220);
+    figure(() => t("Tokens that look"), () => t("Queries by the attention that they give to their 8 favourites."), bars("query"), 0);
+    figure(() => t("Favourite tokens"), () => t("Keys by the attention that they get as one of the 8 favourites."), bars("key"), 0);
+    figure(() => t("Tokens that are looked at"), () => t("Keys by all the attention that they get, the first token of each text aside."), bars("key_mass"), 0);
   }
 
   // ---------------------------------------------------------------------------------------------------- the texts
@@ -118,7 +119,7 @@ export function createHeadColumn(context, at, head, partners) {
     while (samples.length) samples.pop().destroy();
     const intervals = [...new Set(answer.samples.map(({ interval }) => interval))].sort((a, b) => b - a);
     if (!intervals.length) {
-      texts.replaceChildren(make("h3", {}, "Sampled texts"), make("p", { class: "plot-none" }, store.state.info.offline ? "This file holds no texts of this head." : "No texts were kept."));
+      texts.replaceChildren(make("h3", {}, t("Sampled texts")), make("p", { class: "plot-none" }, store.state.info.offline ? t("This file holds no texts of this head.") : t("No texts were kept.")));
       return;
     }
     const now = intervals.includes(store.state.interval) ? store.state.interval : intervals[0];
@@ -126,13 +127,13 @@ export function createHeadColumn(context, at, head, partners) {
       const found = answer.intervals?.[interval - 1];
       return found ? `${digits(found[0], 3)}–${digits(found[1], 3)}` : String(interval);
     };
-    const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? `highest ${range(interval)}` : range(interval), title: `Texts whose largest weight is in interval ${interval} of ${corpus.intervals}` }));
-    const pick = segmented("Interval of the largest weight", options, (interval) => store.set({ interval }));
+    const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? t("highest {0}", range(interval)) : range(interval), title: t("Texts whose largest weight is in interval {0} of {1}", interval, corpus.intervals) }));
+    const pick = segmented(t("Interval of the largest weight"), options, (interval) => store.set({ interval }));
     pick.set(now);
     const list = make("div", { class: "samples" });
     texts.replaceChildren(
-      make("div", { class: "figure-head" }, make("h3", {}, "Sampled texts by their largest weight")),
-      make("p", { class: "plot-says" }, "Point at a token, or move with the arrow keys. ", make("span", { class: "key-word" }, "Blue: what it looks at."), " ", make("span", { class: "query-word" }, "Orange: what looks at it."), " The 8 largest weights of each token were kept."),
+      make("div", { class: "figure-head" }, make("h3", {}, t("Sampled texts by their largest weight"))),
+      make("p", { class: "plot-says" }, t("Point at a token, or move with the arrow keys."), " ", make("span", { class: "key-word" }, t("Blue: what it looks at.")), " ", make("span", { class: "query-word" }, t("Orange: what looks at it.")), " ", t("The 8 largest weights of each token were kept.")),
       pick.element,
       list,
     );
@@ -160,7 +161,7 @@ export function createHeadColumn(context, at, head, partners) {
     showTexts();
     context.answered(at, json);
   }).catch((error) => {
-    if (!ended) wait.textContent = `This head cannot be shown: ${error.message}.`;
+    if (!ended) wait.textContent = t("This head cannot be shown: {0}.", error.message);
   });
   const off = [
     store.on(["measure"], () => {

@@ -6,6 +6,7 @@ import { make } from "./elements.js";
 import { saveButtons, svg, svgRoot } from "./figure.js";
 import { readLook } from "./look.js";
 import { digits, whole } from "./numbers.js";
+import { t } from "./words.js";
 
 const margins = { left: 60, right: 18, bottom: 46 };
 const [smallest, largest] = [3, 13]; // radii, where a measure gives them
@@ -15,12 +16,12 @@ const reach = 16; // pixels from the pointer to the point that it means
 export function createScatter({ store, announce, root, uid }, at) {
   const corpus = store.state.info.corpora[at];
   const several = store.state.info.corpora.length > 1;
-  const help = make("span", { class: "unseen", id: uid("scatter-help") }, "Arrow keys move from point to point, with Shift they select; Enter opens the head, Escape clears the selection.");
-  const plot = make("div", { class: "scatter-plot", role: "application", tabIndex: 0, "aria-label": `All heads of ${corpus.title}`, "aria-describedby": help.id });
+  const help = make("span", { class: "unseen", id: uid("scatter-help") }, t("Arrow keys move from point to point, with Shift they select; Enter opens the head, Escape clears the selection."));
+  const plot = make("div", { class: "scatter-plot", role: "application", tabIndex: 0, "aria-label": t("All heads of {0}", corpus.title), "aria-describedby": help.id });
   const tip = make("div", { class: "tip", hidden: true });
   const element = make("figure", { class: "scatter" });
-  const name = make("figcaption", { class: "scatter-name" }, several ? make("b", { class: "letter" }, LETTERS[at]) : null, make("span", { class: "scatter-title" }, several ? corpus.title : `${whole(corpus.rows.layer.length)} heads of ${corpus.model}`));
-  element.append(make("div", { class: "figure-head" }, name, saveButtons("scatter", saved, announce)), plot, help);
+  const name = make("figcaption", { class: "scatter-name" }, several ? make("b", { class: "letter" }, LETTERS[at]) : null, make("span", { class: "scatter-title" }, several ? corpus.title : t("{0} heads of {1}", whole(corpus.rows.layer.length), corpus.model)));
+  element.append(make("div", { class: "figure-head" }, name, saveButtons(t("scatter"), saved, announce)), plot, help);
   let drawn = null; // what the last drawing placed: {figure, points, sx, sy, overlay, circles, width, height}
   let anchor = null; // the point from which Shift and the arrows select
   let drag = null;
@@ -28,7 +29,7 @@ export function createScatter({ store, announce, root, uid }, at) {
 
   function saved() {
     const { info, x, y } = store.state;
-    return drawn && { figure: drawn.figure, look: readLook(root), title: `${several ? `${LETTERS[at]}: ` : ""}${corpus.title}`, caption: `${whole(corpus.rows.layer.length)} heads of ${corpus.model} over ${whole(corpus.texts)} texts: ${measureOf(info, y).label} against ${measureOf(info, x).label}`, file: `${x} ${y}` };
+    return drawn && { figure: drawn.figure, look: readLook(root), title: `${several ? `${LETTERS[at]}: ` : ""}${corpus.title}`, caption: t("{0} heads of {1} over {2} texts: {3} against {4}", whole(corpus.rows.layer.length), corpus.model, whole(corpus.texts), measureOf(info, y).label, measureOf(info, x).label), file: `${x} ${y}` };
   }
 
   // ------------------------------------------------------------------------------------------------------ drawing
@@ -63,7 +64,7 @@ export function createScatter({ store, announce, root, uid }, at) {
     const circles = points.map(({ x, y, radius, fill }) => svg("circle", { cx: x, cy: y, r: radius, fill, stroke: look.card, "stroke-width": 1 }));
     const overlay = svg("g", { "data-transient": "" });
     const brushed = svg("g", {});
-    const figure = svgRoot(width, height, look, `${whole(points.length)} heads: ${my.label} against ${mx.label}`, key.group, axes, brushed, svg("g", {}, ...circles), points.length <= named ? namesOf(points, width, look) : null, overlay);
+    const figure = svgRoot(width, height, look, t("{0} heads: {1} against {2}", whole(points.length), my.label, mx.label), key.group, axes, brushed, svg("g", {}, ...circles), points.length <= named ? namesOf(points, width, look) : null, overlay);
     drawn = { figure, points, sx, sy, overlay, brushed, circles, width, height, look, margin };
     plot.replaceChildren(figure, tip);
     shade();
@@ -109,7 +110,7 @@ export function createScatter({ store, announce, root, uid }, at) {
   function legend(state, tints, width, look) {
     const { info } = state;
     const group = svg("g", {});
-    const wide = (text) => 6.3 * text.length;
+    const wide = (text) => 6.3 * (text.length + (text.match(/[\u3000-\uffef]/g)?.length ?? 0)); // Chinese is twice as wide
     let [x, y] = [margins.left, 16];
     const need = (room) => {
       if (x + room > width - margins.right && x > margins.left) [x, y] = [margins.left, y + 20];
@@ -120,10 +121,10 @@ export function createScatter({ store, announce, root, uid }, at) {
     };
     if (tints.kinds) {
       for (const { name: kind, fill } of tints.kinds) {
-        need(16 + wide(kind));
+        need(16 + wide(t(kind)));
         group.append(svg("circle", { cx: x + 5, cy: y, r: 5, fill }));
         x += 14;
-        write(kind, look.ink);
+        write(t(kind), look.ink);
         x += 8;
       }
     } else {
@@ -252,7 +253,7 @@ export function createScatter({ store, announce, root, uid }, at) {
     if (!done || !drawn) return;
     if (done.moved) {
       const count = selectionOf(store.state)[at]?.size ?? 0;
-      announce(`${count} heads selected`);
+      announce(t("{0} heads selected", count));
       shade();
       return;
     }
@@ -293,7 +294,7 @@ export function createScatter({ store, announce, root, uid }, at) {
         setBrush({ x: Math.min(first.x, now.x) - 2, y: Math.min(first.y, now.y) - 2, width: Math.abs(first.x - now.x) + 4, height: Math.abs(first.y - now.y) + 4 });
       }
       const { info, x, y } = store.state;
-      const chosen = anchor === null ? "" : `, ${selectionOf(store.state)[at].size} heads selected`;
+      const chosen = anchor === null ? "" : `, ${t("{0} heads selected", selectionOf(store.state)[at].size)}`;
       announce(`${headTitle(headAt(corpus, now.row))}: ${[x, y].map((each) => `${measureOf(info, each).label} ${say(measureOf(info, each), valuesOf(corpus, each)[now.row])}`).join(", ")}${chosen}`);
     } else if (event.key === "Enter" && active >= 0) open(drawn.points[active].row);
     else if (event.key === "Escape" && (store.state.brush || store.state.hover)) store.set({ brush: null, hover: null });
@@ -324,9 +325,10 @@ export function createPickers({ store }) {
     select.addEventListener("change", () => store.set({ [field]: select.value, ...(field === "x" || field === "y" ? { brush: null } : {}) }));
     return { field, select, element: make("label", { class: "picker" }, make("span", {}, label), select) };
   };
-  const picks = [pick("x", "Across"), pick("y", "Up"), pick("colour", "Colour"), pick("size", "Size", "the same for all")];
+  const picks = [pick("x", t("Across")), pick("y", t("Up")), pick("colour", t("Colour")), pick("size", t("Size"), t("the same for all"))];
   const logs = ["x", "y"].map((axis) => {
-    const button = make("button", { type: "button", class: "toggle", title: `Logarithmic scale ${axis === "x" ? "across" : "upwards"}`, "aria-label": `Logarithmic scale ${axis === "x" ? "across" : "upwards"}` }, "log");
+    const label = axis === "x" ? t("Logarithmic scale across") : t("Logarithmic scale upwards");
+    const button = make("button", { type: "button", class: "toggle", title: label, "aria-label": label }, t("log"));
     button.addEventListener("click", () => store.set({ [`${axis}log`]: !store.state[`${axis}log`] }));
     return { axis, button };
   });

@@ -17,6 +17,7 @@ export const CORPUS_DEFAULTS = Object.freeze({
   measure: "", // whose distribution over texts is shown
   interval: 0, // 0: the highest
   theme: "auto",
+  language: null, // null | "en" | "zh": null is that of the browser; words.js reads it from the address
   panel: "", // "" | "help"
   // Not in the URL:
   info: null,
@@ -41,6 +42,7 @@ const FIELDS = {
   measure: ["m", word],
   interval: ["i", { write: String, read: (text) => (/^\d{1,3}$/.test(text) ? Number(text) : undefined) }],
   theme: ["t", { write: String, read: (text) => (["auto", "light", "dark"].includes(text) ? text : undefined) }],
+  language: ["lang", { write: String, read: (text) => (["en", "zh"].includes(text) ? text : undefined) }],
   panel: ["panel", { write: String, read: (text) => (text === "help" ? text : undefined) }],
 };
 
@@ -99,7 +101,7 @@ export function bindCorpusHash(store, defaults, view = window) {
   };
   const restore = () => {
     clearTimeout(timer);
-    const fields = Object.keys(FIELDS).filter((field) => field !== "theme");
+    const fields = Object.keys(FIELDS).filter((field) => !["theme", "language"].includes(field));
     const found = readCorpusHash(view.location.hash);
     const patch = { ...Object.fromEntries(fields.map((field) => [field, defaults[field]])), ...found };
     for (const [field, value] of Object.entries(patch)) if (same(value, store.state[field]) || JSON.stringify(value) === JSON.stringify(store.state[field])) delete patch[field];

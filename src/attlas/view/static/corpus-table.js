@@ -4,6 +4,7 @@ import { headAt, headLabel, headTitle, LETTERS, linked, measureOf, measuresOf, o
 import { field } from "./csv.js";
 import { download, make } from "./elements.js";
 import { whole } from "./numbers.js";
+import { t } from "./words.js";
 
 const atOnce = 100; // rows; more on request, so that thousands of heads cost nothing
 
@@ -13,11 +14,11 @@ export function createTable({ store, announce, uid }) {
   const same = several && linked(info);
   let most = atOnce;
   const title = make("h2", { id: uid("table") });
-  const clear = make("button", { type: "button", class: "text-button", title: "Select all heads again  Esc" }, "clear");
+  const clear = make("button", { type: "button", class: "text-button", title: t("Select all heads again  Esc") }, t("clear"));
   clear.addEventListener("click", () => store.set({ brush: null }));
-  const csv = make("button", { type: "button", class: "text-button", title: "Save all numbers of these heads as a table" }, "CSV");
+  const csv = make("button", { type: "button", class: "text-button", title: t("Save all numbers of these heads as a table") }, "CSV");
   csv.addEventListener("click", saveTable);
-  const find = make("input", { type: "search", class: "table-find", placeholder: "layer, or layer.head", "aria-label": "Find heads: a layer, or layer.head", autocomplete: "off", spellcheck: false });
+  const find = make("input", { type: "search", class: "table-find", placeholder: t("layer, or layer.head"), "aria-label": t("Find heads: a layer, or layer.head"), autocomplete: "off", spellcheck: false });
   find.addEventListener("input", () => store.set({ find: find.value.trim() }));
   const head = make("thead");
   const body = make("tbody");
@@ -27,7 +28,7 @@ export function createTable({ store, announce, uid }) {
     most += 4 * atOnce;
     render();
   });
-  const empty = make("p", { class: "table-empty" }, "No head is in the selection.");
+  const empty = make("p", { class: "table-empty" }, t("No head is in the selection."));
   const element = make("section", { class: "selection" }, make("div", { class: "selection-head" }, title, clear, find, csv), frame, empty, more);
 
   // What stands in each row: {corpus, row} of the first corpus that it is about.
@@ -94,15 +95,15 @@ export function createTable({ store, announce, uid }) {
     const list = columns(state);
     const found = sorted(rows(state), list, state);
     const total = same ? info.corpora[0].rows.layer.length : info.corpora.reduce((sum, corpus) => sum + corpus.rows.layer.length, 0);
-    title.textContent = found.length === total ? `${whole(total)} heads` : `${whole(found.length)} of ${whole(total)} heads`;
+    title.textContent = found.length === total ? t("{0} heads", whole(total)) : t("{0} of {1} heads", whole(found.length), whole(total));
     clear.hidden = !state.brush;
     if (document.activeElement !== find) find.value = state.find;
-    head.replaceChildren(make("tr", {}, heading("Head", "head", "Layer and head"), ...list.map(({ label, key, title: hint }) => heading(label, key, hint))));
+    head.replaceChildren(make("tr", {}, heading(t("Head"), "head", t("Layer and head")), ...list.map(({ label, key, title: hint }) => heading(label, key, hint))));
     body.replaceChildren(...found.slice(0, most).map((at) => line(at, list)));
     frame.hidden = !found.length;
     empty.hidden = found.length > 0;
     more.hidden = found.length <= most;
-    more.textContent = `show ${whole(Math.min(4 * atOnce, found.length - most))} more of ${whole(found.length)}`;
+    more.textContent = t("show {0} more of {1}", whole(Math.min(4 * atOnce, found.length - most)), whole(found.length));
     mark();
   }
   function mark() {
@@ -121,7 +122,7 @@ export function createTable({ store, announce, uid }) {
       }
     }
     download("heads.csv", new Blob([`${lines.join("\n")}\n`], { type: "text/csv;charset=utf-8" }));
-    announce(`${whole(found.length)} heads saved`);
+    announce(t("{0} heads saved", whole(found.length)));
   }
   render();
   const off = [store.on(["brush", "find", "sort", "x", "y", "size", "colour"], () => {

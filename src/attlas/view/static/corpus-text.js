@@ -6,6 +6,7 @@ import { saveButtons, svg, svgRoot } from "./figure.js";
 import { readLook } from "./look.js";
 import { percent, whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { t } from "./words.js";
 
 const lines = 24; // drawn to the strongest of each side; shades show all
 const listed = 4;
@@ -36,15 +37,15 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
   const frame = make("div", { class: "sample-frame" }, make("p", { class: "sample-wait" }, "…"));
   const looks = make("p", { class: "sample-line looks" });
   const looked = make("p", { class: "sample-line looked" });
-  const map = make("button", { type: "button", class: "toggle sample-map", disabled: Boolean(whyNot), title: whyNot ?? "Record this text and open every weight of this head on it" }, "Open the full map");
+  const map = make("button", { type: "button", class: "toggle sample-map", disabled: Boolean(whyNot), title: whyNot ?? t("Record this text and open every weight of this head on it") }, t("Open the full map"));
   const why = whyNot ? make("span", { class: "unseen", id: uid("why") }, whyNot) : null;
   if (why) map.setAttribute("aria-describedby", why.id);
   const begins = sample.name.replace(/^.*[\\/](?=.)/, "");
-  const facts = `${whole(sample.length)} tokens${sample.start ? ` from ${whole(sample.start)} on` : ""}${sample.cut ? `, ${whole(sample.cut)} of them here` : ""}; peak ${percent(sample.largest)}`;
+  const facts = [t("{0} tokens", whole(sample.length)), sample.start ? t(" from {0} on", whole(sample.start)) : "", sample.cut ? t(", {0} of them here", whole(sample.cut)) : "", t("; peak {0}", percent(sample.largest))].join("");
   const element = make(
     "article",
     { class: "sample" },
-    make("div", { class: "sample-head" }, make("div", { class: "sample-words" }, make("b", { title: sample.name }, begins), make("span", {}, facts)), saveButtons("text", picture, announce), map, why),
+    make("div", { class: "sample-head" }, make("div", { class: "sample-words" }, make("b", { title: sample.name }, begins), make("span", {}, facts)), saveButtons(t("text"), picture, announce), map, why),
     frame,
     looks,
     looked,
@@ -61,16 +62,16 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
 
   map.addEventListener("click", async () => {
     map.disabled = true;
-    map.textContent = "Recording the text …";
+    map.textContent = t("Recording the text …");
     try {
       await openMap();
     } catch (error) {
       announce(`${error.message}.`);
-      looks.textContent = `The map cannot be opened: ${error.message}.`;
+      looks.textContent = t("The map cannot be opened: {0}.", error.message);
       looks.classList.add("bad");
     }
     map.disabled = false;
-    map.textContent = "Open the full map";
+    map.textContent = t("Open the full map");
   });
 
   async function start() {
@@ -79,7 +80,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     try {
       text = await fetchText();
     } catch (error) {
-      frame.firstChild.textContent = `The text cannot be shown: ${error.message}.`;
+      frame.firstChild.textContent = t("The text cannot be shown: {0}.", error.message);
       started = false;
       return;
     }
@@ -87,7 +88,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     weights = weightsOf(text);
     pinned = Math.min(text.tokens.length - 1, Math.max(0, sample.query - text.first));
     const tokens = { prefetch() {}, peek: (position) => text.tokens[position] ?? null, joined: () => null };
-    flow = createFlow({ tokens, label: `${begins}: point at a token`, uid, paint, onHover: point, onPick: pick, first: text.first });
+    flow = createFlow({ tokens, label: t("{0}: point at a token", begins), uid, paint, onHover: point, onPick: pick, first: text.first });
     overlay = svg("svg", { class: "sample-lines", "aria-hidden": "true" });
     flow.element.append(overlay);
     frame.replaceChildren(flow.element);
@@ -123,8 +124,8 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     const found = weights.of(own());
     shown = { keys: new Map(found.keys), queries: new Map(found.queries) };
     flow.repaint();
-    say(looks, "looks at", found.keys);
-    say(looked, "is looked at by", found.queries);
+    say(looks, t("looks at"), found.keys);
+    say(looked, t("is looked at by"), found.queries);
     draw();
   }
   function say(line, verb, pairs) {
@@ -132,9 +133,9 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     const chip = (position) => make("code", { class: "token" }, visible(text.tokens[position] ?? text.others[position + first]));
     line.classList.remove("bad");
     line.replaceChildren(make("i", { class: "swatch", "aria-hidden": "true" }), chip(own()), ` ${whole(own() + first)} ${verb} `);
-    if (!pairs.length) line.append("nothing that was kept");
+    if (!pairs.length) line.append(t("nothing that was kept"));
     pairs.slice(0, listed).forEach(([position, weight], at) => line.append(at ? ", " : "", chip(position), ` ${whole(position + first)} ${percent(weight)}`));
-    if (pairs.length > listed) line.append(` and ${whole(pairs.length - listed)} more`);
+    if (pairs.length > listed) line.append(t(" and {0} more", whole(pairs.length - listed)));
   }
   // Lines from the token to what it looks at and to what looks at it, as far as they are in the window of the text.
   function draw() {

@@ -5,17 +5,19 @@ import { headAt, headTitle, measureOf, measuresOf, openedAt, rowOf, selectionOf 
 import { createHeadColumn } from "./corpus-head.js";
 import { createPickers, createScatter } from "./corpus-scatter.js";
 import { createTable } from "./corpus-table.js";
-import { createDialog, make } from "./elements.js";
+import { createDialog, languageButton, make } from "./elements.js";
 import { svg } from "./figure.js";
+import { whole } from "./numbers.js";
 import { createStore } from "./state.js";
+import { language, t } from "./words.js";
 
 const keys = [
-  ["drag", "select heads; a selection can be dragged"],
-  ["click, Enter", "open a head"],
-  ["← ↑ → ↓", "in the scatter: from point to point, with Shift they select; in a text: from token to token"],
-  ["[ ]", "previous, next head; of the selection where there is one"],
-  ["Escape", "back to all heads, clear the selection"],
-  ["?", "this box"],
+  [t("drag"), t("select heads; a selection can be dragged")],
+  [t("click, Enter"), t("open a head")],
+  ["← ↑ → ↓", t("in the scatter: from point to point, with Shift they select; in a text: from token to token")],
+  ["[ ]", t("previous, next head; of the selection where there is one")],
+  ["Esc", t("back to all heads, clear the selection")],
+  ["?", t("this box")],
 ];
 
 /** Start the page in `root` on the answers of `transport`; `options.initial`: fields of the state to start with. */
@@ -30,11 +32,11 @@ export function mountCorpus(root, transport, options = {}) {
       live.textContent = text;
     }, 60);
   };
-  const notice = make("p", { class: "notice", role: "status" }, "Opening the corpus …");
+  const notice = make("p", { class: "notice", role: "status" }, t("Opening the corpus …"));
   root.replaceChildren(make("main", { class: "corpus-body" }, notice), live);
 
   async function start() {
-    const { json: info } = await transport.get("info");
+    const info = inWords((await transport.get("info")).json);
     const names = measuresOf(info).map(({ name }) => name);
     const wanted = { x: names[0], y: names[1] ?? names[0], colour: "layer", ...info.initial };
     const defaults = { ...CORPUS_DEFAULTS, ...wanted, measure: wanted.y, ...options.initial };
@@ -45,6 +47,7 @@ export function mountCorpus(root, transport, options = {}) {
     followTheme(root, store);
     build(context);
     bindCorpusHash(store, defaults);
+    document.documentElement.lang = language;
     root.classList.add("attlas-ready");
     return context;
   }
@@ -54,20 +57,20 @@ export function mountCorpus(root, transport, options = {}) {
     const { info } = store.state;
     const dialog = helpDialog(context);
     const body = make("main", { class: "corpus-body" });
-    const all = make("button", { type: "button", class: "toggle all-heads", title: "Back to the scatter of all heads  Esc" }, "‹ All heads");
+    const all = make("button", { type: "button", class: "toggle all-heads", title: t("Back to the scatter of all heads  Esc") }, `‹ ${t("All heads")}`);
     const step = (text, label, by) => {
       const button = make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
       button.addEventListener("click", () => stepHead(store, by));
       return button;
     };
-    const picker = make("div", { class: "head-picker" }, all, step("‹", "Previous head  [", -1), step("›", "Next head  ]", 1));
+    const picker = make("div", { class: "head-picker" }, all, step("‹", t("Previous head  ["), -1), step("›", t("Next head  ]"), 1));
     all.addEventListener("click", () => store.set({ open: null }));
-    const help = make("button", { type: "button", class: "icon", title: "Keys, and what the numbers are  ?", "aria-label": "Help" }, "?");
+    const help = make("button", { type: "button", class: "icon", title: t("Keys, and what the numbers are  ?"), "aria-label": t("Help") }, "?");
     help.addEventListener("click", () => store.set({ panel: "help" }));
-    const title = make("h1", { class: "title" }, info.corpora.map((corpus) => corpus.title).join(" and "));
+    const title = make("h1", { class: "title" }, together(info.corpora.map((corpus) => corpus.title)));
     const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
     const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, themeButton(store), help));
-    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, info.offline) : null);
+    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, offlineWords(info.offline)) : null);
     root.replaceChildren(header, body, foot, dialog, live);
 
     let parts = [];
@@ -105,7 +108,7 @@ export function mountCorpus(root, transport, options = {}) {
       parts = columns.filter(Boolean);
       body.replaceChildren(make("div", { class: "head-columns" }, ...parts.map(({ element }) => element)));
       body.scrollTop = 0;
-      announce(heads.filter(Boolean).map(headTitle).join(" and "));
+      announce(together(heads.filter(Boolean).map(headTitle)));
     }
     const show = ({ open }) => {
       const text = JSON.stringify(open);
@@ -118,7 +121,7 @@ export function mountCorpus(root, transport, options = {}) {
       if (open) showHeads(open);
       else showAll();
       if (back) body.querySelector(".scatter-plot")?.focus({ preventScroll: true });
-      const name = open ? headTitle(open.find(Boolean)) : "All heads";
+      const name = open ? headTitle(open.find(Boolean)) : t("All heads");
       document.title = `${name} · ${info.corpora.map((corpus) => corpus.title).join(", ")} · attlas`;
     };
     show(store.state);
@@ -127,9 +130,31 @@ export function mountCorpus(root, transport, options = {}) {
   }
 
   return { ready: start().catch((error) => {
-    notice.textContent = `The corpus cannot be shown: ${error.message}.`;
+    notice.textContent = t("The corpus cannot be shown: {0}.", error.message);
     notice.classList.add("bad");
   }) };
+}
+
+const together = (names) => names.reduce((before, name) => t("{0} and {1}", before, name));
+
+// The words of the server in the language of the page.
+function inWords(info) {
+  for (const corpus of info.corpora) {
+    const { model, counts } = corpus;
+    const left = [counts.complete ? "" : t(", not finished"), counts.failed ? t(", {0} texts failed", whole(counts.failed)) : ""];
+    const size = t("{0} tokens in {1} texts of up to {2}", whole(corpus.tokens), whole(corpus.texts), whole(counts.length)) + left.join("");
+    const heads = whole(corpus.rows.layer.length);
+    corpus.summary = t("{0}: {1} layers, {2} heads; {3}", model, whole(counts.layers), heads, size);
+    corpus.open = corpus.open && t(corpus.open);
+    corpus.about = corpus.about.map(([title, text]) => [t(title), t(text)]);
+    corpus.measures = corpus.measures.map((measure) => ({ ...measure, label: t(measure.label), unit: t(measure.unit), description: t(measure.description) }));
+  }
+  return info;
+}
+
+function offlineWords({ texts, window: tokens }) {
+  if (!texts) return t("Of each head, this file holds all numbers and no text.");
+  return t("Of each head, this file holds all numbers and {0} sampled texts at most: {1} tokens about the largest weight.", whole(texts), whole(tokens));
 }
 
 function mark() {
@@ -190,7 +215,7 @@ function themeButton(store) {
   const button = make("button", { type: "button", class: "icon theme" });
   button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
   const show = ({ theme }) => {
-    const words = `Theme: ${{ auto: "following the system", light: "light", dark: "dark" }[theme]}`;
+    const words = t("Theme: {0}", { auto: t("following the system"), light: t("light"), dark: t("dark") }[theme]);
     button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
     button.title = words;
     button.setAttribute("aria-label", words);
@@ -214,14 +239,15 @@ function followTheme(root, store) {
 
 function helpDialog({ store, root, uid }) {
   const { info } = store.state;
-  const dialog = createDialog(root, "Keys and numbers", uid, () => store.set({ panel: "" }));
+  const dialog = createDialog(root, t("Keys and numbers"), uid, () => store.set({ panel: "" }));
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0;
+  dialog.element.querySelector(".dialog-close").before(languageButton(store));
   const pairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
   dialog.body.append(
-    make("section", {}, make("h3", {}, "Keys"), make("dl", { class: "keys" }, ...pairs(keys))),
-    make("section", { class: "facts" }, make("h3", {}, "The numbers, over all texts"), make("dl", {}, ...pairs(measuresOf(info, true).map(({ label, description }) => [label, description])))),
-    ...info.corpora.map((corpus) => make("section", { class: "facts" }, make("h3", {}, corpus.title), make("dl", {}, ...pairs(corpus.about)))),
+    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...pairs(keys))),
+    make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...pairs(measuresOf(info, true).map(({ label, description }) => [label, description])))),
+    ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...pairs(corpus.about)))),
   );
   store.on(["panel"], ({ panel }) => (panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") queueMicrotask(() => dialog.open());

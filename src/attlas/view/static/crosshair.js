@@ -6,6 +6,7 @@ import { make } from "./elements.js";
 import { digits, float32Text, percent, superscript, whole } from "./numbers.js";
 import { tileKey } from "./tiles.js";
 import { tokenLabel } from "./axes.js";
+import { isWeighted, numberName } from "./weighting.js";
 import { language, t } from "./words.js";
 
 const QUIET = 55; // ms of rest before exact numbers are asked for
@@ -126,14 +127,14 @@ function badges(ctx, pane, { i, j }, block, scale, look) {
 const stretch = (from, to, first) => (to - from > 1 ? `${whole(first + from)}–${whole(first + to - 1)}` : whole(first + from));
 
 /** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
-export function blockValue(tiles, source, level, i, j) {
+export function blockValue(tiles, source, level, i, j, unit = 1) {
   const size = TILE * 2 ** level;
   const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
   const tile = tiles.get(tileKey(source, level, y, x));
   if (!tile) return null;
   const row = Math.floor((i - y * size) / 2 ** level);
   const code = tile.codes[row * TILE + Math.floor((j - x * size) / 2 ** level)];
-  return code === PENDING ? { pending: true } : { masked: code === 0, weight: decode(code) };
+  return code === PENDING ? { pending: true } : { masked: code === 0, weight: unit * decode(code) };
 }
 
 /** What a cell is, in one sentence for those who listen. */
@@ -156,7 +157,7 @@ function weightOf({ level }, { pool, block, exact, largest }) {
  * The box beside the pointer. `show(target, place, how)` fills it; exact numbers follow when the pointer rests, and
  * `changed()` is called when they have come.
  */
-export function createTip(stage, { cells, tiles, tokens, announce, changed, size }) {
+export function createTip(stage, { cells, tiles, tokens, announce, changed, size, unitOfSource }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
   let timers = [];
@@ -246,9 +247,9 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       }
       clear();
       shown = target;
-      const found = { pool, block: blockValue(tiles, target.source, level, target.i, target.j), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
+      const found = { pool, block: blockValue(tiles, target.source, level, target.i, target.j, unitOfSource(target.source)), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
       if (target.other) {
-        found.otherBlock = blockValue(tiles, target.other, level, target.i, target.j);
+        found.otherBlock = blockValue(tiles, target.other, level, target.i, target.j, unitOfSource(target.other));
         found.other = cells.known(target.other, target.i, target.j);
       }
       told = found;
@@ -285,7 +286,7 @@ function exactly(weight, rounded = false) {
   const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
   return short.replace(/e\+?(.*)/, (_, power) => ` × 10${superscript(Number(power))}`);
 }
-const weighed = ({ weight, rounded }) => [exactly(weight, rounded), weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
+const weighed = ({ weight, rounded }, source) => [exactly(weight, rounded), isWeighted(source) ? make("small", {}, ` ${numberName(source)}`) : weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${percent(weight)}`) : ""];
 
 function headline(target, found) {
   const { pool, block, exact, other, otherBlock, largest } = found;
@@ -306,10 +307,10 @@ function headline(target, found) {
     }
     return lines;
   }
-  const first = exact ? weighed(exact) : [block ? `≈ ${digits(block.weight)}` : "…"];
+  const first = exact ? weighed(exact, target.source) : [block ? `≈ ${digits(block.weight)}` : "…"];
   const lines = [line("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
   if (target.other) {
-    const second = other ? weighed(other) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
+    const second = other ? weighed(other, target.other) : [otherBlock ? `≈ ${digits(otherBlock.weight)}` : "…"];
     lines.push(line("tip-weight", ...second, make("small", {}, t(" second head"))));
     lines.push(...quotient(exact?.weight, other?.weight));
   }
@@ -337,6 +338,7 @@ function more(target, { exact, largest, pool }) {
   if (largest && pool === "mean") lines.push(t("the largest of them: {0}", exactly(largest[2], largest[3])));
   if (exact?.allowed && !target.level) {
     const parts = [];
+    if (exact.share) parts.push(t("weight {0} × norm {1}", digits(exact.share), digits(exact.weight / exact.share)));
     if (exact.rank) parts.push(t("{0} of its row", ordinal(exact.rank)));
     if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(t("entropy {0}", digits(exact.row_entropy)));
     if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(t("column mass {0}", digits(exact.column_mass)));

@@ -1,6 +1,6 @@
 // Small pieces that every panel is made of.
 
-import { t } from "./words.js";
+import { LANGUAGES, language, t } from "./words.js";
 
 // An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as
 // properties, everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
@@ -110,4 +110,15 @@ export function download(name, blob) {
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** A button that shows the page in the other language; the address says which. */
+export function languageButton(store) {
+  const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
+  const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
+  button.addEventListener("click", () => {
+    store.set({ language: other, panel: "" });
+    setTimeout(() => window.location.reload(), 400); // once the address says it
+  });
+  return button;
 }

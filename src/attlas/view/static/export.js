@@ -4,13 +4,15 @@ import { createDialog, download, make, segmented } from "./elements.js";
 import { comparable } from "./compare.js";
 import { cellsOf, countOf, csvLimit, fetchRegion, table } from "./csv.js";
 import { bytes, headMark, whole } from "./numbers.js";
-import { dataMark, fileOf, gather, levelsThatFit, packedHeads, packLimit } from "./pack.js";
+import { dataMark, fileOf, packedHeads, questionOf, viewState } from "./pack.js";
 import { drawCard } from "./card.js";
 import { headlineOf } from "./says.js";
 import { pythonOf } from "./python.js";
 import { drawPicture } from "./picture.js";
 import { vectorLimit, vectorOf } from "./vector.js";
 import { t } from "./words.js";
+
+const LOOK = 700; // ms between two looks at how far the server is with a page
 
 export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
   let running = null;
@@ -68,10 +70,8 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   function pageWords() {
     const { state } = store;
     const heads = packedHeads(state);
-    const { finest } = levelsThatFit(state.info.entries[state.entry], packLimit / heads.length);
     const names = heads.map((each) => headMark(state.info, each.entry, each.head)).join(t(" and "));
-    const depth = finest ? t("down to blocks of {0} × {1} cells", 2 ** finest, 2 ** finest) : t("down to single cells");
-    return t("One HTML file with head {0}, {1} (at most {2} of tiles before compression), tokens and tracks. The page says what is not in it.", names, depth, bytes(packLimit));
+    return t("One HTML file with head {0}, tokens, tracks and bookmarks. The page says what is not in it.", names);
   }
   function describe() {
     const { info } = store.state;
@@ -206,16 +206,22 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     return t("{0} cells saved.", whole(countOf(cells)));
   }
   async function savePage(signal) {
-    const { json } = await transport.get("offline", {}, { signal });
-    const page = json.page ?? ownPage();
-    const data = await gather(transport, store.state, {
-      signal,
-      tell(share, words) {
-        if (share !== null) bar.value = share;
-        tell(words);
-      },
-    });
-    const blob = new Blob([fileOf(page, data)], { type: "text/html;charset=utf-8" });
+    const { state } = store;
+    tell(t("The page is being put together …"));
+    const look = setInterval(async () => {
+      const { json } = await transport.get("status").catch(() => ({ json: {} }));
+      if (json.packing) bar.value = json.packing;
+    }, LOOK);
+    try {
+      const { json } = await transport.get("offline", questionOf(state), { signal });
+      const data = { ...json.data, state: { ...viewState(state), pool: state.pool } };
+      return saved(fileOf(json.page ?? ownPage(), data));
+    } finally {
+      clearInterval(look);
+    }
+  }
+  function saved(text) {
+    const blob = new Blob([text], { type: "text/html;charset=utf-8" });
     download(fileName("html"), blob);
     return t("Page of {0} saved; it opens without a server.", bytes(blob.size));
   }

@@ -1,6 +1,7 @@
 // Figures as SVG elements that carry their own colours and fonts, so that what is seen is what is saved.
 
 import { download, make } from "./elements.js";
+import { t } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -65,13 +66,13 @@ export function saveButtons(name, get, announce) {
     const file = `${found.title} ${found.file ?? name}`.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 80).toLowerCase();
     try {
       download(`${file}.${kind}`, kind === "svg" ? new Blob([text], { type: "image/svg+xml;charset=utf-8" }) : await pixels(text, 2));
-      announce(`${name} saved as ${kind.toUpperCase()}`);
+      announce(t("{0} saved as {1}", name, kind.toUpperCase()));
     } catch (error) {
       announce(`${error.message}.`);
     }
   };
   const button = (kind) => {
-    const label = `Save as ${kind.toUpperCase()}: ${name}`;
+    const label = t("Save as {0}: {1}", kind.toUpperCase(), name);
     const element = make("button", { type: "button", class: "text-button", title: label, "aria-label": label, "data-save": kind }, kind.toUpperCase());
     element.addEventListener("click", () => save(kind));
     return element;

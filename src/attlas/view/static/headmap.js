@@ -6,20 +6,21 @@ import { comparable } from "./compare.js";
 import { make, segmented } from "./elements.js";
 import { digits, headMark, headName, percent, whole } from "./numbers.js";
 import { holds } from "./state.js";
+import { amount, isWeighted, numberName, unitOf } from "./weighting.js";
 import { t } from "./words.js";
 
 const REST = 120; // ms without another change after which heads are asked
 const NAMED = 3; // heads that are named in words
 
 /** The columns of the table of heads that a pinned cell adds, as the server describes its own. */
-export function pairColumns({ pin, span, info, entry, head }) {
+export function pairColumns({ pin, span, info, entry, head, variant }) {
   if (!pin) return [];
   const given = info.entries[entry];
   const query = whole(given.first_query + pin.i);
   const [start, stop] = keysOf({ pin, span, given });
   const keys = stop - start > 1 ? t("keys {0} to {1}", whole(start), whole(stop - 1)) : t("key {0}", whole(start));
   return [
-    { name: "pair", label: t("pinned pair"), unit: "", description: t("Weight that query {0} gives to {1}", query, keys) },
+    { name: "pair", label: t("pinned pair"), unit: "", description: isWeighted({ variant }) ? t("{0} of query {1} and {2}", numberName({ variant }), query, keys) : t("Weight that query {0} gives to {1}", query, keys) },
     { name: "agree", label: t("agreement"), unit: "", description: t("Share of the attention of query {0} that goes where that of {1} goes: the sum over keys of the smaller weight", query, headMark(info, entry, head)) },
   ];
 }
@@ -98,7 +99,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       return;
     }
     const span = found.stop - found.start > 1 ? { start: found.start, stop: found.stop } : null;
-    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: found.least === null ? "" : `within:${found.least},1` });
+    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: found.least === null ? "" : `within:${found.least * unitOf(state)},${1.0001 * unitOf(state)}` });
   }
   function describe({ pin, span, info: shown, entry }) {
     input.removeAttribute("aria-invalid");
@@ -162,7 +163,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       const at = 3 * Math.round(255 * Math.min(1, Math.max(0, (number - low) / (high - low || 1))));
       return `rgb(${bytes[at]} ${bytes[at + 1]} ${bytes[at + 2]})`;
     };
-    const text = (number) => (kind === "statistic" ? digits(number) : percent(number));
+    const text = (number) => (kind === "statistic" ? digits(number) : kind === "pair" ? amount(number, state) : percent(number));
     cells.forEach(({ button, entry, head }, at) => {
       const number = numbers[at];
       const here = entry === state.entry && head === state.head;

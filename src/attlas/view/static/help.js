@@ -1,7 +1,7 @@
 // The keys, and what the numbers are.
 
-import { createDialog, make } from "./elements.js";
-import { LANGUAGES, language, t } from "./words.js";
+import { createDialog, languageButton, make } from "./elements.js";
+import { t } from "./words.js";
 
 const keys = [
   [t("Moving"), [
@@ -20,6 +20,7 @@ const keys = [
     [t("Enter, click"), t("pin the cell under the crosshair: the text shows its row")],
     ["/", t("search: text, 50000-60000, or 60321,102")],
     ["Escape", t("let go of the pin, close what is open")],
+    ["n p", t("next, previous step of a tour")],
     ["?", t("this page")],
   ]],
 ];
@@ -76,13 +77,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
     make("h3", {}, t("Where the numbers come from")),
     make("dl", {}, ...[facts[0], numbers ?? exact, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
-  const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
-  const change = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
-  change.addEventListener("click", () => {
-    store.set({ language: other, panel: "" });
-    setTimeout(() => window.location.reload(), 400); // once the address says it
-  });
-  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(change);
+  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(languageButton(store));
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0; // nothing in it takes the focus, and it scrolls

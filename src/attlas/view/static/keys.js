@@ -25,11 +25,14 @@ export function createKeys(root, { store, map, announce }) {
     "-": () => map.zoomBy(-1),
     "/": () => store.set({ panel: "search" }),
     "?": () => store.set({ panel: store.state.panel === "help" ? "" : "help" }),
+    n: () => store.set({ step: 1 }),
+    p: () => store.set({ step: -1 }),
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, aside, view, hover, pin, pointed } = store.state;
+    const { panel, aside, view, hover, pin, pointed, tour } = store.state;
     if (panel) store.set({ panel: "" });
+    else if (tour !== null) store.set({ tour: null });
     else if (view === "lines") store.set({ view: "map" });
     else if (aside === "grid") store.set({ aside: "both" });
     else if (map.crosshair()) map.crosshair(null);

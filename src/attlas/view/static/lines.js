@@ -1,8 +1,9 @@
 // Tokens in two columns with a line for each weight: who looks at whom in a window of a few tokens.
 
 import { make } from "./elements.js";
-import { percent, whole } from "./numbers.js";
+import { digits, percent, whole } from "./numbers.js";
 import { visible } from "./tokens.js";
+import { isWeighted, numberName, unitOf } from "./weighting.js";
 import { t } from "./words.js";
 
 const WINDOW = 64; // tokens on each side, at most
@@ -50,7 +51,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
   element.append(make("div", { class: "lines-head" }, says, earlier, later), make("div", { class: "lines-scroll" }, box));
 
   const given = () => store.state.info.entries[store.state.entry];
-  const weight = (query, key) => shown.weights[query * (shown.c1 - shown.c0) + key];
+  const weight = (query, key) => shown.weights[query * (shown.c1 - shown.c0) + key] / unitOf(store.state);
 
   async function load() {
     const { state } = store;
@@ -155,6 +156,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     }
     const { r0, r1, firstQuery } = shown;
     if (!chosen) says.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from 1 % on.", whole(firstQuery), whole(firstQuery + r1 - r0 - 1));
+    else if (isWeighted(store.state)) says.textContent = t("{0} in all: {1}.", numberName(store.state), digits(sum * unitOf(store.state)));
     else if (chosen.side === "query") says.textContent = t("{0} of the attention of query {1} goes to these keys.", percent(Math.min(1, sum)), whole(firstQuery + chosen.at));
     else says.textContent = t("These queries give key {0} {1} in all.", whole(shown.firstKey + chosen.at), sum.toFixed(2));
   }

@@ -1,5 +1,6 @@
 // Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
 
+import { mountBookmarks } from "./bookmarks.js";
 import { mountColourbar } from "./colourbar.js";
 import { mountCompare } from "./compare.js";
 import { mountExport } from "./export.js";
@@ -10,6 +11,7 @@ import { mountLines } from "./lines.js";
 import { createMap } from "./map.js";
 import { headName } from "./numbers.js";
 import { createRequests } from "./requests.js";
+import { mountReading } from "./reading.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
 import { DEFAULTS, bindHash, counterpart, createStore, holds, readHash, same } from "./state.js";
@@ -17,11 +19,12 @@ import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
+import { isWeighted } from "./weighting.js";
 import { language } from "./words.js";
 import { rangeOf } from "./colour.js";
 
 // Fields of a link that say what is looked at.
-const PLACED = ["entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
+const PLACED = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
 let mounted = 0;
 
@@ -29,7 +32,8 @@ let mounted = 0;
  * Start a page in `root` (an element of class "attlas") on the answers of `transport`.
  *
  * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
- * what the help says of the numbers, where they are not computed for each request. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ * what the help says of the numbers, where they are not computed for each request; `options.reopen`: builds the page
+ * anew once another text was read. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
  */
 export function mount(root, transport, options = {}) {
   const endings = [];
@@ -49,7 +53,9 @@ export function mount(root, transport, options = {}) {
     const isPlace = (found) => Object.keys(found).some((field) => PLACED.includes(field));
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
-    const found = link(); // it may have changed meanwhile
+    const found = { ...link() }; // it may have changed meanwhile
+    const mark = info.bookmarks?.[found.tour];
+    if (mark) Object.assign(found, readHash(mark.at), { tour: found.tour });
     const begin = { ...DEFAULTS, ...startOf(info, isPlace(found) ? null : heads?.json), ...found };
     const store = createStore({ ...begin, ...(isPlace(found) || found.pool ? {} : await poolingOf(requests, info, begin)), info });
     if (destroyed) return null;
@@ -58,7 +64,7 @@ export function mount(root, transport, options = {}) {
     const tokens = createTokens(requests, info.text_length);
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
     endings.push(() => map.destroy());
-    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools };
+    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
       endings.push(bindHash(store));
       document.documentElement.lang = language;
@@ -67,6 +73,7 @@ export function mount(root, transport, options = {}) {
     const panels = [
       [mountHeads, shell.heads],
       [mountText, shell.text],
+      [mountReading, shell.reading],
       [mountSearch, shell.search],
       [mountColourbar, shell.colourbar],
       [mountExport, shell.export],
@@ -80,6 +87,8 @@ export function mount(root, transport, options = {}) {
       const panel = mountPanel(element, context);
       endings.push(() => panel.destroy());
     }
+    const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
+    endings.push(() => bookmarks.destroy());
     endings.push(createKeys(root, context));
     endings.push(followTitle(store, options));
     root.classList.add("attlas-ready");
@@ -106,7 +115,7 @@ function startOf(info, heads) {
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = counterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
-  return { ...first, ...second, ...(info.texts ? {} : { aside: "heads" }) };
+  return { ...first, ...second, ...(info.texts || info.reading ? {} : { aside: "heads" }) };
 }
 
 // The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
@@ -137,6 +146,7 @@ export function repaired(state) {
   if (at !== state.entry) patch.entry = at;
   if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
+  if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
   if (!holds(info, at, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;

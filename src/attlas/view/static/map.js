@@ -14,6 +14,7 @@ import { cellUnder, needsPass, regionOf, sceneOf } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
+import { unitOf } from "./weighting.js";
 import { t } from "./words.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
@@ -115,7 +116,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: ask, size: () => size });
+  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: ask, size: () => size, unitOfSource: ({ variant }) => unitOf({ info: store.state.info, variant }) });
   const painter = createPainter(base, { tiles, tracks, cells, tokens, spans });
   const camera = createCamera({
     store,

@@ -5,6 +5,7 @@ import { decode, MASKED, PENDING, ZERO } from "./colour.js";
 import { headMark } from "./numbers.js";
 import { tilesOf } from "./pack.js";
 import { TransportError } from "./transport.js";
+import { isWeighted, numberName, unitOf, variantText } from "./weighting.js";
 import { t } from "./words.js";
 
 const notHere = (what) => new TransportError(404, t("This file does not hold {0}", what));
@@ -15,6 +16,7 @@ export function packedTransport(data) {
   const { batch, variant, pool } = data.state;
   // What the page must not offer, because the file does not hold it.
   const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
+  const unit = unitOf({ info, variant });
   const opened = new Map();
 
   // A part by its name, unpacked once.
@@ -28,7 +30,7 @@ export function packedTransport(data) {
     const found = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
     if (!found) throw notHere(t("this head"));
     if (String(batch ?? 0) !== String(data.state.batch)) throw notHere(t("this batch"));
-    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? t("rows without the first key") : t("rows with the first key"));
+    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? t("rows without the first key") : numberName({ variant }));
     return { ...found, name: `${found.entry}:${found.head}`, given: info.entries[found.entry] };
   }
   const number = (text) => Number(text);
@@ -51,7 +53,7 @@ export function packedTransport(data) {
     const row = new Float32Array(given.n).fill(NaN);
     if (given.causal) row.fill(0, Math.max(0, given.first_query + i - given.first_key + 1));
     const [gap, code] = [new Int32Array(gaps), new Uint16Array(codes)];
-    for (let at = i * kept; at < (i + 1) * kept; at++) if (code[at] > ZERO) row[i - gap[at]] = decode(code[at]);
+    for (let at = i * kept; at < (i + 1) * kept; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
     return row;
   }
   // The largest cell of some rows, where the weights that the file lacks cannot be larger; else nothing.
@@ -67,7 +69,7 @@ export function packedTransport(data) {
         if (j >= c0 && j < c1 && code[at] > (best?.[2] ?? ZERO)) best = [i, j, code[at]];
       }
     }
-    return best && best[2] >= bound ? [[best[0], best[1], decode(best[2])]] : [];
+    return best && best[2] >= bound ? [[best[0], best[1], unit * decode(best[2])]] : [];
   }
   // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level or of the
   // largest weights of a row, and then it is `rounded`.
@@ -97,7 +99,7 @@ export function packedTransport(data) {
         for (let r = Math.max(r0, y * side); r < Math.min(r1, (y + 1) * side); r++) {
           for (let c = Math.max(c0, x * side); c < Math.min(c1, (x + 1) * side); c++) {
             const code = codes[(r - y * side) * side + c - x * side];
-            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : decode(code);
+            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : unit * decode(code);
           }
         }
       }
@@ -114,7 +116,7 @@ export function packedTransport(data) {
     const { weights: row, rounded, partial } = await region(params, i, i + 1, 0, head.given.n);
     const masked = head.given.causal && head.given.first_key + j > head.given.first_query + i;
     const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => part(`track:${head.name}:${name}`)));
-    const entropy = partial ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
+    const entropy = partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     return {
       weight: Number.isNaN(row[j]) ? null : row[j],
       below: Number.isNaN(row[j]) ? row.reduce((least, weight) => (weight > 0 ? Math.min(least, weight) : least), 1) : undefined,
@@ -220,7 +222,7 @@ export function packedTransport(data) {
     pair: async (params) => ({ json: await pair(params) }),
     cell: async (params) => ({ json: await cell(params) }),
     top: async (params) => ({ json: await top(params) }),
-    offline: () => ({ json: { page: null } }),
+    offline: () => ({ json: { data } }),
   };
   return {
     async get(name, params = {}, { signal } = {}) {
@@ -254,6 +256,6 @@ export function missingWords(data) {
   const kept = Math.max(0, ...packed.map((each) => each.kept));
   if (packed.every((each) => each.exact)) words.push(t("weights exact in float32"));
   else if (kept) words.push(t("the {0} largest weights of each query", kept));
-  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
+  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), isWeighted(state) ? variantText(state) : state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
   return `${words.join("; ")}.`;
 }

@@ -5,15 +5,16 @@ import { barOf, contrastBar, contrastMarks, marksOf } from "./colourbar.js";
 import { headName, whole } from "./numbers.js";
 import { isContrast } from "./state.js";
 import { blockText } from "./status.js";
+import { variantText } from "./weighting.js";
 import { t } from "./words.js";
 
 // What a picture says under its title; every choice that changes the numbers is named.
 export function captionOf(state, level) {
-  const { info, compare, second, variant } = state;
+  const { info, compare, second } = state;
   const parts = [info.title];
   if (info.model && !info.title.includes(info.model)) parts.push(info.model);
   parts.push(blockText(level, state));
-  if (variant === "nosink") parts.push(t("first key excluded, rows renormalised"));
+  if (variantText(state)) parts.push(variantText(state));
   if (second !== null && compare !== "none") {
     const other = headName(info, second.entry, second.head);
     const words = { side: t("beside it"), triangle: t("upper triangle"), ratio: t("log-ratio of the first over"), difference: t("first less") }[compare];
@@ -68,7 +69,7 @@ function drawScale(pen, state, style, left, top, width) {
   pen.strokeRect(left + 0.5, top + 0.5, width, 12);
   pen.fillStyle = style.soft;
   pen.font = `11px ${style.sans}`;
-  const marks = isRatio ? contrastMarks(state.compare, bar) : marksOf(state.colour, bar, width);
+  const marks = isRatio ? contrastMarks(state, bar) : marksOf(state, bar, width);
   for (const { at, text } of marks) {
     const x = left + ((at - bar.min) / (bar.max - bar.min)) * width;
     pen.textAlign = x < left + 8 ? "left" : x > left + width - 8 ? "right" : "center";

@@ -142,6 +142,7 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
       listeners.add(tell);
       return () => listeners.delete(tell);
     },
+    send: transport.send, // null where nothing can be kept
     counts: () => ({ waiting: waiting.size, flying: flying.size }),
     destroy() {
       closed = true;

@@ -40,24 +40,29 @@ export function createShell(root, uid) {
     compare: slot("compare"),
     export: slot("export"),
     help: slot("help"),
+    bookmarks: slot("bookmarks"),
     heads: slot("heads", "aside", { "aria-label": t("Heads"), id: uid("heads") }),
     map: slot("map", "main", { "aria-label": t("Attention map") }),
     lines: make("div", { class: "lines", hidden: true }),
-    text: slot("text", "aside", { "aria-label": t("Text"), id: uid("text") }),
+    reading: make("div", { class: "reading", hidden: true }),
+    text: make("div"),
     colourbar: slot("colourbar"),
     status: slot("status"),
     says: make("div", { class: "says" }),
+    tour: make("div", { class: "tour", role: "group", "aria-label": t("Tour"), hidden: true }),
     tools: make("div", { class: "map-tools", role: "group", "aria-label": t("Zoom") }),
   };
   headsButton.setAttribute("aria-controls", part.heads.id);
-  textButton.setAttribute("aria-controls", part.text.id);
+  const textPane = slot("text", "aside", { "aria-label": t("Text"), id: uid("text") });
+  textPane.append(part.reading, part.text);
+  textButton.setAttribute("aria-controls", textPane.id);
   const scrim = make("div", { class: "scrim", hidden: true });
   const picker = make("div", { class: "head-picker" }, previous, layer, head, batch, following);
-  const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, theme, part.help);
+  const tools = make("div", { class: "tools" }, part.compare, part.export, headsButton, textButton, part.bookmarks, theme, part.help);
   const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
   const header = make("header", { class: "top" }, brand, title, picker, part.search, tools);
-  const middle = make("div", { class: "middle" }, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
-  const body = make("div", { class: "body" }, part.heads, middle, part.text, scrim);
+  const middle = make("div", { class: "middle" }, part.tour, make("div", { class: "middle-head" }, part.says, part.tools), part.map);
+  const body = make("div", { class: "body" }, part.heads, middle, textPane, scrim);
   const footer = make("footer", { class: "foot" }, part.colourbar, part.status);
   part.map.append(notice, part.lines);
   const noscript = [...root.childNodes];

@@ -13,7 +13,7 @@ export const DEFAULTS = Object.freeze({
   head: 0, // index in entry.heads, or "mean"
   batch: 0,
   pool: "max", // "mean" | "max": how cells of a block become one colour
-  variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised
+  variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised | "value" | "output": see weighting.js
   second: null, // null | {entry, head}: the head that is compared with
   compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference"
   view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
@@ -36,6 +36,7 @@ export const DEFAULTS = Object.freeze({
   sort: "",
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
+  tour: null, // null | the bookmark at which a tour stands
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
@@ -44,6 +45,7 @@ export const DEFAULTS = Object.freeze({
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
+  step: 0, // steps that a key asks a tour to go
   statistic: null, // the name of the statistic that the heads are sorted by
   pairs: null, // null | {"entry:head": {pair, agree}}: what each head says of the pinned cell
   dark: false, // the theme that is shown
@@ -86,7 +88,7 @@ const FIELDS = {
   head: ["h", headField],
   batch: ["b", wholeField],
   pool: ["p", amongField("mean", "max")],
-  variant: ["v", amongField("plain", "nosink")],
+  variant: ["v", amongField("plain", "nosink", "value", "output")],
   second: ["s", pairField("entry", "head")],
   compare: ["m", amongField("none", "side", "triangle", "ratio", "difference")],
   view: ["w", amongField("map", "lines")],
@@ -109,6 +111,7 @@ const FIELDS = {
   sort: ["sort", wordsField],
   filter: ["q", wordsField],
   panel: ["panel", wordsField],
+  tour: ["tour", wholeField],
   aside: ["a", amongField("both", "heads", "text", "none", "grid")],
 };
 
@@ -133,6 +136,13 @@ export function readHash(text) {
     if (value !== undefined) found[field] = value;
   }
   return found;
+}
+
+/** What a state becomes at an address: what this reader likes, and where the address is silent the place, stay. */
+export function viewOf(hash) {
+  const kept = ["row", "column", "zoom", "theme", "aside", "language"];
+  const fields = Object.keys(FIELDS).filter((field) => !kept.includes(field));
+  return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
 }
 
 /** Whether one picture shows how two heads differ, in colours of its own. */
@@ -214,9 +224,7 @@ export function bindHash(store, view = window) {
     timer = setTimeout(write, 150);
   };
   const restore = () => {
-    const found = readHash(view.location.hash);
-    const fields = Object.keys(FIELDS).filter((field) => !["row", "column", "zoom", "theme", "aside", "language"].includes(field));
-    store.set({ ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...found });
+    store.set(viewOf(view.location.hash));
   };
   const off = store.on(Object.keys(FIELDS), later);
   view.addEventListener("hashchange", restore);

@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 import { whole } from "./numbers.js";
 import { sideOf } from "./state.js";
+import { variantText } from "./weighting.js";
 import { t } from "./words.js";
 
 const POLL = 1300; // ms between two looks at how far a pass is
@@ -66,10 +67,6 @@ export function blockText(level, state) {
   const { pool } = state;
   const side = whole(sideOf(state.info, state, level));
   return pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", side, side) : t("a pixel shows the mean of {0} × {1} cells", side, side);
-}
-
-function variantText({ variant }) {
-  return variant === "nosink" ? t("first key excluded, rows renormalised") : "";
 }
 
 function compareText(refused) {

@@ -6,6 +6,7 @@ import { make, segmented } from "./elements.js";
 import { digits, percent, whole } from "./numbers.js";
 import { createFlow } from "./flow.js";
 import { visible } from "./tokens.js";
+import { amount, isWeighted, numberName, unitOf, variantText } from "./weighting.js";
 import { t } from "./words.js";
 
 const listed = 8; // entries of the list at first
@@ -30,9 +31,9 @@ export function largest(values, count) {
 const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
 const sumOf = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
 // What a list leaves out.
-function othersText(by, left, total, named) {
-  if (by === "key") {
-    const kind = left === 1 ? t("query") : t("queries");
+function othersText({ by, variant }, left, total, named) {
+  if (by === "key" || isWeighted({ variant })) {
+    const kind = by === "query" ? left === 1 ? t("key") : t("keys") : left === 1 ? t("query") : t("queries");
     return total === null ? t("{0} other {1}.", whole(left), kind) : t("{0} other {1}; {2} in all.", whole(left), kind, digits(total));
   }
   const kind = left === 1 ? t("key") : t("keys");
@@ -184,7 +185,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { first_query: firstQuery, first_key: firstKey } = entryOf(state);
     const pair = [`${whole(firstQuery + state.pin.i)}, ${whole(firstKey + state.pin.j)}`, t("query and key of the pinned cell")];
     const weight = cell.weight === null ? `≤ ${digits(cell.below)}` : cell.rounded ? `≈ ${digits(cell.weight)}` : digits(cell.weight, 4);
-    const lines = [[t("cell"), ...pair], [t("weight"), cell.allowed === false ? t("masked") : weight, t("attention weight of this pair")]];
+    const lines = [[t("cell"), ...pair], [numberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? variantText(state) : t("attention weight of this pair")]];
+    if (cell.share) lines.push([t("weight"), digits(cell.share, 4), t("attention weight of this pair")], [t("norm"), digits(cell.weight / cell.share, 4), t("norm of the key’s value")]);
     if (cell.allowed !== false) {
       if (!cell.rounded) lines.push([t("rank"), cell.rank === null ? "–" : `${whole(cell.rank)}`, t("place of the weight in its row, 1 is the largest")]);
       if (cell.logit !== null) lines.push([t("logit"), digits(cell.logit), t("before softmax, in nats")]);
@@ -217,7 +219,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
           { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", digits(weight, rounded ? 3 : 5), whole(first + place)) },
           chip(first + place),
           make("span", { class: "place" }, whole(first + place)),
-          make("span", { class: "share" }, percent(weight)),
+          make("span", { class: "share" }, amount(weight, state)),
           bar,
         );
         const cell = state.by === "query" ? { i: held.i, j: place } : { i: place, j: held.j };
@@ -233,7 +235,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       }),
     );
     const left = countOf(weights, (weight) => weight !== 0) - places.length;
-    rest.textContent = places.length ? (left > 0 ? othersText(state.by, left, total, named) : "") : t("No key may be looked at here.");
+    rest.textContent = places.length ? (left > 0 ? othersText(state, left, total, named) : "") : t("No key may be looked at here.");
     more.hidden = countOf(weights, isKnown) <= places.length && shownCount === listed;
     more.textContent = shownCount === listed ? t("more") : t("fewer");
   }
@@ -272,7 +274,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   function shareOf(weight) {
     if (top.of !== weights) top = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
     if (store.state.ink === "linear") return weight / top.value;
-    const { low } = defaultRange("log", weights.length);
+    const low = defaultRange("log", weights.length).low + Math.log2(unitOf(store.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(top.value) - low));
   }
   // The cell that a token means: in the pinned row or column, else on the diagonal.

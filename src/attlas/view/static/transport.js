@@ -55,5 +55,17 @@ export function httpTransport(base = "./") {
       if (name === "info") key = answer.json.key;
       return answer;
     },
+    /** Send something to keep or to do, as JSON. */
+    async send(name, content) {
+      const body = JSON.stringify(content);
+      let response;
+      try {
+        response = await fetch(`${base}api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
+      } catch {
+        throw new TransportError(0, t("the server does not answer"));
+      }
+      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      return { json: await response.json() };
+    },
   };
 }

@@ -5,6 +5,7 @@ import { barOf, marksOf } from "./colourbar.js";
 import { headName, ticks, whole } from "./numbers.js";
 import { captionOf } from "./picture.js";
 import { visible } from "./tokens.js";
+import { isWeighted, variantText } from "./weighting.js";
 
 export const vectorLimit = 65_536; // cells
 const named = 80; // rows or columns up to which each carries its token
@@ -65,7 +66,7 @@ function scaleOf(state, style, y, words) {
     const place = 3 * Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
     return `<rect x="${left + 3 * at}" y="${y}" width="3.5" height="12" fill="rgb(${[...bytes.slice(place, place + 3)].join()})"/>`;
   });
-  const labels = marksOf(state.colour, bar, 360).map(({ at, text }) => words(left + (360 * (at - bar.min)) / (bar.max - bar.min), y + 27, text, 'text-anchor="middle" font-size="11"'));
+  const labels = marksOf(state, bar, 360).map(({ at, text }) => words(left + (360 * (at - bar.min)) / (bar.max - bar.min), y + 27, text, 'text-anchor="middle" font-size="11"'));
   const frame = `<rect x="${left}" y="${y}" width="360" height="12" fill="none" stroke="${style.line}"/>`;
-  return [steps.join(""), frame, ...labels, words(left, y + 44, "attention weight", 'font-size="11"')];
+  return [steps.join(""), frame, ...labels, words(left, y + 44, isWeighted(state) ? variantText(state) : "attention weight", 'font-size="11"')];
 }

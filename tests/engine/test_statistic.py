@@ -11,8 +11,8 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.fold import Part, Statistic, lowest
 from attlas.engine.online import finite_shift
+from attlas.engine.statistic import Part, Statistic, lowest
 
 
 class Look(Statistic):

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import CACHED, exp, finite_shift, in_parts
+from attlas.engine.online import CACHED, exp, finite_shift, split_lse
 from attlas.engine.problem import Problem
-from attlas.engine.tiling import ColumnBlock
+from attlas.engine.tiling import ColumnBlock, allowed_cells
 from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "allowed_cells", "keep_larger", "lowest", "merge_sums"]
+__all__ = ["GROUP", "Blocks", "Part", "Statistic", "keep_larger", "lowest", "merge_sums"]
 
 # Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
 # and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
@@ -45,22 +45,6 @@ def _group_maxima(x: Tensor) -> Tensor:
     return maxima if groups * GROUP == c else torch.cat([maxima, x[..., groups * GROUP :]], dim=-1)
 
 
-def allowed_cells(problem: Problem, at: Tile, strip: ColumnBlock) -> Tensor | None:
-    """Return True where a cell of the strip is allowed, or None where all are."""
-    if problem.mask is None or strip.whole:
-        return None
-    if len(strip.segments) == 1 and strip.segments[0][1] is BlockState.PARTIAL:
-        return problem.mask.allows(at.narrow(strip.columns)).expand(*at.shape[:3], len(strip.columns))
-    out = torch.empty(*at.shape[:3], len(strip.columns), dtype=torch.bool, device=at.device)
-    for columns, coverage in strip.segments:
-        span = out[..., columns.start - strip.columns.start : columns.stop - strip.columns.start]
-        if coverage is BlockState.PARTIAL:
-            span.copy_(problem.mask.allows(at.narrow(columns)))
-        else:
-            span.fill_(coverage is BlockState.FULL)
-    return out
-
-
 @dataclass(eq=False)
 class Part:
     """Some rows of the matrix and some of their columns, with their numbers.
@@ -75,7 +59,7 @@ class Part:
         The matrix.
     at : Tile
         The place of the part.
-    strip : ColumnBlock
+    block : ColumnBlock
         Its columns and what the mask says of them.
     score : callable
         Computes the logits of the part, `lowest` where masked, in memory that the part may write to.
@@ -104,7 +88,7 @@ class Part:
 
     problem: Problem
     at: Tile
-    strip: ColumnBlock
+    block: ColumnBlock
     score: Callable[[], Tensor]
     row_lse: Callable[[], Tensor] | None
     space: Workspace
@@ -125,7 +109,7 @@ class Part:
     def shifted(self) -> Tensor:
         """Logits less `shift`, finite: a very low number where a key may not be seen; shape (B, H, r, c)."""
         if self.row_lse is None:
-            return self._logits if self.problem.is_modest else self._logits.sub_(self.shift.unsqueeze(-1))
+            return self._logits if self.problem.has_small_logits else self._logits.sub_(self.shift.unsqueeze(-1))
         shift = self.shift  # first: what it takes may pass through the buffer of the logits
         return self._logits.sub_(shift.unsqueeze(-1))
 
@@ -134,7 +118,7 @@ class Part:
         """What was subtracted from each row, shape (B, H, r)."""
         if self.row_lse is not None:
             return finite_shift(self.exact_lse).to(self.problem.dtype)
-        if self.problem.is_modest:
+        if self.problem.has_small_logits:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         # Weights do not depend on it, and so neither do gradients.
         top = self._top.detach().masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
@@ -196,15 +180,12 @@ class Part:
     @cached_property
     def _raw(self) -> Tensor:
         x, raw = self.shifted, self.scratch("raw")
-        if not self.problem.is_modest:
+        if not self.problem.has_small_logits:
             return exp(x, out=raw)
-        start = self.strip.columns.start
-        for columns, coverage in self.strip.segments:
-            place = slice(columns.start - start, columns.stop - start)
-            if coverage is BlockState.FULL:  # nothing here can be so low that exp is slow
-                torch.exp(x[..., place], out=raw[..., place])
-            else:
-                exp(x[..., place], out=raw[..., place])
+        for columns, state in self.block.segments:
+            local = self.block.local(columns)
+            compute = torch.exp if state is BlockState.FULL else exp  # where all is allowed, exp is never slow
+            compute(x[..., local], out=raw[..., local])
         return raw
 
     @cached_property
@@ -220,7 +201,7 @@ class Part:
     def _inverse(self) -> Tensor | None:
         """The factor of each row that makes weights of what exp gave; None where that is 1."""
         if self.row_lse is not None:
-            low = in_parts(self.exact_lse, self.problem.dtype)[1]
+            low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
         # Who has the weights has paid for the log-sum-exp: it is kept.
         none = self.exact_lse == -math.inf
@@ -233,7 +214,8 @@ class Part:
     @cached_property
     def allowed(self) -> Tensor | None:
         """True where the mask lets the query see the key; None where it does everywhere."""
-        return allowed_cells(self.problem, self.at, self.strip)
+        cells = allowed_cells(self.at, self.problem.mask, self.block)
+        return None if cells is None else cells.expand(self.shape)
 
     @cached_property
     def seen(self) -> tuple[tuple[range, Tensor | None], ...]:
@@ -242,13 +224,13 @@ class Part:
         The cells are None where all may, else bool and broadcastable to (B, H, r, columns): a mask that
         is the same for all heads is asked and counted once.
         """
-        start, r = self.strip.columns.start, self.shape[2]
+        start, r = self.block.columns.start, self.shape[2]
         out: list[tuple[range, Tensor | None]] = []
-        for columns, coverage in self.strip.segments:
-            if coverage is BlockState.EMPTY:
+        for columns, state in self.block.segments:
+            if state is BlockState.EMPTY:
                 continue
             cells = None
-            if coverage is BlockState.PARTIAL and self.problem.mask is not None:
+            if state is BlockState.PARTIAL and self.problem.mask is not None:
                 cells = self.problem.mask.allows(self.at.narrow(columns))
                 cells = cells.expand(torch.broadcast_shapes(cells.shape, (r, len(columns))))
             out.append((range(columns.start - start, columns.stop - start), cells))
@@ -282,7 +264,7 @@ class Part:
     @cached_property
     def peaks(self) -> Tensor:
         """Largest shifted logit of each group of columns, shape (B, H, r, groups), see `GROUP`."""
-        if self.row_lse is not None or self.problem.is_modest:
+        if self.row_lse is not None or self.problem.has_small_logits:
             return _group_maxima(self.shifted)
         return self._logit_peaks - self.shift.unsqueeze(-1)  # the logits may be overwritten by now
 
@@ -312,7 +294,7 @@ class Part:
 class Statistic(ABC):
     """A number, a row or a small table drawn from the matrix in one pass over its tiles.
 
-    Parts come panel by panel (some rows of some heads), and within a panel from left to right. Cells that
+    Parts come in blocks of rows of some heads, and within a block of rows from left to right. Cells that
     nothing may see are left out and never visited: `start` sets what they mean.
 
     Attributes
@@ -360,7 +342,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def start(self, problem: Problem) -> Any:
-        """Return the carry before any part was seen; also the door for checks against the sizes."""
+        """Return the carry before any part was seen; also checks the settings against the sizes of the matrix."""
 
     @abstractmethod
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
@@ -431,14 +413,17 @@ class Statistic(ABC):
         """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
 
         Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
-        the tiles. Also the door for checks against the sizes.
+        the tiles. It may also check the settings against the sizes of the matrix.
         """
         return None
 
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        """Return the carry of all tiles from the numbers that `outputs` asked for; the default is the one number."""
+        return found[next(iter(self.outputs(problem) or found))]
+
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the result from the numbers that `outputs` asked for; the default is the one number."""
-        name, *_ = self.outputs(problem) or found
-        return found[name]
+        """Return the result from the numbers that `outputs` asked for, where `carry_from` does not tell it."""
+        return self.finish(self.carry_from(found, problem))
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:

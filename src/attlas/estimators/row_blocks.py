@@ -1,4 +1,4 @@
-"""Passes over all pairs of rows and keys, a strip of whole rows at a time, several strips at once."""
+"""Passes over all pairs of rows and keys, in blocks of whole rows, several blocks at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["one_thread", "over_strips", "strips"]
+__all__ = ["map_blocks", "one_thread", "row_blocks"]
 
 Part = TypeVar("Part")
 
@@ -18,8 +18,8 @@ _CELLS = 1 << 16
 _CELLS_OF_ACCELERATOR = 1 << 24
 
 
-def strips(count: int, columns: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
-    """Cut rows into strips of whole rows: of about as many cells as are fast, and of one row at least."""
+def row_blocks(count: int, columns: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
+    """Divide the rows into blocks of at least one whole row, with about as many cells as are fast."""
     cells = _CELLS if device.type == "cpu" else _CELLS_OF_ACCELERATOR
     step = max(1, cells // max(1, columns * width))
     for start in range(0, count, step):
@@ -46,12 +46,13 @@ def one_thread(device: torch.device) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def over_strips(work: Callable[[slice], Part], rows: Iterable[slice], threads: int) -> list[Part]:
-    """Return what a function makes of each strip, in their order, without gradients.
+def map_blocks(work: Callable[[slice], Part], rows: Iterable[slice], threads: int) -> list[Part]:
+    """Apply a function to each block, and return its results in the same order, without gradients.
 
     Notes
     -----
-    Each strip is the work of one of so many threads, within `one_thread`. Results do not depend on their number.
+    Use it within `one_thread`: each of `threads` threads computes one block at a time. Results do not depend on their
+    number.
     """
 
     def alone(part: slice) -> Part:
@@ -61,5 +62,5 @@ def over_strips(work: Callable[[slice], Part], rows: Iterable[slice], threads: i
     parts = list(rows)
     if min(threads, len(parts)) < 2:
         return [alone(part) for part in parts]
-    with ThreadPoolExecutor(min(threads, len(parts)), "attlas-strips", torch.set_num_threads, (1,)) as pool:
+    with ThreadPoolExecutor(min(threads, len(parts)), "attlas-rows", torch.set_num_threads, (1,)) as pool:
         return list(pool.map(alone, parts))

@@ -1,0 +1,107 @@
+"""The values of a recorded attention, and the norms by which its weights can be weighted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attlas.value_weighted import norms_of
+
+__all__ = ["kept_values"]
+
+# Names of the last linear map of an attention: in the module itself, then beside it (BERT).
+_INSIDE = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "out_lin", "out", "o_attn", "linear_out")
+_BESIDE = ("output.dense",)
+
+
+def kept_values(
+    model: nn.Module, path: str, values: Tensor, heads: Sequence[int], count: int, keys: slice, *, whole: bool
+) -> dict[str, Tensor]:
+    """Return what a recording keeps of the values of one call, by the names of the fields of an entry.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    path : str
+        Path of the attention in it.
+    values : Tensor, shape (batch, value heads, n, e)
+        The values.
+    heads : sequence of int
+        The query heads that are recorded.
+    count : int
+        Number of query heads of the layer.
+    keys : slice
+        The keys whose values are meant.
+    whole : bool
+        Whether the values themselves are kept, and not only their norms.
+    """
+    values, group = values[:, :, keys], count // values.shape[1]
+    own = values if len(heads) == count else values[:, [head // group for head in heads]]
+    kept = {"values": own} if whole else {}
+    kept["value_norms"] = norms_of(own)
+    weight = _output_projection(model, path, count * values.shape[-1])
+    return kept if weight is None else kept | {"output_norms": _output_norms(values, weight, heads, count)}
+
+
+def _output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
+    """Return the weight of the linear map behind an attention, shape (out, width); None where none is known.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    path : str
+        Path of the attention in it.
+    width : int
+        Number of query heads times the size of a value: the map must take as many numbers.
+    """
+    module = model.get_submodule(path)
+    parent = model.get_submodule(path.rpartition(".")[0])
+    for owner, names in ((module, _INSIDE), (parent, _BESIDE)):
+        for name in names:
+            weight = _weight_of(owner, name)
+            if weight is not None and weight.shape[1] == width:
+                return weight
+    return None
+
+
+def _weight_of(owner: nn.Module, name: str) -> Tensor | None:
+    """Return the weight of a linear map as (out, in); None where there is none, or it is quantised."""
+    try:
+        part = owner.get_submodule(name)
+    except AttributeError:
+        return None
+    weight = getattr(part, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        return None
+    # Conv1D of transformers (GPT-2) keeps the transpose.
+    return weight.detach().mT if type(part).__name__ == "Conv1D" else weight.detach()
+
+
+def _output_norms(values: Tensor, weight: Tensor, heads: Sequence[int], count: int) -> Tensor:
+    """Return the norm of what each value adds to the output through each head, shape (batch, heads, n), float32.
+
+    Parameters
+    ----------
+    values : Tensor, shape (batch, value heads, n, e)
+        The values of the layer.
+    weight : Tensor, shape (out, query heads * e)
+        The linear map behind the attention.
+    heads : sequence of int
+        The query heads that are recorded.
+    count : int
+        Number of query heads of the layer.
+
+    Notes
+    -----
+    With the factor R of ``weight_h = Q R``, ``‖weight_h v‖ = ‖R v‖``: e² instead of ``out * e`` products per key.
+    """
+    size, group = values.shape[-1], count // values.shape[1]
+    factors = weight.unflatten(1, (count, size)).transpose(0, 1)[list(heads)].float()
+    if values.shape[2] > size:
+        factors = torch.linalg.qr(factors, mode="r").R
+    found = [norms_of(values[:, head // group].float() @ factors[at].mT) for at, head in enumerate(heads)]
+    return torch.stack(found, dim=1)

@@ -1,0 +1,270 @@
+"""A text of the user's own: the model reads it in a thread, writes further tokens, and the page shows the result."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attlas.atlas import Atlas
+from attlas.errors import AttlasError
+from attlas.recording import record
+from attlas.recording.metadata import token_bytes
+from attlas.view.exact import Wanted
+from attlas.view.parameters import QuestionError
+from attlas.view.service import Answer, Service, json_answer, refusal
+
+__all__ = ["ModelLoader", "ReadingService"]
+
+# Returns a model of transformers and its tokenizer.
+ModelLoader = Callable[[], "tuple[Any, Any]"]
+
+_CHARACTERS = 200_000  # of a text, at most
+_CONTEXT = 8192  # tokens that are read at most, of a model that could read more
+_MORE = 256  # tokens that are written at once, at most
+
+
+class _StoppedError(Exception):
+    """The user has stopped the model."""
+
+
+@dataclass
+class _Progress:
+    """How far the model is: what the page asks for again and again."""
+
+    doing: str = ""  # "loading", "reading" or "writing"; "" when it rests
+    done: int = 0
+    total: int = 0
+    error: str = ""
+
+
+@dataclass
+class _Text:
+    """What was read: its tokens as the model counts them, and the likeliest next one where the model writes."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    following: int | None = None
+
+
+class ReadingService:
+    """Answers what `Service` answers, about a text that the user can replace.
+
+    Parameters
+    ----------
+    service : Service
+        What is shown until a text was read.
+    loader : callable
+        Loads the model and its tokenizer, when the first text is to be read.
+    name : str
+        What the model is called.
+
+    See Also
+    --------
+    Service : answers for one recording.
+
+    Notes
+    -----
+    One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
+    step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
+
+    Examples
+    --------
+    >>> from attlas.view.reading import ReadingService
+    >>> from attlas.view import Service
+    >>> import attlas, torch
+    >>> shown = Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8)))
+    >>> service = ReadingService(shown, lambda: (None, None), name="tiny")
+    >>> service.change("read", {"text": ""}).status
+    400
+    >>> service.close()
+    """
+
+    def __init__(self, service: Service, loader: ModelLoader, *, name: str) -> None:
+        self._service, self._loader, self._name = service, loader, name
+        self._loaded: tuple[Any, Any] | None = None
+        self._progress = _Progress()
+        self._text = _Text(ids=_ids_of(service.source.atlas))
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    @property
+    def source(self) -> Any:
+        """What is shown now."""
+        return self._service.source
+
+    def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
+        """Answer one question, as `Service.answer` does; "reading" says how far the model is."""
+        service = self._service
+        if name == "reading":
+            return self._status(service)
+        if parameters.get("v", service.source.key) != service.source.key:
+            return refusal(409, "another text was read since; reload the page")
+        found = service.answer(name, parameters, wanted)
+        return self._status(service, found) if name == "info" and found.status == 200 else found
+
+    def _status(self, service: Service, info: Answer | None = None) -> Answer:
+        """Return how far the model is, as a part of "info" or alone."""
+        text = self._text
+        facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _CHARACTERS}
+        if info is not None:
+            return info.extended(reading=facts | {"more": _MORE})
+        return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
+
+    def change(self, name: str, content: Any) -> Answer:
+        """Read a text, write further tokens, or stop.
+
+        Parameters
+        ----------
+        name : str
+            "read"; others are for the recording that is shown.
+        content : dict
+            ``{"text": "...", "more": n}``: the text, or None for the present one, and how many tokens the model
+            writes after it; ``{"stop": True}`` ends what is being done.
+
+        Returns
+        -------
+        Answer
+            409 while the model reads another one.
+        """
+        if name != "read":
+            return self._service.change(name, content)
+        try:
+            return self._read(content)
+        except QuestionError as error:
+            return refusal(error.status, error.text)
+
+    def _read(self, content: Any) -> Answer:
+        request = content if isinstance(content, dict) else {}
+        if request.get("stop") is True:
+            self._stopped.set()
+            return json_answer({}, final=False)
+        text, more = request.get("text"), request.get("more", 0)
+        if not isinstance(text, str | None) or (text is not None and not text.strip()):
+            raise QuestionError(400, "type a text first")
+        if text is not None and len(text) > _CHARACTERS:
+            raise QuestionError(400, f"the text has {len(text):,} characters; at most {_CHARACTERS:,} are read")
+        if type(more) is not int or not 0 <= more <= _MORE or (text is None and not more):
+            raise QuestionError(400, f"more must be a number of tokens from 1 to {_MORE}")
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise QuestionError(409, "the model is still reading; stop it first")
+            self._stopped.clear()
+            self._progress = _Progress("loading" if self._loaded is None else "reading")
+            self._thread = threading.Thread(target=self._work, args=(text, more), name="attlas-read", daemon=True)
+            self._thread.start()
+        return json_answer({}, final=False)
+
+    def close(self) -> None:
+        """Stop the model and close what is shown."""
+        self._stopped.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._service.close()
+
+    # ------------------------------------------------------------------------------------------- in the thread
+
+    def _work(self, text: str | None, more: int) -> None:
+        error = ""
+        try:
+            self._loaded = self._loaded or self._loader()
+            if text is not None:
+                self._show(self._encoded(text))
+            for done in range(more):
+                self._progress = _Progress("writing", done, more)
+                self._show([*self._text.ids, self._next()])
+        except _StoppedError:
+            pass
+        except QuestionError as refused:
+            error = refused.text
+        except Exception as failed:  # noqa: BLE001 - whatever a model raises is shown on the page
+            error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
+            error = f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
+        self._progress = _Progress(error=error)
+
+    def _encoded(self, text: str) -> list[int]:
+        """Return the tokens of a text, with the one for the beginning of a text where a model that writes has one."""
+        model, tokenizer = self._loaded or (None, None)
+        ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+        first = getattr(tokenizer, "bos_token_id", None)
+        if model.can_generate() and first is not None and ids[:1] != [first]:
+            ids = [first, *ids]
+        self._check_length(len(ids), "the text has")
+        return ids
+
+    def _check_length(self, count: int, words: str) -> None:
+        model, _ = self._loaded or (None, None)
+        config = model.config.get_text_config()
+        limit = min(getattr(config, "max_position_embeddings", None) or _CONTEXT, _CONTEXT)
+        if count > limit:
+            raise QuestionError(400, f"{words} {count:,} tokens; {self._name} reads at most {limit:,} here")
+
+    def _next(self) -> int:
+        """Return the likeliest token after the text."""
+        model, tokenizer = self._loaded or (None, None)
+        if not model.can_generate():
+            raise QuestionError(400, f"{self._name} writes no text")
+        if not self._text.ids:
+            raise QuestionError(400, "type a text first")
+        if self._text.following is None:
+            self._text.following = _likeliest(self._forward(self._text.ids))
+        following = self._text.following
+        if following is None or following == getattr(tokenizer, "eos_token_id", None):
+            raise QuestionError(400, f"{self._name} ends the text here")
+        self._check_length(len(self._text.ids) + 1, "with the next one there are")
+        return following
+
+    def _show(self, ids: list[int]) -> None:
+        """Record a text, and show it in place of what was shown."""
+        model, tokenizer = self._loaded or (None, None)
+        with record(model, tokens=tokenizer, values="norms") as atlas:
+            output = self._forward(ids)
+        atlas.model = self._name
+        atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
+        written = str(tokenizer.decode(ids, skip_special_tokens=True))
+        before, self._service = self._service, Service(atlas, title=self._name)
+        self._text = _Text(written, ids, _likeliest(output) if model.can_generate() else None)
+        before.close()
+
+    @torch.no_grad()
+    def _forward(self, ids: list[int]) -> Any:
+        model, _ = self._loaded or (None, None)
+        with self._counted(model):
+            return model(torch.tensor([ids], device=model.device))
+
+    @contextlib.contextmanager
+    def _counted(self, model: nn.Module) -> Iterator[None]:
+        """Count the parts of a model that have run; the user may stop between two."""
+        parts = [module for module in model.modules() if not any(module.children())]
+        if self._progress.doing != "writing":
+            self._progress = _Progress("reading", 0, len(parts))
+        progress = self._progress
+
+        def ran(*_: Any) -> None:
+            if self._stopped.is_set():
+                raise _StoppedError
+            if progress.doing == "reading":
+                progress.done = min(progress.done + 1, progress.total)
+
+        with contextlib.ExitStack() as stack:
+            for part in parts:
+                stack.callback(part.register_forward_hook(ran).remove)
+            yield
+
+
+def _likeliest(output: Any) -> int | None:
+    """Return the token that an output makes likeliest next; None where it has no logits."""
+    logits = getattr(output, "logits", None)
+    return int(logits[0, -1].argmax()) if isinstance(logits, Tensor) and logits.ndim == 3 else None
+
+
+def _ids_of(atlas: Atlas) -> list[int]:
+    return [] if atlas.ids is None or atlas.ids.ndim != 2 or len(atlas.ids) != 1 else list(map(int, atlas.ids[0]))

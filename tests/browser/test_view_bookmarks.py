@@ -1,0 +1,116 @@
+"""Bookmarks: named, kept in the folder of the recording, stepped through as a tour, and carried by exported pages."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import torch
+
+import attlas
+from attlas.atlas import Atlas, Bookmark, Entry
+
+pytestmark = pytest.mark.browser
+
+READY = ".attlas-ready .overlay[aria-busy=false]"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    q, k = torch.randn(2, 1, 2, 90, 16, generator=torch.Generator().manual_seed(1))
+    A = attlas.attend(q, k, mask=attlas.Causal())
+    entries = [Entry(f"layers.{at}", at, "self", 0, (0, 1), (0, 90), 0, (1, 2, 90, 90), A) for at in (0, 1)]
+    Atlas(entries, tokens=[f" w{i}" for i in range(90)]).save(tmp_path / "run.atlas")
+    return tmp_path / "run.atlas"
+
+
+@pytest.fixture
+def address(folder: Path) -> Iterator[str]:
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    from attlas.view import Server, Service
+
+    service = Service(attlas.load(folder), folder=folder)
+    with Server(service, port=0) as server:
+        yield server.url
+    service.close()
+
+
+def fields(page: Any) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp_path: Path) -> None:
+    complaints: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{address}#e=1&h=1&pin=60.20")
+    page.wait_for_selector(READY)
+    page.get_by_role("button", name="Bookmarks").click()
+    page.get_by_role("button", name="Bookmark this view").click()
+    page.wait_for_function("() => document.querySelectorAll('.bookmark-rows input').length === 2")
+    page.get_by_role("textbox", name="Name").fill("a pair")
+    page.get_by_role("textbox", name="Sentence").fill("This query looks far back.")
+    page.keyboard.press("Tab")
+    page.locator(".bookmarks .export-line").filter(has_text="Kept with the recording").wait_for()
+    found = json.loads((folder / "bookmarks.json").read_text())["bookmarks"]
+    assert [(each["name"], each["says"]) for each in found] == [("a pair", "This query looks far back.")]
+    assert {"e=1", "h=1", "pin=60.20"} <= set(found[0]["at"].split("&"))
+    # A second one comes first, and is removed from another page: this one is told.
+    page.keyboard.press("Escape")
+    page.evaluate("location.hash = 'e=0&h=1&pin=10.5'")
+    page.wait_for_selector(READY)
+    page.get_by_role("button", name="Bookmarks").click()
+    page.get_by_role("button", name="Bookmark this view").click()
+    page.wait_for_function("() => document.querySelectorAll('.bookmark-rows li').length === 2")
+    page.get_by_role("button", name="Earlier: Head 0·1").click()
+    first = page.locator(".bookmark-rows input").first
+    page.wait_for_function("() => document.querySelector('.bookmark-rows input').value === 'Head 0·1'")
+    assert [mark.name for mark in attlas.load(folder).bookmarks] == ["Head 0·1", "a pair"]
+    other = context.new_page()
+    other.goto(f"{address}#panel=bookmarks")
+    other.get_by_role("button", name="Remove: a pair").click()
+    other.wait_for_function("() => document.querySelectorAll('.bookmark-rows li').length === 1")
+    other.close()
+    first.fill("again")
+    page.keyboard.press("Tab")
+    page.locator(".bookmarks .export-line").filter(has_text="changed on another page").wait_for()
+    assert [mark.name for mark in attlas.load(folder).bookmarks] == ["Head 0·1"]
+    assert complaints == []
+    context.close()
+
+
+def test_a_tour_is_stepped_through_by_keys_here_and_offline(browser: Any, folder: Path, tmp_path: Path) -> None:
+    atlas = attlas.load(folder)
+    atlas.bookmarks = [
+        Bookmark("one", "e=1&h=0&pin=70.30", "It begins here."),
+        Bookmark("two", "e=0&h=1&f=linear", "And <b>ends</b> here."),
+    ]
+    file = atlas.export(tmp_path / "page.html")
+    context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"{Path(file).as_uri()}#tour=0")
+    page.wait_for_selector(READY)
+    line = page.locator(".tour")
+    assert line.locator(".tour-count").inner_text() == "1 / 2"
+    assert "one It begins here." in line.inner_text().replace("\n", " ")
+    page.wait_for_function("() => location.hash.includes('pin=70.30')")
+    page.keyboard.press("n")
+    line.locator(".tour-count").filter(has_text="2 / 2").wait_for()
+    assert "And <b>ends</b> here." in line.inner_text()
+    page.wait_for_function("() => location.hash.includes('f=linear') && !location.hash.includes('pin')")
+    assert line.bounding_box()["width"] <= 390
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    line.locator(".tour-count").filter(has_text="1 / 2").wait_for()
+    page.keyboard.press("Escape")
+    line.wait_for(state="hidden")
+    # A page without a server shows its bookmarks, and cannot change them.
+    page.get_by_role("button", name="Bookmarks").click()
+    assert page.locator(".bookmark-rows input[readonly]").count() == 4
+    assert page.get_by_role("button", name="Bookmark this view").count() == 0
+    context.close()

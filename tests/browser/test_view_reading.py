@@ -1,0 +1,92 @@
+"""The box for a text of one's own: the model reads it, the map follows and grows token by token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import attlas
+from attlas import models
+
+pytestmark = pytest.mark.browser
+
+READY = ".attlas-ready .overlay[aria-busy=false]"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
+    from attlas.view import Server, Service
+    from attlas.view.reading import ReadingService
+
+    def load() -> tuple[Any, Any]:
+        folder = models.path()
+        return (
+            transformers.AutoModelForCausalLM.from_pretrained(folder),
+            transformers.AutoTokenizer.from_pretrained(folder),
+        )
+
+    shown = Service(attlas.attend(torch.randn(1, 1, 30, 8), torch.randn(1, 1, 30, 8), mask=attlas.Causal()))
+    service = ReadingService(shown, load, name="python-gpt2")
+    with Server(service, port=0) as server:
+        yield server.url
+    service.close()
+
+
+def says(page: Any, text: str) -> None:
+    found = "document.querySelector('.reading-says')?.textContent"
+    page.wait_for_function(
+        f"() => ({found} ?? '').includes({text!r}) && document.querySelectorAll('.attlas').length === 1"
+    )
+
+
+def size_of_the_map(page: Any) -> list[int]:
+    found: list[int] = page.evaluate("fetch('./api/info').then((a) => a.json()).then(({ entries: [e] }) => [e.m, e.n])")
+    return found
+
+
+def test_a_text_is_typed_read_and_continued(browser: Any, url: str) -> None:
+    complaints: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    page.wait_for_selector(READY)
+    box = page.get_by_role("textbox", name="Your text")
+    # What cannot be done says why, and the map stays.
+    page.get_by_role("button", name="Read", exact=True).click()
+    says(page, "Type a text first")
+    page.get_by_role("button", name="+ 1 token").click()
+    says(page, "type a text first")
+    assert size_of_the_map(page) == [30, 30]
+    box.fill("import os\nimport sys\n")
+    page.keyboard.press("Control+Enter")
+    says(page, "7 tokens read")
+    assert size_of_the_map(page) == [7, 7]
+    assert "import" in page.locator(".flow").inner_text()
+    # The head that is looked at stays when the text grows; so does the focus.
+    page.locator(".pick-layer").select_option("2")
+    page.locator(".pick-head").select_option("4")
+    page.get_by_role("button", name="+ 1 token").click()
+    says(page, "8 tokens read")
+    assert size_of_the_map(page) == [8, 8]
+    assert (page.locator(".pick-layer").input_value(), page.locator(".pick-head").input_value()) == ("2", "4")
+    page.wait_for_function("() => document.activeElement.dataset.keep === 'next'")
+    page.get_by_role("button", name="+ 10 tokens").click()
+    says(page, "18 tokens read")
+    assert size_of_the_map(page) == [18, 18]
+    # A text that is too long is refused, and what was typed is still there.
+    box.evaluate("(box, text) => { box.value = text; box.dispatchEvent(new Event('input')); }", "x = 1; " * 3000)
+    page.get_by_role("button", name="Read", exact=True).click()
+    says(page, "reads at most 2,048")
+    assert len(box.input_value()) > 15_000
+    assert size_of_the_map(page) == [18, 18]
+    # The page as it is opened again shows the same text.
+    page.reload()
+    page.wait_for_selector(READY)
+    assert box.input_value().startswith("import os\nimport sys\n")
+    assert complaints == []
+    context.close()

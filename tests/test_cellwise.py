@@ -1,0 +1,162 @@
+"""Functions of each weight: sums and their gradients equal the dense ones, tile by tile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attlas
+from attlas import Plan
+from attlas.lazy import LazyTensor
+
+M, N = 9, 13
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+W, KEYS, QUERIES, HEADS = numbers(M, N), numbers(N, seed=1), numbers(M, 1, seed=2), numbers(4, 1, 1, seed=3)
+
+LINEAR: dict[str, Callable[[Any], Tensor]] = {
+    "product": lambda A: (A * W).sum(),
+    "product of rows": lambda A: (W * A).sum(-1),
+    "product of columns": lambda A: (A * W).sum(-2),
+    "product with keys": lambda A: (A * KEYS).sum((-1, 1)),
+    "product with queries and heads": lambda A: (A * QUERIES * HEADS).sum(-2, keepdim=True),
+    "product with a number": lambda A: (2 * A / torch.tensor(3.0)).sum(-1),
+    "squares": lambda A: A.pow(2).sum(-1),
+    "squares of columns": lambda A: torch.square(A).sum(-2),
+    "distance from a target": lambda A: (A - W).square().sum(-1),
+    "distance from a row": lambda A: torch.sub(KEYS, A).abs().mean((0, 2)),
+    "entropy": lambda A: -(A * (A + 1e-9).log()).sum(-1),
+    "logarithms": lambda A: (A + 0.1).log().sum(-2),
+    "hinge": lambda A: (A - 0.2).clamp(min=0).sum(),
+    "chosen": lambda A: torch.where(W > 0, A, 0.0).sum(-1),
+    "masked": lambda A: A.masked_fill(W > 0, 0.5).sum(-2),
+    "variance": lambda A: A.var(-1),
+    "variance of all": lambda A: A.var(),
+    "norm": lambda A: A.norm(dim=-1),
+    "counts": lambda A: (A > 0.1).sum(-1) + ((A > 0.1) & (W > 0)).sum(-1),
+}
+OVER_HEADS: dict[str, Callable[[Any], Tensor]] = {
+    "sum": lambda A: A.sum(1),
+    "mean": lambda A: A.mean(1),
+    "batches": lambda A: A.mean((0, 1), keepdim=True),
+    "largest": lambda A: A.amax(1),
+    "of a product": lambda A: (A * W).clamp(min=0).mean(1),
+}
+MASKS: dict[str, Any] = {
+    "none": None,
+    "causal": attlas.Causal(-2),
+    "rows without keys": attlas.Causal(-6),  # a tile of them is skipped
+    "window": attlas.Window(2, 0),
+    "holes": attlas.from_function(lambda b, h, i, j: (i + j + h) % 3 > 0),
+}
+
+
+def matrix(mask: Any, plan: Plan | None = None) -> tuple[attlas.AttentionMatrix, tuple[Tensor, ...]]:
+    q, k, sink = (numbers(*s, seed=5).requires_grad_() for s in ((2, 4, M, 6), (2, 2, N, 6), (4,)))
+    return attlas.attend(q, k, mask=mask, sink=sink, plan=plan), (q, k, sink)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", [*LINEAR, *OVER_HEADS])
+def test_equal_the_dense_ones(name: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use = (LINEAR | OVER_HEADS)[name]
+    for plan in (None, Plan("tiled", rows=4, columns=5)):
+        A, leaves = matrix(MASKS[mask], plan)
+        wanted = use(A.to_dense())
+        with monkeypatch.context() as context:
+            # The whole matrix is refused, and the result over heads is half of it.
+            context.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", A.numel() * 8 // 2)
+            found = use(A)
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+            if not wanted.is_floating_point():
+                assert not found.requires_grad
+                continue
+            slope = numbers(*wanted.shape, seed=7)
+            gradients = torch.autograd.grad(found, leaves, slope)
+        for a, b in zip(gradients, torch.autograd.grad(wanted, leaves, slope), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["product", "squares of columns", "variance", "entropy"])
+def test_gradients_of_gradients(name: str) -> None:
+    A, leaves = matrix(attlas.Causal())
+    found = []
+    for cells in (A, A.to_dense()):
+        (slope,) = torch.autograd.grad(LINEAR[name](cells).square().sum(), leaves[0], create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), leaves))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+
+
+def test_an_infinite_slope_of_a_hidden_weight_ends_there() -> None:
+    A, leaves = matrix(attlas.Causal())
+    A.sqrt().sum().backward()
+    assert all(bool(t.grad.isfinite().all()) for t in leaves)
+
+
+def test_what_needs_the_dense_matrix_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, _ = matrix(None)
+    B, _ = matrix(attlas.Causal())
+    learned = W.clone().requires_grad_()
+    (A * learned).sum().backward()
+    torch.testing.assert_close(learned.grad, A.sum((0, 1)))
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 100)
+    with pytest.raises(attlas.TooLargeError, match=r"A \* \.\.\.: it needs whole matrices"):
+        A * learned
+    with pytest.raises(attlas.TooLargeError, match=r"A - \.\.\.: it needs whole matrices"):
+        A - B
+    with pytest.raises(attlas.TooLargeError, match=r"A\.mean\(\): it needs whole matrices"):
+        A.mean(1)
+
+
+def test_it_may_be_changed_in_place() -> None:
+    A, (q, *_) = matrix(None)
+    wanted, found = A.to_dense() * 2, A * 2
+    assert isinstance(found, LazyTensor)
+    for cells in (wanted, found):
+        cells[..., 0] = 0.0
+        cells.clamp_(max=0.3)
+    torch.testing.assert_close(found.to_dense(), wanted)
+    torch.testing.assert_close((found + 1).sum(-1), (wanted + 1).sum(-1))
+    assert torch.autograd.grad(found.sum(-1)[0, 0, 0], q)[0].isfinite().all()
+
+
+def test_it_is_stored_as_a_tensor() -> None:
+    A = matrix(attlas.Causal())[0].detach()
+    torch.testing.assert_close(pickle.loads(pickle.dumps(A * W)), A.to_dense() * W)
+    torch.testing.assert_close(copy.deepcopy(A * W), A.to_dense() * W)
+
+
+def test_a_sparse_tensor_takes_the_dense_matrix() -> None:
+    A = matrix(attlas.Causal())[0].detach()[0, 0]
+    torch.testing.assert_close((A * W.to_sparse()).to_dense(), A.to_dense() * W)
+
+
+def test_a_tensor_that_changes_before_it_is_used() -> None:
+    A, _ = matrix(None)
+    t = W.clone()
+    found = A * t
+    t.zero_()
+    with pytest.raises(attlas.ModifiedError, match="t was changed in place"):
+        found.sum(-1)
+
+
+def test_truths_have_no_gradient() -> None:
+    A, (q, *_) = matrix(None)
+    assert not (A > 0.1).requires_grad
+    assert not (A > 0.1).float().sum().requires_grad
+    for name in ("backward", "requires_grad_", "retain_grad", "register_hook"):
+        with pytest.raises(attlas.GradientError, match="truths and counts have no gradient"):
+            getattr(A > 0.1, name)()
+    with pytest.raises(attlas.GradientError, match="truths and counts have no gradient"):
+        torch.autograd.grad(A > 0.1, q)
