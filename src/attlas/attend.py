@@ -97,7 +97,7 @@ def attend(
     if score is None and isinstance(scale, Tensor):
         inputs, score = replace(inputs, q=inputs.q * _per_head(scale, inputs.q)), _UNSCALED
     elif score is None:
-        score = _PLAIN if scale is None else ScaledDot(scale)
+        score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
     elif scale is not None:
         rule = "scale belongs to the default score; a score of your own has its own."
         found, fix = "both score and scale", "score=scale * score, or leave score out."

@@ -57,7 +57,7 @@ def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScor
     """
     path = Path(folder)
     if not (path / "atlas.json").exists() and ((path / "config.json").is_file() or (path / "parts").is_dir()):
-        from attlas.corpus.building import check_installed
+        from attlas.corpus.sources import check_installed
 
         check_installed()
         from attlas.corpus.folder import open_folder

@@ -306,10 +306,10 @@ def _kept(
     head = torch.arange(0, heads * (n + 1), n + 1)[:, None, None]
     distance = (torch.arange(n)[:, None] - keys).abs_()
     flat = weights.numpy().ravel()
-    by_key, by_distance = (
-        np.bincount((at + head).numpy().ravel(), flat, heads * (n + 1)).reshape(heads, n + 1)
-        for at in (keys + 1, distance)
-    )
+    places = [(at + head).numpy().ravel() for at in (keys + 1, distance)]
+    # numpy's types say integers, whatever the weights are.
+    counts = [np.bincount(at, flat, heads * (n + 1)).astype(np.float64, copy=False) for at in places]
+    by_key, by_distance = (count.reshape(heads, n + 1) for count in counts)
     padding = (0, KEPT - k)
     return (
         functional.pad(keys.int(), padding, value=-1).numpy(),

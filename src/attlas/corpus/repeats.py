@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -208,7 +208,7 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
     if dot is None or dot.bias is not None:
         found = A.collect(_AllInduction(ids), _AllDuplicates(ids), _LargeInduction(ids))
         return list(torch.stack([t.sum(-1, dtype=torch.float64) for t in found], dim=1).cpu().numpy())
-    return [_sums(A, b, cast(Dot, dot), of_text) for b, of_text in enumerate(copies)]
+    return [_sums(A, b, dot, of_text) for b, of_text in enumerate(copies)]
 
 
 def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
