@@ -180,7 +180,7 @@ class Head:
                 continue
             go_on(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = self.A.window(some)._known_lse().cpu()
+            self._lse[..., some.start : some.stop] = self.A.window(some)._exact_lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
