@@ -20,17 +20,7 @@ from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
 from attlas.windows import window_of
 
-__all__ = [
-    "Band",
-    "ButFirst",
-    "Head",
-    "Listed",
-    "Table",
-    "UnwantedError",
-    "Wanted",
-    "check_wanted",
-    "without_first",
-]
+__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "check_wanted", "without_first"]
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
