@@ -196,13 +196,13 @@ class Cellwise(LazyTensor):
             return self.to_dense().sum(sorted(dims), keepdim)
         if dims & {keys, queries}:
             first = keys if keys in dims else queries
-            sums = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
-            if A.mask is not None and not sums.counts_hidden(A.problem):
+            statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
+            if A.mask is not None and not statistic.counts_hidden(A.problem):
                 A = A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
-            found: Tensor = A.collect(sums)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
+            sums: Tensor = A.collect(statistic)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
         else:
-            found = over_leading(A, "sum", dims, self)
-        return found.reshape(without(A.shape, dims, keepdim))
+            sums = over_leading(A, "sum", dims, self)
+        return sums.reshape(without(A.shape, dims, keepdim))
 
     @like_tensors
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:

@@ -203,7 +203,7 @@ class Part:
         if self.row_lse is not None:
             low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
-        # Weights cost the sums of which the log-sum-exp is made: asking for it here makes it known.
+        # Asking for the log-sum-exp makes it known, at little cost: it is made of the same sums.
         empty = self.exact_lse == -math.inf
         return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, self._exp_totals))
 
@@ -315,7 +315,7 @@ class Statistic(ABC):
 
     See Also
     --------
-    attlas.testing.check_statistic : the contract that every statistic keeps.
+    attlas.testing.check_statistic : tests the contract of every statistic.
 
     Examples
     --------
@@ -401,7 +401,7 @@ class Statistic(ABC):
         Raises
         ------
         DtypeError
-            If `A` is none of these, or if weights alone do not tell the statistic.
+            If `A` is none of these, or if the statistic cannot be computed from weights alone.
         ShapeError
             If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
         """

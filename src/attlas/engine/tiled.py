@@ -276,7 +276,7 @@ def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
 def _tiles(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
-    """Yield each tile with its blocks; without blocks that have no wanted row; whole rows come last rows first."""
+    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first."""
     blocks = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
     for row_block in reversed(list(blocks)) if whole_rows else blocks:
         if wanted_rows is not None and not bool(wanted_rows[row_block.at.place[2]].any()):

@@ -26,14 +26,14 @@ __all__ = ["RecordedSequence", "RetentionPolicy", "Step"]
 
 @dataclass(frozen=True, eq=False)
 class RetentionPolicy:
-    """What a recording keeps of each attention, and where.
+    """What a recording stores of each attention, and where.
 
     Parameters
     ----------
     statistics : tuple of Statistic
         Numbers that are computed in the forward pass.
     tokens : bool
-        Whether q and k are kept.
+        Whether q and k are stored.
     device : torch.device, optional
         Device to which q and k are moved; by default they stay on theirs.
     disk : RecordingFolder, optional
@@ -100,7 +100,7 @@ class RecordedSequence:
     name, kind, layer, call, heads
         Fields of the entry.
     policy : RetentionPolicy
-        What is kept.
+        What is stored.
     step : Step
         The first call.
     """

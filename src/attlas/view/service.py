@@ -263,7 +263,7 @@ class Service:
         Parameters
         ----------
         name : str
-            What it is; "bookmarks" is known: named views, kept with the recording where this has a folder.
+            What to save: only "bookmarks", named views, which are saved with the recording where it has a folder.
         content : object
             ``{"bookmarks": [...], "before": [...]}``: all bookmarks, and those that the page knew before.
 
@@ -319,7 +319,7 @@ class Service:
             variant=first.variant,
             pool=params.word("pool", _POOLS, "max"),
             pin=pin,
-            tell=report,
+            report=report,
             overviews=False,
         )
         try:
