@@ -343,14 +343,15 @@ class AttentionMatrix(TensorLike):
             return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
         if problem.is_symbolic:
             dense = graph.dense("A[...]", problem, rows)
-            cells = dense.logits if before_softmax else dense.weights
-            return cells[..., columns.start : columns.stop] if isinstance(columns, range) else cells[..., columns]
+            whole = dense.logits if before_softmax else dense.weights
+            return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
 
         def compute() -> tuple[list[Any], Tensor]:
             lse = self._exact_lse()
             return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
 
-        cells = operations.record(problem, [reads.Cells(rows, columns, before_softmax)], self.plan, compute)[0][0]
+        statistic = reads.Cells(rows, columns, before_softmax)
+        cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
         if before_softmax:
             self._gradient.mark_incomplete("log-weights were read")
         else:
