@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cellwise", "cellwise"]
 
-_NUMBERS = int | float | str | torch.dtype | None
+_SETTINGS = int | float | str | torch.dtype | None
 
 
 def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
@@ -38,64 +38,63 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     args, kwargs : tuple and dict
         Its arguments. The tensors among them must broadcast to the matrix, and have no gradient of their own.
     """
-    given = tree_leaves((args, kwargs))
-    lazy = [part for part in given if isinstance(part, LazyTensor)]
-    matrices = {id(_matrix(part)): _matrix(part) for part in lazy}
+    leaves = tree_leaves((args, kwargs))
+    matrices = {id(matrix): matrix for matrix in (_matrix_of(x) for x in leaves if isinstance(x, LazyTensor))}
     matrix = next(iter(matrices.values()))
-    others = [part for part in given if isinstance(part, Tensor)]
-    plain = all(isinstance(part, LazyTensor | Tensor | _NUMBERS) for part in given)
-    if matrix is None or len(matrices) > 1 or not plain or "out" in kwargs:
+    supported = all(isinstance(x, LazyTensor | Tensor | _SETTINGS) for x in leaves)
+    if matrix is None or len(matrices) > 1 or not supported or "out" in kwargs:
         return NotImplemented
-    if matrix.problem.is_symbolic or transforming() or not all(_fits(t, matrix) for t in others):
+    plain_tensors = [x for x in leaves if isinstance(x, Tensor)]
+    if matrix.problem.is_symbolic or transforming() or not all(_can_broadcast(t, matrix) for t in plain_tensors):
         return NotImplemented
     tensors: list[Tensor] = []
-    for part in given:
-        tensors += part.tensors if isinstance(part, Cellwise) else [part] if isinstance(part, Tensor) else []
+    for x in leaves:
+        tensors += x.tensors if isinstance(x, Cellwise) else [x] if isinstance(x, Tensor) else []
 
     def f(cells: Tensor, *values: Tensor) -> Tensor:
-        rest = iter(values)
+        remaining = iter(values)
 
-        def value(part: LazyTensor | Tensor) -> Tensor:
-            if isinstance(part, Cellwise):
-                return part.f(cells, *islice(rest, len(part.tensors)))
-            return next(rest) if isinstance(part, Tensor) else cells
+        def value_of(x: LazyTensor | Tensor) -> Tensor:
+            if isinstance(x, Cellwise):
+                return x.f(cells, *islice(remaining, len(x.tensors)))
+            return next(remaining) if isinstance(x, Tensor) else cells
 
-        own, named = tree_map_only((LazyTensor, Tensor), value, (args, kwargs))
-        return function(*own, **named)
+        new_args, new_kwargs = tree_map_only((LazyTensor, Tensor), value_of, (args, kwargs))
+        return function(*new_args, **new_kwargs)
 
-    found = _of_one_cell(matrix, f, tuple(tensors))
-    if not isinstance(found, Tensor) or found.is_complex():  # operators do not take everything: A == None
+    example = _apply_to_one_cell(matrix, f, tuple(tensors))
+    if not isinstance(example, Tensor) or example.is_complex():  # a comparison with another type, as in A == None
         return NotImplemented
     return Cellwise(matrix, f, tuple(tensors))
 
 
-def _of_one_cell(matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
-    """Return the function of one weight, which tells its dtype and whether it has a gradient."""
+def _apply_to_one_cell(matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+    """Return the function of a single cell, which shows the dtype and whether there is a gradient."""
     with torch.enable_grad():
         cell = torch.ones((1,) * matrix.ndim, dtype=matrix.dtype, device=matrix.device, requires_grad=True)
         return f(cell, *(t.new_ones((1,) * t.ndim) for t in tensors))
 
 
-def _matrix(lazy: LazyTensor) -> AttentionMatrix | None:
-    """Return the matrix of weights that a lazy tensor is, or is a function of; None for others."""
+def _matrix_of(lazy: LazyTensor) -> AttentionMatrix | None:
+    """Return the attention matrix that a lazy tensor is, or is a function of; None for other lazy tensors."""
     if isinstance(lazy, Cellwise):
-        return lazy.matrix if lazy.changed is None else None
-    return lazy if hasattr(type(lazy), "collect") else None  # type: ignore[return-value]  # then it is one
+        return lazy.matrix if lazy.dense is None else None
+    return lazy if hasattr(type(lazy), "collect") else None  # type: ignore[return-value]  # only a matrix has collect()
 
 
-def _fits(t: Tensor, A: AttentionMatrix) -> bool:
-    """Return whether a tensor is a plain one without a gradient that broadcasts to a matrix."""
+def _can_broadcast(t: Tensor, A: AttentionMatrix) -> bool:
+    """Return whether a tensor is a plain one, without a gradient, that broadcasts to a matrix on its device."""
     if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or t.requires_grad:
         return False
     sizes = zip(reversed(t.shape), reversed(A.shape), strict=False)
-    alike = t.ndim <= A.ndim and all(size in (1, own) for size, own in sizes)
-    return alike and (t.ndim == 0 or t.device == A.device)
+    broadcasts = t.ndim <= A.ndim and all(size in (1, size_of_A) for size, size_of_A in sizes)
+    return broadcasts and (t.ndim == 0 or t.device == A.device)
 
 
 class Cellwise(LazyTensor):
-    """A function of each weight, ``f(A)``, lazy: sums over queries or keys take one pass over the matrix.
+    """A function of each weight, ``f(A)``, as a lazy tensor: sums over queries or keys take one pass over the matrix.
 
-    What is changed in place is written out first, up to 1 GiB.
+    A change in place first makes it dense, up to 1 GiB.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ class Cellwise(LazyTensor):
     f : callable
         ``f(cells, *tensors)``, the function of a tensor of weights.
     tensors : tuple of Tensor
-        What else it takes; each broadcasts to the matrix.
+        The further arguments of `f`; each broadcasts to the matrix.
     """
 
     label = "f(A)"
@@ -112,10 +111,10 @@ class Cellwise(LazyTensor):
     def __init__(self, matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...] = ()) -> None:
         self.matrix, self.f, self.tensors = matrix, f, tensors
         self.shape, self.device = matrix.shape, matrix.device
-        self.changed: Tensor | None = None
+        self.dense: Tensor | None = None  # what stands for the function after a change in place
         self._versions = [None if t.is_inference() else changes(t) for t in tensors]
-        found = _of_one_cell(matrix, f, tensors)
-        self.dtype, self._has_gradient = found.dtype, found.requires_grad
+        example = _apply_to_one_cell(matrix, f, tensors)
+        self.dtype, self._has_gradient = example.dtype, example.requires_grad
 
     def __repr__(self) -> str:
         return f"Cellwise({self.matrix!r}, {self.dtype})"
@@ -127,21 +126,21 @@ class Cellwise(LazyTensor):
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
-        if self.changed is not None:
-            return self.changed.detach()
+        if self.dense is not None:
+            return self.dense.detach()
         return Cellwise(self.matrix.detach(), self.f, self.tensors)
 
     def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
         """Return the function of all weights as a Tensor; refused above `limit` bytes."""
-        if self.changed is not None:
-            return self.changed
+        if self.dense is not None:
+            return self.dense
         self._check_unchanged()
         return self.f(self.matrix.to_dense(limit), *self.tensors)
 
     def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of torch without the dense tensor."""
-        own = {"sum": Cellwise.sum, "mean": Cellwise.mean, "any": Cellwise.any, "all": Cellwise.all}
-        return own.get(function) if self.changed is None else None
+        """Return the method that computes a function of torch without the dense tensor; None where there is none."""
+        methods = {"sum": Cellwise.sum, "mean": Cellwise.mean, "any": Cellwise.any, "all": Cellwise.all}
+        return methods.get(function) if self.dense is None else None
 
     def cellwise(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Return a function of each cell as a lazy tensor; see `LazyTensor.cellwise`."""
@@ -151,12 +150,12 @@ class Cellwise(LazyTensor):
         return torch.clone, (self.to_dense(),)  # no function can be pickled
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._written()[key] = value
+        self._make_dense()[key] = value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not name.endswith("_") or name in ("requires_grad_", "set_"):
             return super().__getattr__(name)
-        method = getattr(self._written(), name)
+        method = getattr(self._make_dense(), name)
 
         def run(*args: Any, **kwargs: Any) -> Cellwise:
             method(*args, **kwargs)
@@ -164,10 +163,10 @@ class Cellwise(LazyTensor):
 
         return run
 
-    def _written(self) -> Tensor:
-        """Return the dense tensor, which this one is from now on."""
-        self.changed = self.to_dense()
-        return self.changed
+    def _make_dense(self) -> Tensor:
+        """Replace the function by its dense tensor, and return this, for a change in place."""
+        self.dense = self.to_dense()
+        return self.dense
 
     def _check_unchanged(self) -> None:
         for t, version in zip(self.tensors, self._versions, strict=True):
@@ -176,33 +175,34 @@ class Cellwise(LazyTensor):
                 fix = "take the sum before they change, or (A * t).to_dense()."
                 raise ModifiedError(self.label, rule, {"t": t}, found="t was changed in place", fix=fix)
 
-    def of_problem(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], torch.dtype, bool]:
-        """Return the function, its tensors with the axes of the problem, its dtype, and whether it has a gradient."""
+    def in_problem_axes(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], torch.dtype, bool]:
+        """Return the function, its tensors with axes (batch, heads, m, n), its dtype, and whether it has a gradient."""
         self._check_unchanged()
         A = self.matrix
 
-        def spread(t: Tensor) -> Tensor:
+        def with_leading_axes(t: Tensor) -> Tensor:
             t = t.reshape((1,) * (A.ndim - t.ndim) + t.shape)
             return t.expand(*A.shape[:-2], *t.shape[-2:]).reshape(*A.problem.shape[:2], *t.shape[-2:])
 
-        return self.f, tuple(spread(t) if t.ndim else t for t in self.tensors), self.dtype, self._has_gradient
+        tensors = tuple(with_leading_axes(t) if t.ndim else t for t in self.tensors)
+        return self.f, tensors, self.dtype, self._has_gradient
 
     @like_tensors
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Sum over axes; over rows or columns in one pass and linear memory. Truths are counted."""
+        """Sum over axes; over rows or columns in one pass and linear memory. Each True counts as 1."""
         A, dims = self.matrix, axes_of(self, "sum", dim)
         keys, queries = A.ndim - 1, A.ndim - 2
-        if self.changed is not None or A.problem.is_symbolic or transforming():
+        if self.dense is not None or A.problem.is_symbolic or transforming():
             return self.to_dense().sum(sorted(dims), keepdim)
         if dims & {keys, queries}:
             first = keys if keys in dims else queries
-            sums = reads.CellSums(*self.of_problem(), over_keys=first == keys)
-            if A.mask is not None and not sums.counts_hidden(A.problem):
-                A = A._derived(replace(A.problem, mask=_Visited(A.mask)), A._axes, A._known_lse())
-            found: Tensor = A.collect(sums)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
+            statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
+            if A.mask is not None and not statistic.counts_hidden(A.problem):
+                A = A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
+            sums: Tensor = A.collect(statistic)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
         else:
-            found = over_leading(A, "sum", dims, self)
-        return found.reshape(without(A.shape, dims, keepdim))
+            sums = over_leading(A, "sum", dims, self)
+        return sums.reshape(without(A.shape, dims, keepdim))
 
     @like_tensors
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -220,8 +220,8 @@ class Cellwise(LazyTensor):
         return ~Cellwise(self.matrix, lambda *cells: ~self.f(*cells).bool(), self.tensors).any(dim, keepdim)
 
 
-class _Visited(Mask):
-    """A mask whose hidden tiles are visited."""
+class _NoTileSkipped(Mask):
+    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask

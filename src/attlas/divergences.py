@@ -95,7 +95,7 @@ def divergence(
         # The gradient in B is that of a number which is 0, recorded beside.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
         other = _Rows(A, B, kind, mean, swapped=True)
-        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], B._known_lse()))
+        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], B._exact_lse()))
         beside = B._axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
         found = found + torch.where(found.detach().isfinite(), beside, 0.0)
@@ -209,7 +209,7 @@ class _Rows(stats.Statistic):
         self.of_logits = distance == "squared_logits"
         self.own, self.other = (B, A) if swapped else (A, B)
         with torch.no_grad():  # kept for all tiles
-            self.lse = self.own._known_lse(), self.other._known_lse()
+            self.lse = self.own._exact_lse(), self.other._exact_lse()
 
     def start(self, problem: Problem) -> Tensor:
         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)

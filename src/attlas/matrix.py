@@ -37,7 +37,7 @@ __all__ = ["AttentionMatrix"]
 
 
 class AttentionMatrix(TensorLike):
-    """softmax(score(Q, K)) as a lazy matrix: exact, never stored. Made by `attend`.
+    """softmax(score(Q, K)) as a lazy matrix: exact, and never stored. Made by `attend`.
 
     It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
     Tensor; leading axes indexed alone give a smaller lazy matrix; ``A @ v`` pools values at the speed of a
@@ -72,13 +72,13 @@ class AttentionMatrix(TensorLike):
     True
     """
 
-    _whole: WeightGradient | None = None
+    _parent_gradient: WeightGradient | None = None
 
     def __init__(self, problem: Problem, plan: Plan, axes: Axes, lse: Tensor | None = None) -> None:
         self.problem = problem
         self.plan = plan
         self._axes = axes
-        self._given_lse = lse
+        self._stored_lse = lse
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
@@ -96,12 +96,12 @@ class AttentionMatrix(TensorLike):
         return self.problem.device
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy gets no gradient of its own from what the original was multiplied with.
-        return {name: value for name, value in vars(self).items() if name not in ("_gradient", "_whole")}
+        # A copy does not collect the gradients of products of the original.
+        return {name: value for name, value in vars(self).items() if name not in ("_gradient", "_parent_gradient")}
 
     @cached_property
     def _gradient(self) -> WeightGradient:
-        return WeightGradient(self._whole)
+        return WeightGradient(self._parent_gradient)
 
     @property
     def needs_graph(self) -> bool:
@@ -139,25 +139,27 @@ class AttentionMatrix(TensorLike):
         return AttentionMatrix(problem, self.plan, self._axes, self._lse)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
+        """Return the product with values; the log-sum-exp that it gives is stored for later reads."""
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.current("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
         out, lse = operations.multiply(problem, values, self.plan, dropout)
-        if problem.partial:  # backends norm rows over the keys that are here
-            own = None if lse is None else exact(lse)
-            own = operations.log_sum_exp(problem, self.plan) if own is None else own
-            out = (out * share_of(own, self._known_lse()).unsqueeze(-1)).to(out.dtype)
-        if self._given_lse is None:
-            self._given_lse = lse
+        if problem.partial:  # backends normalize rows over the keys of the window alone
+            window_lse = None if lse is None else exact(lse)
+            window_lse = operations.log_sum_exp(problem, self.plan) if window_lse is None else window_lse
+            out = (out * share_of(window_lse, self._exact_lse()).unsqueeze(-1)).to(out.dtype)
+        if self._stored_lse is None:
+            self._stored_lse = lse
         if out.requires_grad and not tracing():
             if dropout is None:
                 self._gradient.add_product(out, values)
             else:
-                self._gradient.lose("weights were dropped")
+                self._gradient.mark_incomplete("weights were dropped")
         out = self._axes.restore(out)
         return out.squeeze(-1) if vector else out
 
-    def _with_numbers(self, where: str) -> Problem:
+    def _concrete_problem(self, where: str) -> Problem:
+        """Return the problem; raise a BackendError where its tensors hold no numbers, as on the meta device."""
         problem = self.current(where)
         if problem.has_numbers:
             return problem
@@ -193,30 +195,32 @@ class AttentionMatrix(TensorLike):
         if problem.is_symbolic:
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
-            self._gradient.lose("the log-sum-exp was read")
-            known = self._known_lse()
-            (lse,), _ = operations.record(problem, [reads.LogSumExp()], self.plan, lambda: ([known.clone()], known))
+            self._gradient.mark_incomplete("the log-sum-exp was read")
+            exact_lse = self._exact_lse()
+            result = [exact_lse.clone()], exact_lse
+            (lse,), _ = operations.record(problem, [reads.LogSumExp()], self.plan, lambda: result)
         else:
-            lse = self._known_lse()
+            lse = self._exact_lse()
         return self._axes.restore(lse.to(self.dtype))
 
-    def _known_lse(self) -> Tensor:
-        known = self._lse
-        if known is None:
-            known = self._given_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
-        return known
+    def _exact_lse(self) -> Tensor:
+        """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
+        lse = self._lse
+        if lse is None:
+            lse = self._stored_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
+        return lse
 
     @property
     def _lse(self) -> Tensor | None:
-        """The log-sum-exp in float64, shape (batch, heads, m); None if it is not known precisely enough for weights."""
-        given = self._given_lse
-        if given is not None and given.dtype is not torch.float64:
-            # A window counts keys that it does not have: nothing here could compute its log-sum-exp.
-            # Of 16-bit tokens torch's kernel gives it to 16 bits only.
+        """The stored log-sum-exp in float64, shape (batch, heads, m); None without one precise enough for weights."""
+        lse = self._stored_lse
+        if lse is not None and lse.dtype is not torch.float64:
+            # The log-sum-exp of a window counts keys outside of it, so that it cannot be computed again: it is used as
+            # it is. For 16-bit tokens torch's kernel returns only 16 bits of it.
             rough = self.problem.q.dtype.itemsize < 4
-            given = given.double() if self.problem.partial else None if rough else exact(given)
-            self._given_lse = given
-        return given
+            lse = lse.double() if self.problem.partial else None if rough else exact(lse)
+            self._stored_lse = lse
+        return lse
 
     def retain_grad(self) -> None:
         """Keep the gradient of the weights when it flows back, for `grad`, as `torch.Tensor.retain_grad` does.
@@ -246,8 +250,8 @@ class AttentionMatrix(TensorLike):
     def grad(self) -> Tensor | None:
         """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
         check_size("A.grad", [self], self.numel() * self.dtype.itemsize)
-        found = self._gradient.total(torch.empty(self.problem.shape, dtype=self.dtype, device=self.device))
-        return None if found is None else self._axes.restore(found)
+        total = self._gradient.total(torch.empty(self.problem.shape, dtype=self.dtype, device=self.device))
+        return None if total is None else self._axes.restore(total)
 
     @property
     def logits(self) -> LogitMatrix:
@@ -257,8 +261,8 @@ class AttentionMatrix(TensorLike):
     def __getitem__(self, key: Any) -> Any:
         entries = key if isinstance(key, tuple) else (key,)
         if entries and entries[0] is None:
-            wide = self.unsqueeze(0)
-            return wide[(slice(None), *entries[1:])] if len(entries) > 1 else wide
+            expanded = self.unsqueeze(0)
+            return expanded[(slice(None), *entries[1:])] if len(entries) > 1 else expanded
         where = parse(key, self._axes, *self.problem.shape[2:])
         if where is None:
             return self._call("__getitem__", key)
@@ -274,10 +278,10 @@ class AttentionMatrix(TensorLike):
         return self._derived(self.problem.select(batches, heads), axes, lse)
 
     def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> AttentionMatrix:
-        """Return a matrix of a part of this problem; `grad` of this matrix includes the gradient of the part."""
+        """Return a matrix of a part or copy of this problem; its reads with a graph make `grad` of this incomplete."""
         derived = AttentionMatrix(problem, self.plan, axes, lse)
         if self.requires_grad:
-            derived._whole = self._gradient
+            derived._parent_gradient = self._gradient
         return derived
 
     def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
@@ -333,22 +337,23 @@ class AttentionMatrix(TensorLike):
         return where.squeezed(self._axes.restore(self._cells(row_index, column_index, before_softmax)))
 
     def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool = False) -> Tensor:
+        """Return cells, shape (batch, heads, len(rows), len(columns)), with a graph where one is needed."""
         problem = self.current("A[...]")
         if not problem.needs_graph:
             return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
         if problem.is_symbolic:
-            found = graph.dense("A[...]", problem, rows)
-            whole = found.logits if before_softmax else found.weights
+            dense = graph.dense("A[...]", problem, rows)
+            whole = dense.logits if before_softmax else dense.weights
             return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
 
         def compute() -> tuple[list[Any], Tensor]:
-            lse = self._known_lse()
+            lse = self._exact_lse()
             return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
 
-        wanted = [reads.Cells(rows, columns, before_softmax)]
-        cells: Tensor = operations.record(problem, wanted, self.plan, compute)[0][0]
+        statistic = reads.Cells(rows, columns, before_softmax)
+        cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
         if before_softmax:
-            self._gradient.lose("log-weights were read")
+            self._gradient.mark_incomplete("log-weights were read")
         else:
             self._gradient.add_cells(rows, columns, cells)
         return cells
@@ -394,21 +399,21 @@ class AttentionMatrix(TensorLike):
                 if isinstance(statistic, type):
                     given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
                 raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
-        problem = self._with_numbers("A.collect()")
-        graph_of_values = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
-        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or graph_of_values else []
+        problem = self._concrete_problem("A.collect()")
+        values_need_graph = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
+        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or values_need_graph else []
         others = [s for s in statistics if s not in recorded]
         results: dict[Statistic, Any] = {}
         if recorded:
-            self._gradient.lose("statistics were collected")
+            self._gradient.mark_incomplete("statistics were collected")
             results |= zip(recorded, self._record(problem, recorded), strict=True)
         if others:
-            found, self._given_lse = operations.collect(problem, others, self.plan, self._lse)
-            results |= zip(others, found, strict=True)
+            computed, self._stored_lse = operations.collect(problem, others, self.plan, self._lse)
+            results |= zip(others, computed, strict=True)
         return tuple(self._axes.restore_all(results[s]) for s in statistics)
 
     def _record(self, problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
-        """Return statistics with their graph."""
+        """Return the results of statistics, with a graph for their gradients."""
         if problem.is_symbolic or transforming():
             return graph.collect("A.collect()", problem, statistics)
 
@@ -416,7 +421,7 @@ class AttentionMatrix(TensorLike):
             results, lse = operations.collect(problem, statistics, self.plan, self._lse)
             return results, operations.log_sum_exp(problem, self.plan) if lse is None else lse
 
-        results, self._given_lse = operations.record(problem, statistics, self.plan, compute)
+        results, self._stored_lse = operations.record(problem, statistics, self.plan, compute)
         return results
 
     @like_tensors
@@ -559,7 +564,7 @@ class AttentionMatrix(TensorLike):
         batch, heads, m, n = self.problem.shape
         if 0 in (batch, heads, m, n):
             return 0.0
-        problem = self._with_numbers("A.check()")
+        problem = self._concrete_problem("A.check()")
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         fast = self._cells(sample, range(n), before_softmax=False)
         exact = reference.dense(reference.in_float64(problem), sample).weights
@@ -615,8 +620,8 @@ class AttentionMatrix(TensorLike):
         """
         from attlas.pictures import plot  # drawing needs matplotlib, which reading does not
 
-        own = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title}
-        return plot(self, rows=rows, columns=columns, size=size, pool=pool, **own)
+        style = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title}
+        return plot(self, rows=rows, columns=columns, size=size, pool=pool, **style)
 
     def view(self, *shape: Any, **options: Any) -> Any:
         """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.

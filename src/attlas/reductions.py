@@ -149,13 +149,13 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
     check_size(f"A.{name}()", [A], size, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
-    statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.of_problem()))
+    statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
 
     def compute() -> tuple[list[Any], Tensor]:
-        return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._known_lse()
+        return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._exact_lse()
 
     if A.needs_graph and statistic.differentiable:
-        A._gradient.lose("heads were summed")
+        A._gradient.mark_incomplete("heads were summed")
         (result,), _ = operations.record(A.problem, [statistic], A.plan, compute)
     else:
         (result,), _ = tiled.collect(A.problem, [statistic], A.plan, A._lse)

@@ -22,13 +22,13 @@ class WeightGradient:
     Parameters
     ----------
     whole : WeightGradient, optional
-        That of the matrix which this one is a part of, and which lacks what flows back into the part.
+        The gradient of the matrix that this one is a part of; it lacks what flows back into the part.
     """
 
     def __init__(self, whole: WeightGradient | None = None) -> None:
         self.whole = whole
         self.retained = False
-        self.lost: str | None = None
+        self.missing: str | None = None
         self._products: list[tuple[Any, int, Tensor, bool]] = []
         self._factors: list[tuple[Tensor, Tensor]] = []
         self._cells: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -36,39 +36,39 @@ class WeightGradient:
     def add_product(self, out: Tensor, right: Tensor, *, transposed: bool = False) -> None:
         """Note a product with a graph, shape (batch, heads, tokens, e), and what the matrix was multiplied with."""
         product = out.grad_fn, out.output_nr, right.detach(), transposed
-        self._lose_whole()
+        self._mark_whole_incomplete()
         self._products.append(product)
         if self.retained:
-            self._watch(*product)
+            self._hook(*product)
 
     def add_cells(self, rows: Tensor | range, columns: Tensor | range, weights: Tensor) -> None:
         """Note weights that were read with a graph, shape (batch, heads, len(rows), len(columns))."""
-        self._lose_whole()
+        self._mark_whole_incomplete()
         if self.retained:
             i, j = (torch.tensor(t) if isinstance(t, range) else t for t in (rows, columns))
             weights.register_hook(lambda grad: self._cells.append((i.unsqueeze(-1), j, grad)))
         else:
-            self.lose("cells were read before")
+            self.mark_incomplete("cells were read before")
 
-    def lose(self, reason: str) -> None:
-        """Note that something with a graph was computed whose gradient does not pass through the weights."""
-        self._lose_whole()
-        self.lost = self.lost or reason
+    def mark_incomplete(self, reason: str) -> None:
+        """Note that something was read whose gradient does not pass through the weights, so that `grad` lacks it."""
+        self._mark_whole_incomplete()
+        self.missing = self.missing or reason
         if self.retained:
             self._refuse()
 
-    def _lose_whole(self) -> None:
+    def _mark_whole_incomplete(self) -> None:
         if self.whole is not None:
-            self.whole.lose("a part of it was read")
+            self.whole.mark_incomplete("a part of it was read")
 
     def retain(self) -> None:
         """Keep what flows back from now on."""
-        if self.lost:
+        if self.missing:
             self._refuse()
         if not self.retained:
             self.retained = True
             for product in self._products:
-                self._watch(*product)
+                self._hook(*product)
 
     def total(self, like: Tensor) -> Tensor | None:
         """Return the gradient of the weights, of the shape of `like`; None where nothing has flowed back."""
@@ -82,7 +82,7 @@ class WeightGradient:
             out.permute(2, 3, 0, 1).index_put_((rows, columns), grad.permute(2, 3, 0, 1), accumulate=True)
         return out
 
-    def _watch(self, node: Any, output: int, right: Tensor, transposed: bool) -> None:
+    def _hook(self, node: Any, output: int, right: Tensor, transposed: bool) -> None:
         def keep(grads: tuple[Tensor, ...]) -> None:
             self._factors.append((right, grads[output]) if transposed else (grads[output], right))
 
@@ -92,6 +92,6 @@ class WeightGradient:
         raise GradientError(
             "A.retain_grad()",
             "A.grad would lack what did not pass through the weights.",
-            found=str(self.lost),
+            found=str(self.missing),
             fix="call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense()).",
         )

@@ -79,7 +79,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
         partial=True,
         versions=(),
     )
-    return AttentionMatrix(problem, A.plan, A._axes, A._known_lse())
+    return AttentionMatrix(problem, A.plan, A._axes, A._exact_lse())
 
 
 class _KeyWeighted(Score):

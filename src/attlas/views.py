@@ -88,7 +88,7 @@ class TransposedMatrix(_View):
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
         given = spread_heads(given, heads)
-        out = operations.multiply_transposed(problem, given, matrix._known_lse, matrix.plan)
+        out = operations.multiply_transposed(problem, given, matrix._exact_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)
         out = matrix._axes.restore(out)

@@ -48,10 +48,10 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
         lse = A._lse[:, :, rows.start : rows.stop]
     if len(columns) < n:
         # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
-        lse = window_of(A, rows, range(n))._known_lse() if lse is None else lse
+        lse = window_of(A, rows, range(n))._exact_lse() if lse is None else lse
         problem = A.detach().problem
     elif problem.needs_graph:
-        A._gradient.lose("a window was taken")
+        A._gradient.mark_incomplete("a window was taken")
     return type(A)(cut_out(problem, rows, columns), plan, A._axes, lse)
 
 

@@ -83,7 +83,7 @@ def test_a_class_of_your_own_says_so_itself() -> None:
 def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
     case = build(score, next(iter(MASKS)), SIZES)
     A = attlas.attend(case.q.detach(), case.k.detach(), score=case.score)
-    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
+    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
     entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (2, 11), 0, (2, 2, 9, 11), A)
     attlas.atlas.Atlas([entry]).save(tmp_path / "run.atlas")
     own = case.score if type(case.score).__name__ in ("Cauchy", "ScoreMod") else None
@@ -159,7 +159,7 @@ class Tempered(attlas.Score):
 
 def saved(score, folder, rows=None):
     A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
-    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._known_lse().detach())
+    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
     A = A if rows is None else A.window(rows)
     entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, A.shape[2]), 0, tuple(A.shape), A)
     attlas.atlas.Atlas([entry]).save(folder)

@@ -87,10 +87,10 @@ def check(sums: Sums, truth: Defined, values: Tensor, error: float, h: float = 1
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take lines and boxes at sizes at which they do not pay."""
-    monkeypatch.setattr(choose, "_FEW", 0)
-    monkeypatch.setattr(choose, "_TREE", 0.0)
-    monkeypatch.setattr(choose, "_CALLS", 0.0)
-    monkeypatch.setattr(choose, "_WORTH", 2.0)
+    monkeypatch.setattr(choose, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(choose, "_SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr(choose, "_SECONDS_PER_GROUP", 0.0)
+    monkeypatch.setattr(choose, "_WORTHWHILE", 2.0)
 
 
 @pytest.mark.usefixtures("always")

@@ -38,7 +38,7 @@ def check(atlas) -> None:
             assert float((found.sum(-1) - 1).abs().max()) < 1e-6
             # float32 rounds a logit of 2,000 by 6e-5 at most: eager has this error too.
             assert float((found - weights).abs().max()) < 5e-4
-        assert A._known_lse().dtype is torch.float64
+        assert A._exact_lse().dtype is torch.float64
     assert largest > 1600
 
 
@@ -51,7 +51,7 @@ def test_recorded_saved_and_loaded(sharp, ids, keep, tmp_path) -> None:
     atlas.save(tmp_path / "run.atlas")
     again = attlas.load(tmp_path / "run.atlas")
     check(again)
-    assert all(torch.equal(A._known_lse(), B._known_lse()) for A, B in zip(atlas, again, strict=True))
+    assert all(torch.equal(A._exact_lse(), B._exact_lse()) for A, B in zip(atlas, again, strict=True))
 
 
 @pytest.mark.parametrize("keep", ["device", "disk"])
@@ -76,5 +76,5 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
     (entry, *_) = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"]
-    assert entry.matrix._given_lse.dtype is torch.float32
+    assert entry.matrix._stored_lse.dtype is torch.float32
     check(attlas.load(tmp_path / "run.atlas"))

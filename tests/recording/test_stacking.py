@@ -83,7 +83,7 @@ def test_the_lse_of_rows_is_not_computed_again() -> None:
     q = torch.randn(1, 1, 8, 2)
     A = attend(q, q)
     assert A.window((0, 2))._lse is None
-    known = A._known_lse()
+    known = A._exact_lse()
     assert A.window((0, 2))._lse.data_ptr() == known.data_ptr()
 
 

@@ -83,7 +83,7 @@ def included_rows(entry: Entry) -> Tensor | None:
 def _rows_with_keys(entry: Entry) -> Tensor | None:
     """Return which rows have an allowed key, by their log-sum-exp, or by a statistic if only statistics were kept."""
     if entry.matrix is not None and entry.matrix.problem.sink is None:
-        return entry.matrix._known_lse() > -math.inf
+        return entry.matrix._exact_lse() > -math.inf
     known: dict[str, Any] = entry.statistics
     for name, least in (("max_logit", -math.inf), ("effective_keys", 0.0), ("max_weight", 0.0)):
         t = known.get(name)

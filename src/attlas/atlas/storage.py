@@ -223,7 +223,7 @@ class Writer:
             record["matrix"] = {
                 "q": self.put("q", problem.q),
                 "k": self.put("k", problem.k),
-                "lse": self.put("lse", entry.matrix._known_lse()),
+                "lse": self.put("lse", entry.matrix._exact_lse()),
                 "sink": None if problem.sink is None else self.put("sink", problem.sink),
                 **({"partial": True} if problem.partial else {}),
                 "score": score_spec(problem.score, self._put_shared),

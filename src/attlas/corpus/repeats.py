@@ -215,7 +215,7 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArr
     """Return the sums of one text."""
     heads, tokens = A.problem.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
-    lse = A._known_lse()[b] if dot.row is None else A._known_lse()[b] - dot.row[b]
+    lse = A._exact_lse()[b] if dot.row is None else A._exact_lse()[b] - dot.row[b]
     lse = torch.where(lse.isfinite(), lse, torch.inf).to(accurate)  # a row without a key has weights 0
     large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
     sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)

@@ -204,7 +204,7 @@ class DistributedMatrix:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
-            known = part._known_lse()
+            known = part._exact_lse()
             if part.needs_graph:  # numbers of float64, and the gradient of what torch records
                 recorded = part.lse.double()
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())

@@ -81,7 +81,7 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if entry.matrix is not None:
         problem = entry.matrix.problem
-        found |= {"q": problem.q, "k": problem.k, "lse": entry.matrix._known_lse()}
+        found |= {"q": problem.q, "k": problem.k, "lse": entry.matrix._exact_lse()}
         found |= {} if problem.sink is None else {"sink": problem.sink}
     found |= {} if entry.query_mask is None else {"query_mask": entry.query_mask}
     for name, result in entry.statistics.items():

@@ -1,4 +1,4 @@
-"""A statistic over the matrix: the protocol, and what each step of it is handed."""
+"""The base class of statistics of the matrix, and the part of the matrix that each of their steps gets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from attlas.tiles import Tile
 
 __all__ = ["GROUP", "Blocks", "Part", "Statistic", "keep_larger", "lowest", "merge_sums"]
 
-# Columns of a group, whose maxima tell where the largest of a row are. With c columns there are c // GROUP groups,
-# and a group is every (c // GROUP)-th column: a maximum over the group then runs along memory.
+# Columns of a group; the maxima of groups show where the largest numbers of a row are. With c columns there are
+# c // GROUP groups, and a group is every (c // GROUP)-th column, so that maxima over a group read memory in order.
 GROUP = 16
 
 # Edges of blocks along rows and along columns, ascending: the first place of each, and the end of the last.
@@ -31,12 +31,12 @@ Blocks: TypeAlias = tuple[Tensor, Tensor]
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Return the finite number that stands for -inf inside the engine, so that 0 times it is 0, not NaN."""
+    """Return the finite number that the engine uses in place of -inf, so that 0 times it is 0, not NaN."""
     return torch.finfo(dtype).min / 4
 
 
 def _group_maxima(x: Tensor) -> Tensor:
-    """Return the maxima of groups of columns, then the columns that are left over, one by one."""
+    """Return the maximum of each group of columns, followed by the columns beyond the last group as they are."""
     c = x.shape[-1]
     groups = c // GROUP
     if groups < 2:
@@ -64,7 +64,7 @@ class Part:
     score : callable
         Computes the logits of the part, `lowest` where masked, in memory that the part may write to.
     row_lse : callable, optional
-        Gives the log-sum-exp of the whole rows; None where this part holds them whole and can tell itself.
+        Gives the log-sum-exp of the whole rows; None where this part holds whole rows and computes it itself.
     space : Workspace
         Buffers that all parts of one pass share.
     first, last : bool
@@ -102,26 +102,26 @@ class Part:
 
     @property
     def knows_lse(self) -> bool:
-        """Whether someone has asked for numbers that made the log-sum-exp known."""
+        """Whether the log-sum-exp was computed already, for some number that a step used."""
         return "exact_lse" in self.__dict__
 
     @cached_property
     def shifted(self) -> Tensor:
-        """Logits less `shift`, finite: a very low number where a key may not be seen; shape (B, H, r, c)."""
+        """Logits minus `shift`, a very low finite number where a key is masked, shape (B, H, r, c)."""
         if self.row_lse is None:
             return self._logits if self.problem.has_small_logits else self._logits.sub_(self.shift.unsqueeze(-1))
-        shift = self.shift  # first: what it takes may pass through the buffer of the logits
+        shift = self.shift  # computed first, since that may use the buffer of the logits
         return self._logits.sub_(shift.unsqueeze(-1))
 
     @cached_property
     def shift(self) -> Tensor:
-        """What was subtracted from each row, shape (B, H, r)."""
+        """The number of each row that `shifted` subtracts from its logits, shape (B, H, r)."""
         if self.row_lse is not None:
             return finite_shift(self.exact_lse).to(self.problem.dtype)
         if self.problem.has_small_logits:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         # Weights do not depend on it, and so neither do gradients.
-        top = self._top.detach().masked_fill(self._top <= lowest(self._top.dtype) / 2, -math.inf)
+        top = self._row_max.detach().masked_fill(self._row_max <= lowest(self._row_max.dtype) / 2, -math.inf)
         return finite_shift(top if self._sink is None else torch.maximum(top, self._sink.detach()))
 
     @property
@@ -134,19 +134,19 @@ class Part:
         """The log-sum-exp in float64."""
         if self.row_lse is not None:
             return self.row_lse()
-        none, total = self._total == 0, self._total.double()
-        return torch.where(none, -math.inf, self.shift + torch.log(torch.where(none, 1.0, total)))
+        empty, total = self._exp_totals == 0, self._exp_totals.double()
+        return torch.where(empty, -math.inf, self.shift + torch.log(torch.where(empty, 1.0, total)))
 
     @cached_property
     def weights(self) -> Tensor:
         """Weights, 0 where masked, shape (B, H, r, c)."""
-        return self._raw if self._inverse is None else self._raw.mul_(self._inverse.unsqueeze(-1))
+        return self._exp_shifted if self._row_factor is None else self._exp_shifted.mul_(self._row_factor.unsqueeze(-1))
 
     @cached_property
     def log_weights(self) -> Tensor:
-        """Logarithms of the weights, where those are 0 a low number whose product with them is 0."""
-        rest = (finite_shift(self.exact_lse) - self.shift).to(self.shifted.dtype).unsqueeze(-1)
-        return torch.sub(self.shifted, rest, out=self.scratch("log weights")).clamp_(min=-1e4)
+        """Logarithms of the weights, at least -1e4, so that a weight of 0 times its logarithm is 0."""
+        lse_minus_shift = (finite_shift(self.exact_lse) - self.shift).to(self.shifted.dtype).unsqueeze(-1)
+        return torch.sub(self.shifted, lse_minus_shift, out=self.scratch("log weights")).clamp_(min=-1e4)
 
     @property
     def hidden(self) -> Tensor:
@@ -156,19 +156,19 @@ class Part:
     @cached_property
     def mass(self) -> Tensor:
         """Sum of each row's weights in this part, shape (B, H, r)."""
-        return self._sums if self._inverse is None else self._sums * self._inverse
+        return self._exp_sums if self._row_factor is None else self._exp_sums * self._row_factor
 
     @cached_property
     def _logits(self) -> Tensor:
         return self.score()
 
     @cached_property
-    def _logit_peaks(self) -> Tensor:
+    def _logit_group_maxima(self) -> Tensor:
         return _group_maxima(self._logits)
 
     @cached_property
-    def _top(self) -> Tensor:
-        return self._logit_peaks.amax(dim=-1)
+    def _row_max(self) -> Tensor:
+        return self._logit_group_maxima.amax(dim=-1)
 
     @cached_property
     def _sink(self) -> Tensor | None:
@@ -178,37 +178,37 @@ class Part:
         return sink[self.at.heads.start : self.at.heads.stop].to(self.problem.dtype).view(1, -1, 1)
 
     @cached_property
-    def _raw(self) -> Tensor:
-        x, raw = self.shifted, self.scratch("raw")
+    def _exp_shifted(self) -> Tensor:
+        x, out = self.shifted, self.scratch("exp")
         if not self.problem.has_small_logits:
-            return exp(x, out=raw)
+            return exp(x, out=out)
         for columns, state in self.block.segments:
             local = self.block.local(columns)
-            compute = torch.exp if state is BlockState.FULL else exp  # where all is allowed, exp is never slow
-            compute(x[..., local], out=raw[..., local])
-        return raw
+            compute = torch.exp if state is BlockState.FULL else exp  # torch.exp is slow on masked cells alone
+            compute(x[..., local], out=out[..., local])
+        return out
 
     @cached_property
-    def _sums(self) -> Tensor:
-        return self._raw.sum(dim=-1)
+    def _exp_sums(self) -> Tensor:
+        return self._exp_shifted.sum(dim=-1)
 
     @cached_property
-    def _total(self) -> Tensor:
-        """Sum of a whole row, with its sink, of what exp gave."""
-        return self._sums if self._sink is None else self._sums + torch.exp(self._sink - self.shift)
+    def _exp_totals(self) -> Tensor:
+        """Sum of `_exp_shifted` over a whole row, and the sink's exp, shape (B, H, r)."""
+        return self._exp_sums if self._sink is None else self._exp_sums + torch.exp(self._sink - self.shift)
 
     @cached_property
-    def _inverse(self) -> Tensor | None:
-        """The factor of each row that makes weights of what exp gave; None where that is 1."""
+    def _row_factor(self) -> Tensor | None:
+        """The factor of each row that turns `_exp_shifted` into weights; None where it is 1."""
         if self.row_lse is not None:
             low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
-        # Who has the weights has paid for the log-sum-exp: it is kept.
-        none = self.exact_lse == -math.inf
-        return torch.where(none, 0.0, 1 / torch.where(none, 1.0, self._total))
+        # Asking for the log-sum-exp makes it known, at little cost: it is made of the same sums.
+        empty = self.exact_lse == -math.inf
+        return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, self._exp_totals))
 
     def scratch(self, name: str = "scratch") -> Tensor:
-        """Return a buffer of the part's shape to compute in; it is overwritten by the next who asks for it."""
+        """Return a buffer of the part's shape; a later call with the same name returns the same memory."""
         return self.space.take(name, self.shape)
 
     @cached_property
@@ -219,13 +219,13 @@ class Part:
 
     @cached_property
     def seen(self) -> tuple[tuple[range, Tensor | None], ...]:
-        """Columns in which something may attend, counted from the part's first, and the cells that may.
+        """Runs of columns with allowed cells, counted from the part's first column, and which cells are allowed.
 
-        The cells are None where all may, else bool and broadcastable to (B, H, r, columns): a mask that
-        is the same for all heads is asked and counted once.
+        The cells are None where all are, else bool and broadcastable to (B, H, r, columns), so that a mask that
+        is the same for all heads is computed once.
         """
         start, r = self.block.columns.start, self.shape[2]
-        out: list[tuple[range, Tensor | None]] = []
+        runs: list[tuple[range, Tensor | None]] = []
         for columns, state in self.block.segments:
             if state is BlockState.EMPTY:
                 continue
@@ -233,12 +233,12 @@ class Part:
             if state is BlockState.PARTIAL and self.problem.mask is not None:
                 cells = self.problem.mask.allows(self.at.narrow(columns))
                 cells = cells.expand(torch.broadcast_shapes(cells.shape, (r, len(columns))))
-            out.append((range(columns.start - start, columns.stop - start), cells))
-        return tuple(out)
+            runs.append((range(columns.start - start, columns.stop - start), cells))
+        return tuple(runs)
 
     @cached_property
     def keys(self) -> Tensor:
-        """How many keys of this part each query may see, shape (B, H, r), in the dtype of the scores."""
+        """Number of keys of this part that each query may see, shape (B, H, r), in the dtype of the scores."""
         total = torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         for columns, cells in self.seen:
             total += float(len(columns)) if cells is None else cells.sum(dim=-1)
@@ -246,7 +246,7 @@ class Part:
 
     @cached_property
     def row_groups(self) -> Tensor | None:
-        """Sums over `GROUP` rows at a time, shape (B, H, r / GROUP, c); None where that does not divide the rows."""
+        """Weights summed over `GROUP` rows at a time, shape (B, H, r / GROUP, c); None if GROUP does not divide r."""
         r = self.shape[2]
         return None if r == 0 or r % GROUP else self.weights.unflatten(-2, (r // GROUP, GROUP)).sum(dim=-2)
 
@@ -266,7 +266,7 @@ class Part:
         """Largest shifted logit of each group of columns, shape (B, H, r, groups), see `GROUP`."""
         if self.row_lse is not None or self.problem.has_small_logits:
             return _group_maxima(self.shifted)
-        return self._logit_peaks - self.shift.unsqueeze(-1)  # the logits may be overwritten by now
+        return self._logit_group_maxima - self.shift.unsqueeze(-1)  # the logits may be overwritten by now
 
     @cached_property
     def largest(self) -> Tensor:
@@ -277,25 +277,25 @@ class Part:
         """Return ``Σ_j x_ij y_ij`` of each row for two tensors of the part's shape, shape (B, H, r)."""
         if self.at.device.type != "cpu":
             return torch.mul(x, y, out=self.scratch()).sum(dim=-1)
-        # Few rows at a time: then products are still in a core's cache when they are summed, twice as fast.
+        # A few rows at a time: products are then summed while they are in a core's cache, which is twice as fast.
         c = self.shape[3]
-        some = max(torch.get_num_threads() * CACHED // max(c, 1), 1)
-        products = self.space.take("products", (some, c))
-        pairs = zip(x.reshape(-1, c).split(some), y.reshape(-1, c).split(some), strict=True)
+        rows = max(torch.get_num_threads() * CACHED // max(c, 1), 1)
+        products = self.space.take("products", (rows, c))
+        pairs = zip(x.reshape(-1, c).split(rows), y.reshape(-1, c).split(rows), strict=True)
         sums = [torch.mul(a, b, out=products[: len(a)]).sum(dim=-1) for a, b in pairs]
         return torch.cat(sums).view(self.shape[:3])
 
     def as_weights(self, shifted: Tensor) -> Tensor:
         """Return the weights of some shifted logits of each row, shape (B, H, r, any number)."""
-        raw = torch.exp(shifted)
-        return raw if self._inverse is None else raw * self._inverse.unsqueeze(-1)
+        exponentials = torch.exp(shifted)
+        return exponentials if self._row_factor is None else exponentials * self._row_factor.unsqueeze(-1)
 
 
 class Statistic(ABC):
     """A number, a row or a small table drawn from the matrix in one pass over its tiles.
 
-    Parts come in blocks of rows of some heads, and within a block of rows from left to right. Cells that
-    nothing may see are left out and never visited: `start` sets what they mean.
+    Parts come in blocks of rows of some heads, and within a block of rows from left to right. A tile whose cells
+    are all masked gets no `step`: the carry that `start` returns must be right for it.
 
     Attributes
     ----------
@@ -304,10 +304,10 @@ class Statistic(ABC):
     differentiable : bool
         Whether the result has a gradient; positions and counts have none.
     of_logits : bool
-        Whether it needs log-weights, which a dense tensor of weights does not tell.
+        Whether it needs log-weights, which cannot be computed from a dense tensor of weights.
     axis : {"rows", "columns", "diagonals"}, optional
-        What the axis after (batch, heads) of the result counts in the whole matrix, where results of matrices that are
-        stacked on each other tell that of the whole: those of rows stand one after the other, others are merged.
+        What the axis after (batch, heads) of the result counts. It tells how the results of matrices that are stacked
+        on each other give that of the whole: those of rows are concatenated, others are merged.
     v : Tensor, optional, shape (..., n, e)
         Values that the result is a product with, and in which it has a gradient too.
     k : int
@@ -315,7 +315,7 @@ class Statistic(ABC):
 
     See Also
     --------
-    attlas.testing.check_statistic : the contract that every statistic keeps.
+    attlas.testing.check_statistic : tests the contract of every statistic.
 
     Examples
     --------
@@ -349,16 +349,16 @@ class Statistic(ABC):
         """Return the carry after one part."""
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient | None:
-        """Return the gradient of a loss in each cell, from its gradient in the result.
+        """Return the gradient of a loss with respect to each cell, from that with respect to the result.
 
-        None, the default, where no formula is known: then `step` runs again with a graph, on one tile at a time.
+        None, the default, where there is no formula: then `step` runs again with a graph, on one tile at a time.
 
         Parameters
         ----------
         problem : Problem
             The matrix.
         grad, result : Any
-            What `finish` returned, and the gradient of a loss in it; None for positions and counts.
+            What `finish` returned, and the gradient of a loss with respect to it; None for positions and counts.
         """
         return None
 
@@ -375,13 +375,13 @@ class Statistic(ABC):
         Parameters
         ----------
         a, b : Any
-            Carries that `start` made for the whole matrix and `step` fed with some of its rows, or of its columns, on
-            two threads or machines. They may be written into.
+            Carries that `start` made for the whole matrix, each after the steps of some of its rows or columns, on two
+            threads or machines. They may be written into.
 
         Raises
         ------
         TypeError
-            If the class does not define it; the default knows nothing of the carry.
+            If the class does not define it: the default cannot know what the carry means.
         """
         raise TypeError(f"{type(self).__name__} must define merge(self, a, b).")
 
@@ -401,7 +401,7 @@ class Statistic(ABC):
         Raises
         ------
         DtypeError
-            If `A` is none of these, or if weights alone do not tell the statistic.
+            If `A` is none of these, or if the statistic cannot be computed from weights alone.
         ShapeError
             If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
         """
@@ -410,7 +410,7 @@ class Statistic(ABC):
         return statistic_of(A, self)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        """Return the numbers of the whole matrix that this statistic can be made from, for a fused kernel.
+        """Return which numbers a fused kernel must compute so that this statistic can be made from them.
 
         Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
         the tiles. It may also check the settings against the sizes of the matrix.
@@ -418,21 +418,21 @@ class Statistic(ABC):
         return None
 
     def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the carry of all tiles from the numbers that `outputs` asked for; the default is the one number."""
+        """Return the carry after all tiles from the numbers that `outputs` named; by default the first of them."""
         return found[next(iter(self.outputs(problem) or found))]
 
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the result from the numbers that `outputs` asked for, where `carry_from` does not tell it."""
+        """Return the result from the numbers that `outputs` named; by default by `carry_from` and `finish`."""
         return self.finish(self.carry_from(found, problem))
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
-    """Merge carries that are sums, or tuples of them; be the `merge` of a statistic."""
+    """Merge carries that are sums, or tuples of them; a statistic may set it as its `merge`."""
     if isinstance(a, tuple):
         return tuple(merge_sums(self, *pair) for pair in zip(a, b, strict=True))
     return None if a is None else a + b
 
 
 def keep_larger(self: Statistic, a: Tensor, b: Tensor) -> Tensor:
-    """Merge carries that are maxima; be the `merge` of a statistic. A NaN in `b` is left out."""
+    """Merge carries that are maxima, where a NaN in `b` is ignored; a statistic may set it as its `merge`."""
     return torch.where(b > a, b, a)

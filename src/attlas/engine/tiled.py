@@ -51,10 +51,10 @@ class Tiled(Backend):
         lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
         space = _workspace(problem, tokens)
         for row_block in row_blocks(problem, request.plan, wide=False):
-            state = _start(problem, row_block.at, v.shape[-1])
+            state = _initial_state(problem, row_block.at, v.shape[-1])
             for block in row_block.column_blocks:
                 at = row_block.at.narrow(block.columns)
-                values = _keys(v, problem, at, v.shape[1]).to(problem.dtype)
+                values = _tokens_of_columns(v, problem, at, v.shape[1]).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
                 state = online.absorb(state, _logits(problem, tokens, at, block, space=space), values, keep)
             pooled, total = online.finish(state)
@@ -75,8 +75,8 @@ class Tiled(Backend):
 
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
-        whole = not gradient.is_product  # then sums over a row are those of its tile
-        if not whole and (exact(lse) is None or exceeds(lse, LARGEST)):
+        whole_rows = not gradient.is_product  # tiles then hold whole rows, so that they have the sums over a row
+        if not whole_rows and (exact(lse) is None or exceeds(lse, LARGEST)):
             lse = self.forward(request, gradient.product[1][..., :0])[1]
         dtype, (batch, heads, m, n) = problem.dtype, problem.shape
         q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
@@ -86,7 +86,7 @@ class Tiled(Backend):
         left, right = gradient.left, gradient.right
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
-        for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole, taken=gradient.rows):
+        for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows):
             b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
             places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
@@ -98,30 +98,30 @@ class Tiled(Backend):
                 logits = _score(
                     problem, tree_unflatten(tokens[0], list(q_tile)), tree_unflatten(tokens[1], list(k_tile)), at
                 )
-            known = None if whole and not problem.partial else lse[row_block.at.place]
-            part = _copied(problem, at, block, logits.detach(), space, known)
+            row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
+            part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
             if left is None or right is None or pooled is None:
                 slope.zero_()
             else:
                 keep = None if dropout is None else dropout.keep(at)
-                above, values = left[b, h, rows].to(dtype), _keys(right, problem, at, right.shape[1]).to(dtype)
-                torch.matmul(above, values.mT, out=slope)
-                pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, above)
+                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at, right.shape[1]).to(dtype)
+                torch.matmul(x, y.mT, out=slope)
+                pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, x)
                 if keep is not None:
                     slope.mul_(keep)
-            _finish_cells(gradient, part, slope, delta[b, h, rows])
-            wanted = [*q_tile, *k_tile, *parameters]
-            if not (wanted and logits.requires_grad):
+            _turn_into_logit_gradient(gradient, part, slope, delta[b, h, rows])
+            inputs = [*q_tile, *k_tile, *parameters]
+            if not (inputs and logits.requires_grad):
                 continue
-            found = iter(torch.autograd.grad(logits, wanted, slope, allow_unused=True))
+            grads = iter(torch.autograd.grad(logits, inputs, slope, allow_unused=True))
             for place, totals in zip(places, (grads_q, grads_k), strict=True):
-                _add(totals, place, islice(found, len(totals)))
+                _add_gradients(totals, place, islice(grads, len(totals)))
             grads_p = [
-                total if some is None else some if total is None else total + some
-                for total, some in zip(grads_p, found, strict=True)
+                total if grad is None else grad if total is None else total + grad
+                for total, grad in zip(grads_p, grads, strict=True)
             ]
-        return Gradients(grads_q, grads_k, grads_p, pooled, delta if whole else gradient.product[2])
+        return Gradients(grads_q, grads_k, grads_p, pooled, delta if whole_rows else gradient.product[2])
 
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
@@ -137,26 +137,26 @@ class Tiled(Backend):
 def collect(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, lse: Tensor | None = None
 ) -> tuple[list[Any], Tensor | None]:
-    """Run statistics over the matrix in one pass; return their results, and the log-sum-exp if it came out.
+    """Run statistics over the matrix in one pass; return their results, and the log-sum-exp, None if not computed.
 
     Where a row fits into one tile, its log-sum-exp and its weights come from one product of queries and
     keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
     that no statistic asks for.
     """
     if lse is not None and not problem.partial and exceeds(lse, LARGEST):
-        lse = None  # tiles make a weight and the sum of its row in one go
+        lse = None  # it is too imprecise: tiles compute weights and the sum of their row together
     carries = [statistic.start(problem) for statistic in statistics]
     space = Workspace(problem.dtype, problem.device)
-    found, complete = _no_keys(problem), True
+    new_lse, complete = _lse_without_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
     for row_block in row_blocks(problem, plan, whole_rows=whole_rows, wide=lse is None):
         for part in parts(problem, row_block, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
-                found[row_block.at.place] = part.exact_lse
+                new_lse[row_block.at.place] = part.exact_lse
             else:
                 complete = False
-    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], found if complete else lse
+    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], new_lse if complete else lse
 
 
 @torch.no_grad()
@@ -164,15 +164,15 @@ def collect(
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     space = Workspace(problem.dtype, problem.device)
-    found = _no_keys(problem)
+    lse = _lse_without_keys(problem)
     for row_block in row_blocks(problem, plan):
-        for part in islice(parts(problem, row_block, None, space), 1):  # any part of a row tells it
-            found[row_block.at.place] = part.exact_lse
-    return found
+        for part in islice(parts(problem, row_block, None, space), 1):  # each part knows that of its whole rows
+            lse[row_block.at.place] = part.exact_lse
+    return lse
 
 
 def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
-    """Yield the parts of a row block from left to right; use each before asking for the next."""
+    """Yield the parts of a row block from left to right; each is valid until the next is asked for."""
     tokens, fill = problem.tokens, lowest(problem.dtype)
     whole = lse is None and len(row_block.column_blocks) == 1
     row_lse: Callable[[], Tensor] | None = None
@@ -197,9 +197,9 @@ def read(
     lse: Tensor | None = None,
     before_softmax: bool = False,
 ) -> Tensor:
-    """Return a part of the matrix, shape (batch, heads, len(rows), len(columns)).
+    """Return weights, or logits, of some rows and columns, shape (batch, heads, len(rows), len(columns)).
 
-    Only the rows asked for are computed: a row that is asked for costs n scores, whatever m is.
+    Only these rows are computed: each costs n scores, whatever m is.
     """
     batch, heads, m, n = problem.shape
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
@@ -215,15 +215,15 @@ def read(
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        recompute = total is None or (exceeds(total, 16.0) and _is_cheap(problem, len(some), len(columns)))
+        recompute = total is None or (exceeds(total, 16.0) and _lse_is_cheap(problem, len(some), len(columns)))
         if recompute and not before_softmax:
             total = lse_of(problem, at, plan)
         out[b, h, span.start : span.stop] = read_tile(problem, at, columns, total)
     return out
 
 
-def _is_cheap(problem: Problem, rows: int, columns: int) -> bool:
-    """Return whether the log-sum-exp of some rows costs little beside what is read of them."""
+def _lse_is_cheap(problem: Problem, rows: int, columns: int) -> bool:
+    """Return whether computing the log-sum-exp of some rows costs little beside reading their cells."""
     n = problem.shape[3]
     return not problem.partial and (columns == n or rows * n <= 1 << 20)
 
@@ -234,77 +234,81 @@ def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor |
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _own(problem, _score(problem, *_tokens_of(problem, problem.tokens, tile), tile))
+    logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
 
 
 def lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
-    """Return the log-sum-exp of the rows of `at`."""
+    """Return the log-sum-exp of the rows of a tile, from as many columns at a time as the plan's memory allows."""
     width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
     return _row_lse(problem, problem.tokens, RowBlock(at, column_blocks(at, problem.mask, width)))
 
 
 def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, space: Workspace | None = None) -> Tensor:
-    state = _start(problem, rows.at, 0)
+    """Return the log-sum-exp of a row block."""
+    state = _initial_state(problem, rows.at, 0)
     for block in rows.column_blocks:
         at = rows.at.narrow(block.columns)
         state = online.absorb(state, _logits(problem, tokens, at, block, space=space), None)
     return online.finish(state)[1]
 
 
-def _no_keys(problem: Problem) -> Tensor:
+def _lse_without_keys(problem: Problem) -> Tensor:
     """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
-    return _start(problem, problem.tile(*map(range, problem.shape)), 0).largest.double()
+    return _initial_state(problem, problem.tile(*map(range, problem.shape)), 0).largest.double()
 
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
-    """Return a workspace where the tokens are those that the problem keeps: its dot product is then theirs too."""
+    """Return a workspace if the tokens are those of the problem, whose plain dot product then applies; else None."""
     same = all(a is b for a, b in zip(tree_flatten(tokens), tree_flatten(problem.tokens), strict=True))
     return Workspace(problem.dtype, problem.device) if same else None
 
 
-def _start(problem: Problem, at: Tile, e: int) -> online.Running:
+def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
+    """Return the state of online softmax before any key: the sink alone."""
     sink = None if problem.sink is None else problem.sink[at.heads.start : at.heads.stop]
     like = torch.empty(0, dtype=problem.dtype, device=problem.device)
     return online.empty(at.shape[:3], e, like=like, sink=sink)
 
 
 def _tiles(
-    problem: Problem, plan: Plan, *, whole_rows: bool = False, taken: Tensor | None = None
+    problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
+    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first."""
     blocks = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
     for row_block in reversed(list(blocks)) if whole_rows else blocks:
-        if taken is not None and not bool(taken[row_block.at.place[2]].any()):
+        if wanted_rows is not None and not bool(wanted_rows[row_block.at.place[2]].any()):
             continue
         for block in row_block.column_blocks:
             yield row_block, block, row_block.at.narrow(block.columns)
 
 
-def _add(totals: list[Tensor], place: Any, found: Iterable[Tensor | None]) -> None:
-    """Add what was found of some tokens, None where it is nothing."""
-    for total, part in zip(totals, found, strict=True):
-        if part is not None:
-            total[place] += part
+def _add_gradients(totals: list[Tensor], place: Any, grads: Iterable[Tensor | None]) -> None:
+    """Add the gradients of a tile's tokens to those of all tokens; None counts as 0."""
+    for total, grad in zip(totals, grads, strict=True):
+        if grad is not None:
+            total[place] += grad
 
 
-def _copied(
+def _part_of_logits(
     problem: Problem, at: Tile, block: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
 ) -> Part:
-    """Return a part whose numbers come from a copy of logits that autograd has recorded."""
+    """Return the part of a tile with a copy of given logits, which the graph of autograd still needs unchanged."""
 
     def score() -> Tensor:
-        own = space.take("logits", at.shape).copy_(logits)
-        return _masked(problem, own.clamp_(min=lowest(own.dtype)), at, block, lowest(own.dtype))
+        copy = space.take("logits", at.shape).copy_(logits)
+        return _masked(problem, copy.clamp_(min=lowest(copy.dtype)), at, block, lowest(copy.dtype))
 
     return Part(problem, at, block, score, None if lse is None else lambda: lse, space)
 
 
-def _finish_cells(gradient: CellGradient, part: Part, slope: Tensor, delta: Tensor) -> None:
-    """Turn the gradient of the product in the weights of a part into that of everything in its logits.
+def _turn_into_logit_gradient(gradient: CellGradient, part: Part, slope: Tensor, delta: Tensor) -> None:
+    """Turn the gradient with respect to a part's weights into that with respect to its logits, in place.
 
-    Both are in `slope`; `delta` gets what each row loses when its log-sum-exp grows.
+    `slope` comes with the term of the product and leaves with all terms of `gradient`; ``Σ_j P_ij dP_ij`` of each row,
+    less the gradient of its log-sum-exp, is added to `delta`.
     """
     b, h, rows = part.at.place
     columns = slice(part.at.columns.start, part.at.columns.stop)
@@ -329,7 +333,7 @@ def _finish_cells(gradient: CellGradient, part: Part, slope: Tensor, delta: Tens
     if gradient.lse is not None:
         delta -= of_rows(gradient.lse).squeeze(-1)
     slope.sub_(delta.unsqueeze(-1)).mul_(part.weights)
-    if gradient.weights:  # an infinite gradient of a hidden weight ends there
+    if gradient.weights:  # a masked weight may have an infinite gradient, which its logit must not get
         slope.masked_fill_(part.hidden, 0.0)
     if gradient.mean is not None and gradient.linear is not None and gradient.centre is not None:
         direct = (part.logits - of_rows(gradient.centre)) * of_rows(gradient.linear) + of_rows(gradient.mean)
@@ -344,8 +348,8 @@ def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
     return slice(at.heads.start // group, -(-at.heads.stop // group))
 
 
-def _keys(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
-    """Return the tokens of a tile's columns, one head for each query head of the tile."""
+def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
+    """Return keys or values at a tile's columns, one head for each query head of the tile."""
     kv = _key_heads(problem, at, heads)
     columns = at.column_index
     index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
@@ -353,11 +357,12 @@ def _keys(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
     return spread_heads(part, len(at.heads))
 
 
-def _tokens_of(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
+def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
+    """Return the queries and the keys of a tile."""
     b, h, rows = at.place
     row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
     q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
-    k = tree_map(lambda t: _keys(t, problem, at, problem.k.shape[1]).to(problem.dtype), tokens[1])
+    k = tree_map(lambda t: _tokens_of_columns(t, problem, at, problem.k.shape[1]).to(problem.dtype), tokens[1])
     return q, k
 
 
@@ -377,8 +382,8 @@ def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
         raise ShapeError(where, rule, {"returned": logits}, found=found, fix=fix) from None
 
 
-def _own(problem: Problem, logits: Tensor) -> Tensor:
-    """Return logits that may be written to: not expanded, and no part of a tensor that the score or the user holds."""
+def _writable(problem: Problem, logits: Tensor) -> Tensor:
+    """Return logits that may be written to: a copy if they are expanded or share memory with another tensor."""
     storage = logits.untyped_storage()
     shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.protected_storages
     return logits.clone() if shared else logits
@@ -392,11 +397,11 @@ def _logits(
     fill: float = -math.inf,
     space: Workspace | None = None,
 ) -> Tensor:
-    """Return the masked logits of a tile in memory of their own, or in that of the workspace."""
+    """Return the masked logits of a tile in new memory, or in that of the workspace; all at least `fill`."""
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _own(problem, _score(problem, *_tokens_of(problem, tokens, at), at))
+        logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_finite_logits:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, block, fill)
@@ -405,13 +410,14 @@ def _logits(
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
     """Return the logits of a dot product, written into the workspace."""
     q = dot.q[at.place].to(problem.dtype) * dot.scale
-    k = _keys(dot.k, problem, at, dot.k.shape[1]).to(problem.dtype)
+    k = _tokens_of_columns(dot.k, problem, at, dot.k.shape[1]).to(problem.dtype)
     logits = space.take("logits", at.shape)
     torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=logits.flatten(0, 1))
     return logits
 
 
 def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf) -> Tensor:
+    """Write `fill` into the masked cells of a tile's logits, and return these."""
     if problem.mask is None or block.whole:
         return logits
     for columns, state in block.segments:

@@ -151,7 +151,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     **Cost.** Fitting without a search: a copy of the data. Searching: some 10 passes over ``loo_rows × n`` pairs, after
     many over a sample of some 4 · 10^6 pairs, and memory linear in n: 10,000 points with 5 features took 1.8 s of one
     core, 0.33 s of it for each pass over all pairs in float64; of one feature some 30 sortings, 100,000 points in 3.0 s
-    of one core. Predicting: `kernel_sums` says which way runs; at most m n pairs, memory linear in m + n.
+    of one core. Predicting: `plan_sums` says which method runs; at most m n pairs, memory linear in m + n.
 
     References
     ----------

@@ -65,22 +65,22 @@ class Pattern:
     definition: str
 
     def chance(self, tokens: int) -> float:
-        """Return the value of the measure for a head without this pattern, on a text of so many tokens.
+        """Return the value that the measure has by chance, without this pattern, on a text of so many tokens.
 
-        That is a head of uniform weights; for ``"broad"`` one that attends to a single key. The measures on a random
-        block do not depend on the text: 0.
+        That is its value for uniform weights; for ``"broad"``, for a head that attends to a single key. The measures on
+        a random block do not depend on the text: 0.
         """
         if tokens < 3 or self.measure in ("", "induction", "duplicate"):
             return 0.0
-        first = {"near": NEAR, "fixed": 2}.get(self.measure, 1)
-        if first >= tokens:
-            return 1.0  # no query has a choice
-        width = NEAR if self.measure == "near" else 1
-        queries = tokens if self.measure == "favourite" else tokens - first
-        return sum(width / (i + 1) for i in range(first, tokens)) / queries
+        first_query = {"near": NEAR, "fixed": 2}.get(self.measure, 1)  # the first that has another key to choose
+        if first_query >= tokens:
+            return 1.0
+        target_keys = NEAR if self.measure == "near" else 1
+        queries = tokens if self.measure == "favourite" else tokens - first_query
+        return sum(target_keys / (i + 1) for i in range(first_query, tokens)) / queries
 
 
-# In order of how much they tell: a head is called by the first pattern whose threshold it reaches.
+# The most telling first: a head is named after the first pattern whose threshold it reaches.
 PATTERNS = (
     Pattern(
         "induction",
@@ -193,7 +193,7 @@ class Head:
         On the text, over queries whose token occurred before: weight on the keys that follow an earlier copy
         of it, and on the copies.
     chance : float
-        What uniform weights would have put on either.
+        The value of `induction_text` and of `duplicate_text` for uniform weights.
     tokens : int
         Length of the text, the mean over a batch; patterns that chance comes near at this length are left out.
 
@@ -273,9 +273,7 @@ def classify(head: Head) -> tuple[Pattern, ...]:
     """
     reached = [pattern for pattern in detectable(head.tokens) if head.of(pattern) >= pattern.threshold]
     if {"previous", "current", "fixed"} & {pattern.measure for pattern in reached}:
-        reached = [
-            pattern for pattern in reached if pattern.measure != "near"
-        ]  # who looks one back is local, of course
+        reached = [pattern for pattern in reached if pattern.measure != "near"]  # these heads are local by definition
     return tuple(reached) or (MIXED,)
 
 
@@ -444,11 +442,11 @@ def from_statistics(
     entropy, effective, scores = (result.detach().cpu().double() for result in results)
     shape = entropy.shape
     rows = torch.ones(shape, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(shape)
-    number = rows.sum((0, 2)).clamp(min=1)
+    row_counts = rows.sum((0, 2)).clamp(min=1)
     tokens = rows.any(1)
     numbers = {name: torch.zeros(shape[1]) for name in ("induction", "duplicate")} if block is None else dict(block)
-    numbers |= {"entropy": torch.where(rows, entropy, 0.0).sum((0, 2)) / number}
-    numbers |= {"effective_keys": torch.where(rows, effective, 0.0).sum((0, 2)) / number}
+    numbers |= {"entropy": torch.where(rows, entropy, 0.0).sum((0, 2)) / row_counts}
+    numbers |= {"effective_keys": torch.where(rows, effective, 0.0).sum((0, 2)) / row_counts}
     numbers |= dict(zip(HeadScores.NAMES, scores.mean(0).unbind(-1), strict=True))
     del numbers["behind"]
     numbers["chance"] = torch.full((shape[1],), _chance_of_copies(ids.cpu().expand(len(tokens), -1), tokens))
@@ -482,8 +480,8 @@ def measure_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
     >>> measure_block(attlas.attend(same, same, mask=attlas.Causal()), period=2)["duplicate"]
     tensor([0.2917], dtype=torch.float64)
     """
-    again = torch.arange(2 * period) >= period
-    scores = R.collect(Diagonal(period - 1, query_mask=again), Diagonal(period, query_mask=again))
+    second = torch.arange(2 * period) >= period
+    scores = R.collect(Diagonal(period - 1, query_mask=second), Diagonal(period, query_mask=second))
     return dict(zip(("induction", "duplicate"), (t.detach().cpu().double().mean(0) for t in scores), strict=True))
 
 
@@ -515,7 +513,7 @@ def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chance_of_copies(ids: Tensor, tokens: Tensor) -> float:
-    """Return the mean share of earlier copies in the keys of a query, over the queries whose token occurred before."""
+    """Return the mean share of earlier copies among the keys of a query, over queries whose token occurred before."""
     shares = []
     for text, real in zip(ids, tokens, strict=True):
         counts: Counter[int] = Counter()

@@ -236,7 +236,7 @@ class Local(TargetWeight):
 
 
 class _Tokens(NamedTuple):
-    """Token of each query and of each key, and where query 0 stands; None where positions do not compare."""
+    """Token of each query and of each key, and the position of query 0; None where these are of two texts."""
 
     queries: Tensor
     keys: Tensor
@@ -290,7 +290,7 @@ class DuplicateToken(TargetWeight):
     tensor([0.2917])
     """
 
-    lag = 0  # how many positions after the copy the target is
+    lag = 0  # by how many positions the target comes after the copy
 
     def __init__(
         self,
@@ -314,13 +314,13 @@ class DuplicateToken(TargetWeight):
             shift = query_offset(where, self.shift, problem)
             positions = torch.arange(shift, shift + m, device=keys.device)
             inside = (positions >= 0) & (positions < n)
-            # A query that stands at no key has a token that no key has.
+            # A query whose position is that of no key gets a token that no key has.
             queries = torch.where(inside, keys[:, positions.clamp(0, max(n - 1, 0))] if n else positions[None], -1)
         if self.lag:
             keys = torch.cat([torch.full_like(keys[:, : self.lag], -1), keys[:, : -self.lag]], dim=-1)
-        # Negative ids are like nothing, themselves included.
+        # Negative ids are equal to no id, not even to themselves.
         queries, keys = queries.masked_fill(queries < 0, -2), keys.masked_fill(keys < 0, -1)
-        if not keys.numel() or int(keys.max()) < 2**31 - 1:  # half the memory is read in half the time
+        if not keys.numel() or int(keys.max()) < 2**31 - 1:  # int32 takes half the memory and half the time
             keys, queries = keys.to(torch.int32), queries.clamp(max=2**31 - 1).to(torch.int32)
         return _Tokens(queries, keys, shift)
 
@@ -334,10 +334,10 @@ class DuplicateToken(TargetWeight):
         keys = _batches_of(prepared.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
         same = queries == keys
         if prepared.shift is not None:
-            # What stands before all of the tile's queries need no comparison of positions.
-            known = at.rows.start + prepared.shift + self.lag
-            last = at.narrow(_overlap(at.columns, known, at.columns.stop))
-            same[..., len(at.columns) - len(last.columns) :] &= last.j - self.lag < at.i + prepared.shift
+            # Keys before the first query of the tile are earlier than all of its queries; only later ones are compared.
+            first_query = at.rows.start + prepared.shift + self.lag
+            later = at.narrow(_overlap(at.columns, first_query, at.columns.stop))
+            same[..., len(at.columns) - len(later.columns) :] &= later.j - self.lag < at.i + prepared.shift
         return same.unsqueeze(1)
 
 
@@ -444,10 +444,12 @@ class Separator(TargetWeight):
 
 
 def _batches_of(t: Tensor, batches: range) -> Tensor:
+    """Return the rows of some batches, or the one row that all batches share."""
     return t if len(t) == 1 else t[batches.start : batches.stop]
 
 
 def _overlap(columns: range, start: int, stop: int) -> range:
+    """Return the columns from `start` on and before `stop`; an empty range where there is none."""
     first = max(columns.start, start)
     return range(first, max(first, min(columns.stop, stop)))
 

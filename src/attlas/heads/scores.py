@@ -1,4 +1,4 @@
-"""Every pattern's score in one pass."""
+"""The scores of all patterns in one pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["HeadScores", "scores"]
 
 
 class HeadScores(Statistic):
-    """All measures on a text that decide about the patterns of a head, in one tensor.
+    """All measures of a head on a text from which its patterns are named, in one tensor.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ class HeadScores(Statistic):
     Attributes
     ----------
     NAMES : tuple of str
-        What stands along the last axis, as the fields of `Head`; ``"behind"`` is the share of weight on keys
-        after the query.
+        Names of the numbers along the last axis, those of the fields of `Head`; ``"behind"`` is the share of weight
+        on keys after the query.
 
     See Also
     --------
@@ -70,7 +70,7 @@ class HeadScores(Statistic):
 
     def __init__(self, ids: Tensor) -> None:
         self._fixed = FixedDistance()
-        self._parts: tuple[Statistic, ...] = (
+        self._statistics: tuple[Statistic, ...] = (
             PreviousToken(),
             CurrentToken(),
             Local(),
@@ -82,16 +82,16 @@ class HeadScores(Statistic):
         )
 
     def start(self, problem: Any) -> list[Any]:
-        return [part.start(problem) for part in (*self._parts, self._fixed)]
+        return [s.start(problem) for s in (*self._statistics, self._fixed)]
 
     def step(self, carry: list[Any], part: Part, at: Tile) -> list[Any]:
-        return [one.step(c, part, at) for one, c in zip((*self._parts, self._fixed), carry, strict=True)]
+        return [s.step(c, part, at) for s, c in zip((*self._statistics, self._fixed), carry, strict=True)]
 
     def finish(self, carry: list[Any]) -> Tensor:
-        scores: list[Tensor] = [one.finish(c) for one, c in zip(self._parts, carry, strict=False)]
-        distance, behind = self._fixed.mean(carry[-1])
-        score, at = self._fixed.finish(carry[-1])
-        return torch.stack([*scores, score, at.to(score.dtype), distance, behind], dim=-1)
+        scores: list[Tensor] = [s.finish(c) for s, c in zip(self._statistics, carry, strict=False)]
+        mean_distance, behind = self._fixed.mean(carry[-1])
+        score, distance = self._fixed.finish(carry[-1])
+        return torch.stack([*scores, score, distance.to(score.dtype), mean_distance, behind], dim=-1)
 
 
 def scores(

@@ -269,7 +269,7 @@ class Suppress(_OfPairs):
             return A
         with torch.no_grad():
             problem = replace(self.without(A, call).problem, sink=None, partial=True, versions=())
-            return AttentionMatrix(problem, A.plan, _axes(problem), A._known_lse())
+            return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse())
 
 
 class ScaleLogits(_OfPairs):
@@ -642,7 +642,7 @@ class Ablate(Intervention):
 
 def _matrix(A: AttentionMatrix, problem: Problem) -> AttentionMatrix:
     """Return the matrix of a changed problem; the log-sum-exp of rows that sum to less than 1 stays."""
-    return AttentionMatrix(problem, A.plan, _axes(problem), A._known_lse() if problem.partial else None)
+    return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse() if problem.partial else None)
 
 
 def _axes(problem: Problem) -> Axes:

@@ -26,18 +26,18 @@ __all__ = ["RecordedSequence", "RetentionPolicy", "Step"]
 
 @dataclass(frozen=True, eq=False)
 class RetentionPolicy:
-    """What a recording keeps of each attention, and where.
+    """What a recording stores of each attention, and where.
 
     Parameters
     ----------
     statistics : tuple of Statistic
         Numbers that are computed in the forward pass.
     tokens : bool
-        Whether q and k are kept.
+        Whether q and k are stored.
     device : torch.device, optional
-        Where they are kept; where they are, by default.
+        Device to which q and k are moved; by default they stay on theirs.
     disk : RecordingFolder, optional
-        Where they are written.
+        Folder to which q and k are written.
     """
 
     statistics: tuple[Statistic, ...]
@@ -61,11 +61,11 @@ class Step:
     cross : bool
         Whether the keys are those of another text, the same at each step.
     keeps_all_keys : bool
-        Whether keys behind the last query count; if not, they are the unused part of a static cache.
+        Whether keys after the last query count; if not, they are the unused part of a static cache.
     query_mask : Tensor of bool, optional, shape (batch, m)
         Which of its queries are tokens and no padding; None where all are.
     values : callable, optional
-        Returns what is kept of the values of some keys, by the names of the fields of an entry.
+        Returns what is recorded of the values of some keys, by the names of the fields of an entry.
     """
 
     matrix: AttentionMatrix
@@ -78,18 +78,18 @@ class Step:
     values: Callable[[slice], dict[str, Tensor]] | None = field(default=None, kw_only=True)
 
     @property
-    def last_query(self) -> int:
+    def query_stop(self) -> int:
         """Position after the last query of the call."""
         return self.first_query + self.matrix.problem.shape[2]
 
     @property
-    def last_key(self) -> int:
-        """Position after the last key that was written: a static cache has room for more."""
+    def key_stop(self) -> int:
+        """Position after the last key in use: a static cache has room for more."""
         stop = self.first_key + self.matrix.problem.shape[3]
         mask = self.matrix.problem.mask
         if self.cross or self.keeps_all_keys or mask is None or not mask.is_causal:
             return stop
-        return min(stop, max(self.last_query, self.first_key + 1))
+        return min(stop, max(self.query_stop, self.first_key + 1))
 
 
 class RecordedSequence:
@@ -100,7 +100,7 @@ class RecordedSequence:
     name, kind, layer, call, heads
         Fields of the entry.
     policy : RetentionPolicy
-        What is kept.
+        What is stored.
     step : Step
         The first call.
     """
@@ -113,7 +113,7 @@ class RecordedSequence:
         self.first_query = step.first_query + step.rows.start
         self.first_key = step.first_key
         self.next_row = self.first_query
-        self.next_query, self.last_key = step.last_query, step.first_key
+        self.next_query, self.key_stop = step.query_stop, step.first_key
         self.mergeable = all(map(can_merge, policy.statistics))
         self.blocks: list[Block] = []
         self._statistics = MergedStatistics(policy.statistics)
@@ -131,7 +131,7 @@ class RecordedSequence:
             self._write(policy.disk, self._make_entry())
 
     def continues(self, step: Step) -> bool:
-        """Return whether a call continues this text: its queries follow, and its keys begin with the stored ones."""
+        """Return whether a call continues this text: its queries come next, and the keys that both have are equal."""
         problem, base = step.matrix.problem, self._base
         follows = step.first_query == self.next_query and step.first_query + step.rows.start == self.next_row
         if not (follows and (self.policy.tokens or self.mergeable)):
@@ -142,21 +142,21 @@ class RecordedSequence:
             problem.score.position_free and same_settings(problem.score, base.score) and self._same_sink(problem.sink)
         ):
             return False
-        if step.cross and (step.last_key != self.last_key or step.first_key != self.first_key):
+        if step.cross and (step.key_stop != self.key_stop or step.first_key != self.first_key):
             return False
-        if not self.first_key <= step.first_key <= self.last_key <= step.last_key:
+        if not self.first_key <= step.first_key <= self.key_stop <= step.key_stop:
             return False
-        return self._same_keys(problem.k[:, :, : self.last_key - step.first_key], step.first_key - self.first_key)
+        return self._same_keys(problem.k[:, :, : self.key_stop - step.first_key], step.first_key - self.first_key)
 
     def _same_sink(self, sink: Tensor | None) -> bool:
         before = self._base.sink
         return sink is before or (sink is not None and before is not None and torch.equal(sink.to(before), before))
 
     def _same_keys(self, k: Tensor, start: int) -> bool:
-        """Return whether keys equal the stored keys from `start` on, bit for bit."""
+        """Return whether some keys equal as many stored keys from `start` on, bit for bit."""
         if not self.policy.tokens:
-            known = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
-            return torch.equal(fingerprint(k), known)
+            stored = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
+            return torch.equal(fingerprint(k), stored)
         stop, at = start + k.shape[2], 0
         for piece in self._k:
             low, high = max(at, start), min(at + piece.shape[2], stop)
@@ -177,12 +177,13 @@ class RecordedSequence:
                 pieces[written:] = self.policy.disk.spill(pieces[written:])
 
     def _append(self, step: Step) -> None:
+        """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
         A, policy = step.matrix, self.policy
         n = A.problem.shape[3]
         part = A.window(step.rows)
-        stop = step.last_key
-        new_keys = slice(self.last_key - step.first_key, stop - step.first_key)
-        fresh = A.problem.k[:, :, new_keys]
+        stop = step.key_stop
+        new_keys = slice(self.key_stop - step.first_key, stop - step.first_key)
+        new_k = A.problem.k[:, :, new_keys]
         column = step.first_key - self.first_key
         rows = part.problem.shape[2]
         if policy.statistics and (self.mergeable or not self.blocks):
@@ -191,32 +192,32 @@ class RecordedSequence:
         if policy.tokens:
             stored = snapshot(part, policy.device, 0)
             self._q.append(stored.problem.q)
-            self._lse.append(stored._known_lse())
-            if fresh.shape[2] or not self._k:
-                self._k.append(detached_tensor(fresh, policy.device))
+            self._lse.append(stored._exact_lse())
+            if new_k.shape[2] or not self._k:
+                self._k.append(detached_tensor(new_k, policy.device))
                 for name, t in step.values(new_keys).items() if step.values else ():
                     self._values.setdefault(name, []).append(detached_tensor(t, policy.device))
-            # Sizes and settings are looked at later; the queries may be put on disk meanwhile.
+            # Later calls are compared with its sizes and settings, after its queries may have gone to disk.
             problem = replace(stored.problem, q=stored.problem.q[:, :, :0].clone(), versions=())
         else:
-            if fresh.shape[2] or not self._fingerprints:
-                self._fingerprints.append(fingerprint(fresh))
-            problem = _without_tokens(part)
+            if new_k.shape[2] or not self._fingerprints:
+                self._fingerprints.append(fingerprint(new_k))
+            problem = _settings_only(part)
         if not self.blocks:
             self._base = problem
         mask = problem.mask if policy.tokens else None
         self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
-        self._query_masks.append(_query_masks(part, step))
+        self._query_masks.append(_query_mask(part, step))
         self.next_row += rows
-        self.next_query, self.last_key = step.last_query, max(stop, self.last_key)
+        self.next_query, self.key_stop = step.query_stop, max(stop, self.key_stop)
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """Number of keys of the whole text."""
-        return self.last_key - self.first_key
+        return self.key_stop - self.first_key
 
     def matrix(self) -> AttentionMatrix:
-        """Return the matrix of all queries that have come, over the final keys."""
+        """Return the matrix of all queries so far over all keys."""
         q, k, lse = (
             parts[0] if len(parts) == 1 else torch.cat(parts, dim=2) for parts in (self._q, self._k, self._lse)
         )
@@ -224,7 +225,7 @@ class RecordedSequence:
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k, mask=None, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stack_masks(self.blocks, self.keys, tile), versions=())
+        problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _make_entry(self) -> Entry:
@@ -238,7 +239,7 @@ class RecordedSequence:
             heads=self.heads,
             queries=(self.first_query, self.next_row),
             first_key=self.first_key,
-            shape=(*self._base.shape[:2], rows, self.keys),
+            shape=(*self._base.shape[:2], rows, self.key_count),
             matrix=matrix,
             statistics=self._results(matrix),
             query_mask=None if all(map(torch.all, self._query_masks)) else torch.cat(self._query_masks, dim=1),
@@ -250,17 +251,17 @@ class RecordedSequence:
         if not statistics:
             return {}
         if self.mergeable or len(self.blocks) == 1 or matrix is None:
-            results = self._statistics.finish(self.keys)
+            results = self._statistics.finish(self.key_count)
         else:
             results = list(matrix.collect(*statistics))
         return dict(zip(statistic_names(statistics), results, strict=True))
 
     def _write(self, disk: RecordingFolder, entry: Entry) -> None:
-        """Write the entry to disk, and continue with the tensors that are mapped from there."""
+        """Write the entry to disk, and replace the stored tensors by those that are memory-mapped from there."""
         self.entry = disk.write(entry)
         if self.entry.matrix is not None:
             problem = self.entry.matrix.problem
-            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._known_lse()]
+            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._exact_lse()]
             self._values = {name: [t] for name, t in self.entry.values_and_norms.items()}
 
     def finish(self) -> Entry:
@@ -273,19 +274,19 @@ class RecordedSequence:
         return entry if self.entry is None else self.entry
 
 
-def _query_masks(part: AttentionMatrix, step: Step) -> Tensor:
+def _query_mask(part: AttentionMatrix, step: Step) -> Tensor:
     """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
     batch, _, rows, _ = part.problem.shape
-    counted = torch.ones(batch, rows, dtype=torch.bool)
+    query_mask = torch.ones(batch, rows, dtype=torch.bool)
     if step.query_mask is not None:
-        counted = step.query_mask[:, step.rows.start : step.rows.stop]
+        query_mask = step.query_mask[:, step.rows.start : step.rows.stop]
     if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
-        return counted
-    return counted & (part._lse > -torch.inf).any(dim=1).cpu()
+        return query_mask
+    return query_mask & (part._lse > -torch.inf).any(dim=1).cpu()
 
 
-def _without_tokens(A: AttentionMatrix) -> Any:
-    """Return the problem of a matrix with no query and no key: sizes and settings, which are looked at later."""
+def _settings_only(A: AttentionMatrix) -> Any:
+    """Return the problem of a matrix without queries, keys and mask: later calls are compared with its settings."""
     problem = A.problem
     return replace(
         problem,

@@ -107,7 +107,7 @@ def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None =
         How many keys are kept; all, by default.
     """
     problem = A.problem
-    lse = detached_tensor(A._known_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
+    lse = detached_tensor(A._exact_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
     there = None if device is None or device == problem.device else device
     mask = None if problem.mask is None else detached(problem.mask, there)
     if mask is not None and there is not None:

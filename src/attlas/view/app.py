@@ -32,8 +32,8 @@ AnyService: TypeAlias = "Service | ReadingService | CorpusService"
 
 __all__ = ["HEADERS", "SameOrigin", "application"]
 
-# What every answer carries. The page may load its own files and nothing else, run no inline script, sit in no frame,
-# and tell no other page where it was; other pages may not load anything of it.
+# Headers of every response. The page may load only its own files, runs no inline script, cannot be framed, and sends no
+# Referer to other pages; other pages cannot load anything of it.
 HEADERS = [
     (
         "content-security-policy",
@@ -46,9 +46,9 @@ HEADERS = [
     ("cross-origin-resource-policy", "same-origin"),
 ]
 _HOSTS = ["127.0.0.1", "localhost", "[::1]"]
-_LARGEST = 1 << 20  # bytes that the page may send at once
+_MOST_BYTES = 1 << 20  # bytes that the page may send at once
 _NO_CACHE = {"cache-control": "no-store"}
-_CACHE_FOR_GOOD = {"cache-control": "private, max-age=31536000, immutable"}
+_CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _MEDIA = {"json": "application/json", "binary": "application/octet-stream"}
 
 
@@ -62,11 +62,11 @@ def application(
     service : Service, ReadingService or CorpusService
         Answers the questions of the page. That of a corpus also has a page for each text that was opened.
     token : str
-        First segment of every path of the page.
+        Secret first segment of every path of the page.
     tickets : mutable mapping of str to float
         One-time links, ``/open/TICKET``, and the monotonic time when each expires.
     closing : callable
-        Returns whether the server stops; running questions are then given up.
+        Returns whether the server stops, so that running questions are given up.
 
     Notes
     -----
@@ -78,19 +78,19 @@ def application(
     mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say something else
 
     async def api(request: Request) -> Response:
-        asked: AnyService | None = service
+        shown: AnyService | None = service
         if isinstance(service, CorpusService) and "text" in request.path_params:
-            asked = service.opened(request.path_params["text"])
-        if asked is None:
+            shown = service.opened(request.path_params["text"])
+        if shown is None:
             raise HTTPException(404, "this text was closed; open it again from its corpus")
-        return await _api(request, asked, closing)
+        return await _answer(request, shown, closing)
 
     async def change(request: Request) -> Response:
         if isinstance(service, CorpusService):
             raise HTTPException(405)
         return await _change(request, service)
 
-    async def enter(request: Request) -> Response:
+    async def open_ticket(request: Request) -> Response:
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
@@ -109,16 +109,16 @@ def application(
         page = [Route("/", corpus), Mount("/text/{text:int}", routes=page), *page]
     return Starlette(
         routes=[
-            Route("/open/{ticket}", enter),
+            Route("/open/{ticket}", open_ticket),
             Mount(f"/{token}", routes=page, middleware=[Middleware(SameOrigin)]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS, www_redirect=False)],
-        exception_handlers={HTTPException: _refused, Exception: _failed},
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
 
 
 class SameOrigin:
-    """Refuse what a page of another origin asks for; a link to the page may stand anywhere.
+    """Refuse requests of pages of other origins, except to follow a link to the page.
 
     Parameters
     ----------
@@ -130,36 +130,36 @@ class SameOrigin:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Pass on one request, or refuse it with 403."""
         headers = Headers(scope=scope)
-        reads = scope.get("method") != "POST"
-        own = headers.get("origin") in (*([None] if reads else []), f"http://{headers.get('host')}")
-        near = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
-        link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
-        if own and (near or (link and reads)):
+        is_post = scope.get("method") == "POST"
+        origin_fits = headers.get("origin") in (*([] if is_post else [None]), f"http://{headers.get('host')}")
+        site_fits = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+        is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+        if origin_fits and (site_fits or (is_link and not is_post)):
             await self._app(scope, receive, send)
         else:
             await _error(403, "pages of other origins are not answered")(scope, receive, send)
 
 
-async def _api(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:
-    """Answer one question in a thread, which stops between two steps when nobody waits any more."""
+async def _answer(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:
+    """Answer one question in a thread, which stops between two steps if the browser leaves or the server closes."""
     parameters = dict(request.query_params)
-    named = "v" in parameters  # the address names the content: a final answer stays true
-    gone = threading.Event()
-    watching = asyncio.create_task(_disconnected(request, gone))
+    has_version = "v" in parameters  # the address names the content: a final answer may be cached forever
+    disconnected = threading.Event()
+    waiting = asyncio.create_task(_wait_for_disconnect(request, disconnected))
 
     def wanted() -> bool:
-        return not (gone.is_set() or closing())
+        return not (disconnected.is_set() or closing())
 
     try:
         answer = await run_in_threadpool(service.answer, request.path_params["name"], parameters, wanted)
     finally:
-        gone.set()
-        watching.cancel()
+        disconnected.set()
+        waiting.cancel()
     if answer.status == 499:
         return _error(503, "the viewer is being closed")  # or nobody is there to read this
-    caching = _CACHE_FOR_GOOD if named and answer.final and answer.status == 200 else _NO_CACHE
+    caching = _CACHE_FOREVER if has_version and answer.final and answer.status == 200 else _NO_CACHE
     headers = {**caching, "attlas-progress": f"{answer.progress:.6g}"} | (
         {"attlas-sampled": "1"} if answer.sampled else {}
     )
@@ -167,14 +167,14 @@ async def _api(request: Request, service: AnyService, closing: Callable[[], bool
 
 
 async def _change(request: Request, service: Service | ReadingService) -> Response:
-    """Take what the page sends: a small object in JSON, which no form of another page can send."""
+    """Pass on what the page sends: a small JSON object, a content type that no form of another page can send."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "the content must be JSON")
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > _LARGEST:
-            raise HTTPException(413, f"at most {_LARGEST:,} bytes are taken")
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"at most {_MOST_BYTES:,} bytes are taken")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -183,19 +183,19 @@ async def _change(request: Request, service: Service | ReadingService) -> Respon
     return Response(answer.body, answer.status, _NO_CACHE, _MEDIA[answer.kind])
 
 
-async def _disconnected(request: Request, gone: threading.Event) -> None:
+async def _wait_for_disconnect(request: Request, disconnected: threading.Event) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    disconnected.set()
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     status, text = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
     return _error(status, text)
 
 
-def _failed(request: Request, error: Exception) -> Response:
-    """Answer where the viewer itself has failed; uvicorn writes the trace to its log."""
+def _internal_error(request: Request, error: Exception) -> Response:
+    """Answer a request for which the viewer raised an error; uvicorn writes the traceback to its log."""
     answer = _error(500, f"the viewer failed: {type(error).__name__}")
     answer.headers["connection"] = "close"  # as uvicorn does after a fault
     return answer

@@ -20,7 +20,7 @@ from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
 from attlas.windows import window_of
 
-__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "go_on", "without_first"]
+__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "check_wanted", "without_first"]
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
@@ -32,8 +32,8 @@ class UnwantedError(Exception):
     """Nobody waits for the answer any more."""
 
 
-def go_on(wanted: Wanted) -> None:
-    """Raise an UnwantedError if nobody waits any more."""
+def check_wanted(wanted: Wanted) -> None:
+    """Raise an UnwantedError if `wanted` says that nobody waits for the answer any more."""
     if wanted is not None and not wanted():
         raise UnwantedError
 
@@ -178,9 +178,9 @@ class Head:
         for block in range(rows.start // _ROWS, -(-rows.stop // _ROWS)):
             if self._known[block]:
                 continue
-            go_on(wanted)
+            check_wanted(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = self.A.window(some)._known_lse().cpu()
+            self._lse[..., some.start : some.stop] = self.A.window(some)._exact_lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
@@ -218,7 +218,7 @@ class Head:
         if 0 in (len(rows), len(columns)):
             empty = np.zeros((len(edges[0]) - 1, len(edges[1]) - 1))
             return Table(empty, empty, empty.astype(np.int64))
-        go_on(wanted)
+        check_wanted(wanted)
         if self.heads > 1 and not (pool == "mean" and self.is_uniform):
             return self._dense_pooled(rows, columns, edges, wanted)
         found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
@@ -237,7 +237,7 @@ class Head:
         first = 0
         while first < len(heights):
             last = max(int(np.searchsorted(high, high[first] + most, side="right")) - 1, first + 1)
-            go_on(wanted)
+            check_wanted(wanted)
             some = range(rows.start + int(high[first]), rows.start + int(high[last]))
             weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
             tables.append(_reduced(weights, allowed, high[first:last] - high[first], wide[:-1]))
@@ -250,7 +250,7 @@ class Head:
         """Yield some rows of a window at a time, a multiple of `step`: rows, mean weights, and which are allowed."""
         most = max(_CELLS // max(len(columns) * self.heads, 1) // step, 1) * step
         for span in cut(len(rows), most):
-            go_on(wanted)
+            check_wanted(wanted)
             some = range(rows.start + span.start, rows.start + span.stop)
             yield some, self.cells(some, columns, wanted), self.allowed(some, columns)
 

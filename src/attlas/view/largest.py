@@ -9,7 +9,7 @@ import numpy as np
 
 from attlas.tiles import cut
 from attlas.view.codes import Array
-from attlas.view.exact import Head, Wanted, go_on
+from attlas.view.exact import Head, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height
 
 __all__ = ["largest"]
@@ -74,7 +74,7 @@ def _maxima(
         yield rows.start, known.arrays["max"][place], known.arrays["cells"][place]
         return
     for span in cut(len(rows), band_height(len(columns), head.heads, dense=head.heads > 1)):
-        go_on(wanted)
+        check_wanted(wanted)
         some = range(rows.start + span.start, rows.start + span.stop)
         table = head.blocks(some, columns, _BLOCK, "max", wanted)
         yield some.start, table.max, table.cells

@@ -80,7 +80,7 @@ def export(
     with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
         order = service.order()
         chosen = order[:1] if heads is None else [_place(service, layer, head) for layer, head in heads]
-        data = Packer(service, chosen, order, tell=progress or (lambda share: None)).pack()
+        data = Packer(service, chosen, order, report=progress or (lambda share: None)).pack()
         title = service.source.title
     if not data["packed"]:
         rule, fix = (

@@ -67,8 +67,8 @@ class Packer:
         As in the questions of the page.
     pin : (int, int), optional
         A cell of the first head whose row and column are kept exactly.
-    tell : callable
-        Is told the share that is done.
+    report : callable
+        Called with the share that is done, from 0 to 1.
     overviews : bool
         Whether heads that are not in detail have a picture, tracks and their largest weights too.
     """
@@ -81,7 +81,7 @@ class Packer:
     variant: str = "plain"
     pool: str = "max"
     pin: tuple[int, int] | None = None
-    tell: Callable[[float], object] = lambda share: None
+    report: Callable[[float], object] = lambda share: None
     overviews: bool = True
 
     def pack(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Packer:
         places = [*self.heads, *others]
         packed_heads, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
         for done, place in enumerate(places):
-            self.tell(done / len(places))
+            self.report(done / len(places))
             self._share = done / len(places), 1 / len(places)
             entry = self._entry(place)
             if place in self.heads and entry.matrix is not None:
@@ -145,7 +145,7 @@ class Packer:
                 )
             if answer.progress >= 1:
                 return answer
-            self.tell(self._share[0])
+            self.report(self._share[0])
             time.sleep(_PAUSE)
 
     def _put(self, key: str, values: bytes | Array, width: int) -> None:
@@ -161,7 +161,7 @@ class Packer:
         levels = levels_that_fit(entry, limit)
         tiles = [(level, *place) for level in levels for place in _tiles_of(entry, level)]
         for at, (level, y, x) in enumerate(tiles):
-            self.tell(self._share[0] + self._share[1] * at / len(tiles))
+            self.report(self._share[0] + self._share[1] * at / len(tiles))
             answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
             self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
         for track in TRACKS:

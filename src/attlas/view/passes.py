@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from typing import Literal, NamedTuple, TypeAlias
 
-from attlas.view.exact import Head, UnwantedError, Wanted, go_on
+from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height, layout
 from attlas.view.source import Place, Source
 from attlas.view.store import Store
@@ -126,7 +126,7 @@ class Passes:
     def get(
         self, place: Place, head: Head, *, sums: bool = False, row: float | None = None, wanted: Wanted = None
     ) -> PassJob:
-        """Return a pass, complete or not; it goes on in the background, first with what is near a row.
+        """Return a pass, complete or not; the rest is computed in the background, first near a row.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class Passes:
         sums : bool
             Whether sums of blocks and columns are enough: those of a mean over heads are there much sooner.
         row : float, optional
-            Where somebody looks.
+            Row that somebody looks at.
         wanted : callable, optional
             Whether somebody still waits.
 
@@ -146,7 +146,7 @@ class Passes:
         UnwantedError
             If `wanted` says so while a small pass is made at once.
         """
-        fast = sums and head.heads > 1 and head.is_uniform and self.known(place) is None
+        fast = sums and head.heads > 1 and head.is_uniform and self.complete_pass(place) is None
         key = PassKey(place, "sums" if fast else "all")
         job = self._job(key, head)
         if row is not None:
@@ -155,20 +155,20 @@ class Passes:
             return job
         if head.m * head.n * head.heads <= _AT_ONCE:
             while job.step():
-                go_on(wanted)
+                check_wanted(wanted)
         else:
             self._worker.ask(key, job)
         return job
 
-    def known(self, place: Place, *, sums: bool = False) -> Pass | None:
+    def complete_pass(self, place: Place, *, sums: bool = False) -> Pass | None:
         """Return a pass if it is complete and open."""
         kinds: tuple[Kind, ...] = ("all", "sums") if sums else ("all",)
         with self._lock:
             jobs = [self._open.get(PassKey(place, kind)) for kind in kinds]
         return next((job.result for job in jobs if job is not None and job.result.complete), None)
 
-    def look(self, place: Place, row: float) -> None:
-        """Let the passes of a place that are under way go on near a row."""
+    def move_to(self, place: Place, row: float) -> None:
+        """Let the unfinished passes of a place continue near a row."""
         with self._lock:
             jobs = [(key, job) for key, job in self._open.items() if key.place == place]
         for key, job in jobs:

@@ -76,7 +76,7 @@ class Pictures:
             return Picture(codes)
         if 0 in (head.m, head.n):
             return Picture(np.zeros((size, size), dtype="<u2"))
-        known = self._passes.known(place, sums=pool == "mean")
+        known = self._passes.complete_pass(place, sums=pool == "mean")
         if head.m * head.n * head.heads <= _EXACT:
             codes = _exact(head, pool, size, wanted)
         elif known is not None:

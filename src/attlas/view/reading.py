@@ -1,4 +1,4 @@
-"""A text of the user's own: the model reads it in a thread, writes further tokens, and the page shows the result."""
+"""A text that the user types: a model reads it in a thread, generates further tokens, and the page shows the result."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["ModelLoader", "ReadingService"]
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
 
-_CHARACTERS = 200_000  # of a text, at most
-_CONTEXT = 8192  # tokens that are read at most, of a model that could read more
-_MORE = 256  # tokens that are written at once, at most
+_MOST_CHARACTERS = 200_000  # of a text, at most
+_MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
+_MOST_NEW = 256  # tokens that are written at once, at most
 
 
 class _StoppedError(Exception):
@@ -35,9 +35,9 @@ class _StoppedError(Exception):
 
 @dataclass
 class _Progress:
-    """How far the model is: what the page asks for again and again."""
+    """How far the model is: the page asks for it repeatedly."""
 
-    doing: str = ""  # "loading", "reading" or "writing"; "" when it rests
+    doing: str = ""  # "loading", "reading" or "writing"; "" when it does nothing
     done: int = 0
     total: int = 0
     error: str = ""
@@ -45,11 +45,11 @@ class _Progress:
 
 @dataclass
 class _Text:
-    """What was read: its tokens as the model counts them, and the likeliest next one where the model writes."""
+    """The text that was read, its token ids, and the id of the likeliest next token where the model generates."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    following: int | None = None
+    next_token: int | None = None
 
 
 class ReadingService:
@@ -89,7 +89,7 @@ class ReadingService:
         self._service, self._loader, self._name = service, loader, name
         self._loaded: Any = None  # the model and its tokenizer, once a text was read
         self._progress = _Progress()
-        self._text = _Text(ids=_ids_of(service.source.atlas))
+        self._text = _Text(ids=_token_ids(service.source.atlas))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -106,15 +106,15 @@ class ReadingService:
             return self._status(service)
         if parameters.get("v", service.source.key) != service.source.key:
             return refusal(409, "another text was read since; reload the page")
-        found = service.answer(name, parameters, wanted)
-        return self._status(service, found) if name == "info" and found.status == 200 else found
+        answer = service.answer(name, parameters, wanted)
+        return self._status(service, answer) if name == "info" and answer.status == 200 else answer
 
     def _status(self, service: Service, info: Answer | None = None) -> Answer:
-        """Return how far the model is, as a part of "info" or alone."""
+        """Return how far the model is, alone or added to the answer to "info"."""
         text = self._text
-        facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _CHARACTERS}
+        facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
         if info is not None:
-            return info.extended(reading=facts | {"more": _MORE})
+            return info.extended(reading=facts | {"more": _MOST_NEW})
         return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
 
     def change(self, name: str, content: Any) -> Answer:
@@ -136,11 +136,12 @@ class ReadingService:
         if name != "read":
             return self._service.change(name, content)
         try:
-            return self._read(content)
+            return self._start(content)
         except QuestionError as error:
             return refusal(error.status, error.text)
 
-    def _read(self, content: Any) -> Answer:
+    def _start(self, content: Any) -> Answer:
+        """Check a request, and start a thread that reads and generates, or stop it."""
         request = content if isinstance(content, dict) else {}
         if request.get("stop") is True:
             self._stopped.set()
@@ -148,16 +149,16 @@ class ReadingService:
         text, more = request.get("text"), request.get("more", 0)
         if not isinstance(text, str | None) or (text is not None and not text.strip()):
             raise QuestionError(400, "type a text first")
-        if text is not None and len(text) > _CHARACTERS:
-            raise QuestionError(400, f"the text has {len(text):,} characters; at most {_CHARACTERS:,} are read")
-        if type(more) is not int or not 0 <= more <= _MORE or (text is None and not more):
-            raise QuestionError(400, f"more must be a number of tokens from 1 to {_MORE}")
+        if text is not None and len(text) > _MOST_CHARACTERS:
+            raise QuestionError(400, f"the text has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
+        if type(more) is not int or not 0 <= more <= _MOST_NEW or (text is None and not more):
+            raise QuestionError(400, f"more must be a number of tokens from 1 to {_MOST_NEW}")
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 raise QuestionError(409, "the model is still reading; stop it first")
             self._stopped.clear()
             self._progress = _Progress("loading" if self._loaded is None else "reading")
-            self._thread = threading.Thread(target=self._work, args=(text, more), name="attlas-read", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(text, more), name="attlas-read", daemon=True)
             self._thread.start()
         return json_answer({}, final=False)
 
@@ -172,15 +173,16 @@ class ReadingService:
 
     # ------------------------------------------------------------------------------------------- in the thread
 
-    def _work(self, text: str | None, more: int) -> None:
+    def _run(self, text: str | None, more: int) -> None:
+        """Read a text, if there is one, and generate tokens; the progress ends with the error, if any."""
         error = ""
         try:
             self._loaded = self._loaded or self._loader()
             if text is not None:
-                self._show(self._encoded(text))
+                self._show(self._tokenized(text))
             for done in range(more):
                 self._progress = _Progress("writing", done, more)
-                self._show([*self._text.ids, self._next()])
+                self._show([*self._text.ids, self._next_token()])
         except _StoppedError:
             pass
         except QuestionError as refused:
@@ -190,8 +192,8 @@ class ReadingService:
             error = f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
         self._progress = _Progress(error=error)
 
-    def _encoded(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the one for the beginning of a text where a model that writes has one."""
+    def _tokenized(self, text: str) -> list[int]:
+        """Return the token ids of a text; before it the beginning-of-text token, where a generating model has one."""
         model, tokenizer = self._loaded
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
         first = getattr(tokenizer, "bos_token_id", None)
@@ -200,49 +202,50 @@ class ReadingService:
         self._check_length(len(ids), "the text has")
         return ids
 
-    def _check_length(self, count: int, words: str) -> None:
+    def _check_length(self, count: int, subject: str) -> None:
+        """Raise a QuestionError, which begins with `subject`, if the model cannot read so many tokens."""
         model, _ = self._loaded
         config = model.config.get_text_config()
-        limit = min(getattr(config, "max_position_embeddings", None) or _CONTEXT, _CONTEXT)
+        limit = min(getattr(config, "max_position_embeddings", None) or _MOST_TOKENS, _MOST_TOKENS)
         if count > limit:
-            raise QuestionError(400, f"{words} {count:,} tokens; {self._name} reads at most {limit:,} here")
+            raise QuestionError(400, f"{subject} {count:,} tokens; {self._name} reads at most {limit:,} here")
 
-    def _next(self) -> int:
-        """Return the likeliest token after the text."""
+    def _next_token(self) -> int:
+        """Return the id of the likeliest token after the text; raise a QuestionError where the text ends."""
         model, tokenizer = self._loaded
         if not model.can_generate():
             raise QuestionError(400, f"{self._name} writes no text")
         if not self._text.ids:
             raise QuestionError(400, "type a text first")
-        if self._text.following is None:
-            self._text.following = _likeliest(self._forward(self._text.ids))
-        following = self._text.following
-        if following is None or following == getattr(tokenizer, "eos_token_id", None):
+        if self._text.next_token is None:
+            self._text.next_token = _likeliest_token(self._forward(self._text.ids))
+        next_token = self._text.next_token
+        if next_token is None or next_token == getattr(tokenizer, "eos_token_id", None):
             raise QuestionError(400, f"{self._name} ends the text here")
         self._check_length(len(self._text.ids) + 1, "with the next one there are")
-        return following
+        return next_token
 
     def _show(self, ids: list[int]) -> None:
-        """Record a text, and show it in place of what was shown."""
+        """Record the model on these tokens, and show that recording from now on."""
         model, tokenizer = self._loaded
         with record(model, tokens=tokenizer, values="norms") as atlas:
             output = self._forward(ids)
         atlas.model = self._name
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
-        before, self._service = self._service, Service(atlas, title=self._name)
-        self._text = _Text(written, ids, _likeliest(output) if model.can_generate() else None)
-        before.close()
+        previous, self._service = self._service, Service(atlas, title=self._name)
+        self._text = _Text(written, ids, _likeliest_token(output) if model.can_generate() else None)
+        previous.close()
 
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Any:
         model, _ = self._loaded
-        with self._counted(model):
+        with self._counting_progress(model):
             return model(torch.tensor([ids], device=model.device))
 
     @contextlib.contextmanager
-    def _counted(self, model: nn.Module) -> Iterator[None]:
-        """Count the parts of a model that have run; the user may stop between two."""
+    def _counting_progress(self, model: nn.Module) -> Iterator[None]:
+        """Count the leaf modules that have run; between two of them the user may stop the model."""
         parts = [module for module in model.modules() if not any(module.children())]
         if self._progress.doing != "writing":
             self._progress = _Progress("reading", 0, len(parts))
@@ -260,11 +263,12 @@ class ReadingService:
             yield
 
 
-def _likeliest(output: Any) -> int | None:
-    """Return the token that an output makes likeliest next; None where it has no logits."""
+def _likeliest_token(output: Any) -> int | None:
+    """Return the id of the likeliest next token by an output of the model; None where that has no logits."""
     logits = getattr(output, "logits", None)
     return int(logits[0, -1].argmax()) if isinstance(logits, Tensor) and logits.ndim == 3 else None
 
 
-def _ids_of(atlas: Atlas) -> list[int]:
+def _token_ids(atlas: Atlas) -> list[int]:
+    """Return the token ids of a recording of one text; none where it has more texts or no ids."""
     return [] if atlas.ids is None or atlas.ids.ndim != 2 or len(atlas.ids) != 1 else list(map(int, atlas.ids[0]))

@@ -21,7 +21,7 @@ from attlas.errors import AttlasError, RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
 from attlas.view.codes import Array
-from attlas.view.exact import Head, UnwantedError, Wanted, go_on
+from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.largest import largest
 from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
@@ -36,15 +36,15 @@ from attlas.view.worker import Worker
 __all__ = ["Answer", "Service", "json_answer", "refusal"]
 
 _POOLS = ("mean", "max")
-_DARK = 0.45  # mean place of the largest weights of blocks on the colour bar from which on a picture of them is dark
-_OF_WEIGHTS = ("entropy", "effective_keys")  # tracks of rows that sum to 1
-_TOKENS = 16_384  # at a time
-_REGION = 65_536  # cells
-_MATCHES = 1000
-_LARGEST = 100
-_PAGE = 24 << 20  # bytes of pictures of a page that works offline, before compression
+_DARK_FROM = 0.45  # mean position of a picture's colours on the colour bar, from 0 to 1, from which it counts as dark
+_PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
+_MOST_TOKENS = 16_384  # in one answer
+_MOST_CELLS = 65_536  # of a region
+_MOST_MATCHES = 1000
+_MOST_LARGEST = 100
+_PAGE_BYTES = 24 << 20  # bytes of pictures of a page that works offline, before compression
 _TINY = 1e-300
-_TEXT = 1000  # characters that are searched for
+_MOST_CHARACTERS = 1000  # of a text to search for
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Answer:
     progress : float
         Share of the answer that is computed; 1 where it is complete.
     final : bool
-        Whether the same question gets the same answer from now on.
+        Whether the same question will always get the same answer, so that it may be cached.
     status : int
         As HTTP counts: 200; 400 for wrong parameters, 404 for what does not exist, 409 for weights that were not
         recorded, 499 when nobody waits any more, 500 when the computation failed, 503 when the service is closed.
@@ -103,9 +103,9 @@ class Service:
     compare_title : str
         Name of the second recording; by default that of its model.
     folder : str or Path, optional
-        Where the recording is, for the Python that the page offers.
+        Where the recording is: bookmarks are saved there, and the Python code that the page offers loads it.
     store : str or Path, optional
-        Folder for what passes over whole heads find, ``run.atlas.view`` by custom. It is made where it is
+        Folder for the results of passes over whole heads, ``run.atlas.view`` by custom. It is made where it is
         missing; without it, or where it cannot be written, they go to a temporary folder.
 
     Raises
@@ -153,7 +153,7 @@ class Service:
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._folder = None if folder is None else os.fspath(folder)
-        self._keeping, self._packing = threading.Lock(), 0.0
+        self._bookmarks_lock, self._packing_progress = threading.Lock(), 0.0
         self._store = Store(store)
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
@@ -185,7 +185,7 @@ class Service:
         return self._source
 
     def order(self) -> list[tuple[int, int]]:
-        """Return entry and head of all heads, the most telling first; what that takes is computed in this thread."""
+        """Return (entry, head) of all heads, the most telling first; this computes their statistics in this thread."""
         while self._table.step():
             pass
         while self.answer("heads", {}).progress < 1:
@@ -194,7 +194,7 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What may be asked."""
+        """Names of the questions that `answer` knows."""
         return tuple(self._questions)
 
     def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
@@ -212,7 +212,7 @@ class Service:
         Returns
         -------
         Answer
-            Whatever happens: what is wrong with a question is said in the answer.
+            With the reason and its status where the question is wrong or the computation fails: nothing is raised.
         """
         question = self._questions.get(name)
         if question is None:
@@ -233,7 +233,7 @@ class Service:
             return refusal(500, str(error).partition("\n")[0] or type(error).__name__)
 
     def close(self) -> None:
-        """End the work in the background, and remove what does not stay. Later questions are refused."""
+        """End the work in the background and remove temporary files. Later questions are refused."""
         self._worker.close()
         self._passes.close()
         self._store.close()
@@ -258,12 +258,12 @@ class Service:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
 
     def change(self, name: str, content: Any) -> Answer:
-        """Take something that the page sends to be kept.
+        """Save something that the page sends.
 
         Parameters
         ----------
         name : str
-            What it is; "bookmarks" is known: named views, kept with the recording where this has a folder.
+            What to save: only "bookmarks", named views, which are saved with the recording where it has a folder.
         content : object
             ``{"bookmarks": [...], "before": [...]}``: all bookmarks, and those that the page knew before.
 
@@ -275,7 +275,7 @@ class Service:
         if name != "bookmarks":
             return refusal(404, f"nothing of this name is kept: {name[:40]!a}")
         sent = content if isinstance(content, dict) else {}
-        with self._keeping:
+        with self._bookmarks_lock:
             if sent.get("before") != self._bookmarks():
                 return refusal(409, "the bookmarks were changed on another page; reload this one")
             try:
@@ -292,21 +292,21 @@ class Service:
     def _tokens(self, params: Parameters, wanted: Wanted) -> Answer:
         text = self._source.text
         span = params.span("start", "stop", self._source.length)
-        if len(span) > _TOKENS:
-            raise QuestionError(400, f"at most {_TOKENS} tokens at a time: {len(span)}")
+        if len(span) > _MOST_TOKENS:
+            raise QuestionError(400, f"at most {_MOST_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
     def _offline(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer the page that works offline and what it holds of one head, or of two that are compared."""
+        """Answer a page that works offline, with the data of one head, or of two that are compared."""
         places = [self._head(params)[0]]
         if params.has("second_entry"):
             places.append(self._head(params, "second_")[0])
         pin = (params.whole("i", 0, 1 << 40), params.whole("j", 0, 1 << 40)) if params.has("i") else None
 
-        def tell(share: float) -> None:
-            go_on(wanted)
-            self._packing = share
+        def report(share: float) -> None:
+            check_wanted(wanted)
+            self._packing_progress = share
 
         first, shapes = places[0], [shown.entry.shape for shown in self._source.entries]
         every = [(at, head) for at, shape in enumerate(shapes) for head in range(shape[1])]
@@ -314,12 +314,12 @@ class Service:
             self,
             [(place.entry, place.head) for place in places],  # type: ignore[misc]  # a mean of heads is packed, too
             every,
-            limit=_PAGE,
+            limit=_PAGE_BYTES,
             batch=first.batch,
             variant=first.variant,
             pool=params.word("pool", _POOLS, "max"),
             pin=pin,
-            tell=tell,
+            report=report,
             overviews=False,
         )
         try:
@@ -327,11 +327,11 @@ class Service:
         except RecordingError as error:
             raise QuestionError(409, error.found or str(error)) from error
         finally:
-            self._packing = 0.0
+            self._packing_progress = 0.0
 
     def _search(self, params: Parameters, wanted: Wanted) -> Answer:
-        limit = params.whole("limit", 1, _MATCHES + 1, default=100)
-        matches, total = self._source.text.search(params.text("text", _TEXT), limit)
+        limit = params.whole("limit", 1, _MOST_MATCHES + 1, default=100)
+        matches, total = self._source.text.search(params.text("text", _MOST_CHARACTERS), limit)
         return json_answer({"matches": matches, "total": total})
 
     def _heads(self, params: Parameters, wanted: Wanted) -> Answer:
@@ -339,19 +339,20 @@ class Service:
         return json_answer(table, progress=table["progress"])
 
     def _pooling(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer how the overview of a head shows most: maxima, or means where nearly every block has a large one."""
+        """Answer which pooling suits the overview of a head: "max", or "mean" where a picture of maxima is dark."""
         place, head = self._head(params)
         picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
-        log = np.log2(codes.decode(picture[picture > codes.ZERO]))
-        low = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
-        dark = bool(log.size) and float(np.clip(1 - log / low, 0, 1).mean()) > _DARK
+        log2 = np.log2(codes.decode(picture[picture > codes.ZERO]))
+        lowest = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
+        dark = bool(log2.size) and float(np.clip(1 - log2 / lowest, 0, 1).mean()) > _DARK_FROM
         return json_answer({"pool": "mean" if dark else "max"})
 
     def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Take which rows the page shows: passes continue there."""
         place, head = self._head(params)
         params.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
-        self._passes.look(place, (rows.start + rows.stop) / 2)
+        self._passes.move_to(place, (rows.start + rows.stop) / 2)
         return json_answer({}, final=False)
 
     def _status(self, params: Parameters, wanted: Wanted) -> Answer:
@@ -366,7 +367,7 @@ class Service:
             if isinstance(key, PassKey) and isinstance(job, PassJob)
         ]
         used = self._pictures.nbytes + self._passes.nbytes
-        return json_answer({"packing": self._packing, "jobs": jobs, "bytes": used}, final=False)
+        return json_answer({"packing": self._packing_progress, "jobs": jobs, "bytes": used}, final=False)
 
     # ------------------------------------------------------------------------------------------------- pictures
 
@@ -377,41 +378,41 @@ class Service:
         y, x = (
             params.whole(name, 0, max(-(-size // (TILE << level)), 1)) for name, size in (("y", head.m), ("x", head.n))
         )
-        return self._picture(self._pictures.tile(place, head, pool, level, y, x, wanted))
+        return self._picture_answer(self._pictures.tile(place, head, pool, level, y, x, wanted))
 
     def _thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(params)
         pool, size = params.word("pool", _POOLS, "mean"), params.whole("size", 16, TILE + 1, default=64)
-        return self._picture(self._pictures.thumbnail(place, head, pool, size, wanted))
+        return self._picture_answer(self._pictures.thumbnail(place, head, pool, size, wanted))
 
     def _track(self, params: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(params)
         name = params.word("name", TRACKS)
-        if place.variant in WEIGHTED and name in _OF_WEIGHTS:
-            place, head = self._at(place.plain)
+        if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
+            place, head = self._head_at(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
-        progress = job.result.progress  # before the numbers: what is done later is not in them
+        progress = job.result.progress  # read before the numbers, which may only get more complete
         if job.error and progress < 1:
             raise RuntimeError(job.error)
-        return self._picture(Picture(job.result.track(name), progress))
+        return self._picture_answer(Picture(job.result.track(name), progress))
 
     # -------------------------------------------------------------------------------------------------- numbers
 
     def _row(self, params: Parameters, wanted: Wanted) -> Answer:
         _, head = self._head(params)
         i = params.whole("i", 0, head.m)
-        return _binary(head.cells(range(i, i + 1), range(head.n), wanted))
+        return _binary_answer(head.cells(range(i, i + 1), range(head.n), wanted))
 
     def _column(self, params: Parameters, wanted: Wanted) -> Answer:
         _, head = self._head(params)
-        return _binary(_column(head, params.whole("j", 0, head.n), wanted))
+        return _binary_answer(_column_cells(head, params.whole("j", 0, head.n), wanted))
 
     def _region(self, params: Parameters, wanted: Wanted) -> Answer:
         _, head = self._head(params)
         rows, columns = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
-        if len(rows) * len(columns) > _REGION:
-            raise QuestionError(400, f"a region has at most {_REGION} cells: {len(rows) * len(columns)}")
-        return _binary(head.cells(rows, columns, wanted))
+        if len(rows) * len(columns) > _MOST_CELLS:
+            raise QuestionError(400, f"a region has at most {_MOST_CELLS} cells: {len(rows) * len(columns)}")
+        return _binary_answer(head.cells(rows, columns, wanted))
 
     def _cell(self, params: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(params)
@@ -420,29 +421,29 @@ class Service:
         shown, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
         weights, plain, norms = shown, head, self._source.norms(place)
         if norms is not None:
-            plain = self._at(place.plain)[1]
+            plain = self._head_at(place.plain)[1]
             weights = plain.cells(*row, wanted)[0]
         seen = weights[weights > 0].astype(np.float64)
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
         return json_answer(
             {
-                "weight": _number(shown[j]),
-                "share": None if norms is None else _number(weights[j]),  # the weight itself
-                "logit": _number(plain.logit(i, j)),
-                "lse": _number(lse),
+                "weight": _finite_or_none(shown[j]),
+                "share": None if norms is None else _finite_or_none(weights[j]),  # the weight itself
+                "logit": _finite_or_none(plain.logit(i, j)),
+                "lse": _finite_or_none(lse),
                 "allowed": bool(allowed[j]),
                 "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
-                "row_entropy": _number(-(seen * np.log(seen)).sum()) if allowed.any() else None,
-                "column_mass": self._mass(place, head, j, wanted),
+                "row_entropy": _finite_or_none(-(seen * np.log(seen)).sum()) if allowed.any() else None,
+                "column_mass": self._column_mass(place, head, j, wanted),
             }
         )
 
     def _pair(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer what each head gives to some keys from one query, and how far its row is that of another head."""
+        """Answer the weight of each head from one query on some keys, and how much its row overlaps another head's."""
         place, heads = self._head(params)
         rows = heads.rows(params.whole("i", 0, heads.m))
         keys = params.span("j0", "j1", heads.n)
-        found: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
+        content: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
         if params.has("with_entry"):
             _, other = self._head(params, "with_")
             if (other.m, other.n) != (heads.m, heads.n):
@@ -451,38 +452,39 @@ class Service:
             sums = np.maximum(rows.sum(axis=1, keepdims=True), _TINY), max(row.sum(), _TINY)
             if place.variant not in WEIGHTED:
                 sums = np.ones_like(sums[0]), 1.0
-            found["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
-        return json_answer(found)
+            content["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
+        return json_answer(content)
 
-    def _mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
-        """Return the mass of a column, None where it would take a pass to know it."""
-        known = self._passes.known(place, sums=True)
-        if known is not None:
-            return _number(known.track("column_mass")[j])
+    def _column_mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
+        """Return the mass of a column; None where that would take a pass over the head."""
+        complete = self._passes.complete_pass(place, sums=True)
+        if complete is not None:
+            return _finite_or_none(complete.track("column_mass")[j])
         if not (head.knows_lse or head.m * head.n <= 1 << 22):
             return None
-        return _number(_column(head, j, wanted).sum(dtype=np.float64))
+        return _finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 
     def _top(self, params: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(params)
-        count = params.whole("k", 1, _LARGEST + 1, default=10)
+        count = params.whole("k", 1, _MOST_LARGEST + 1, default=10)
         rows = params.span("r0", "r1", head.m) if params.has("r0", "r1") else range(head.m)
         columns = params.span("c0", "c1", head.n) if params.has("c0", "c1") else range(head.n)
-        return json_answer({"cells": largest(head, rows, columns, count, self._passes.known(place), wanted)})
+        return json_answer({"cells": largest(head, rows, columns, count, self._passes.complete_pass(place), wanted)})
 
     # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head(self, params: Parameters, which: str = "") -> tuple[Place, Head]:
-        """Return the head that a question is about; its entry and number have names that begin with `which`."""
-        entry = params.whole(f"{which}entry", 0, len(self._source.entries))
+    def _head(self, params: Parameters, prefix: str = "") -> tuple[Place, Head]:
+        """Return the head that a question names in its parameters `entry` and `head`, whose names have a prefix."""
+        entry = params.whole(f"{prefix}entry", 0, len(self._source.entries))
         batches, heads, _, _ = self._source.entries[entry].entry.shape
         batch = params.whole("batch", 0, batches, default=0)
-        mean = params.equals(f"{which}head", "mean")
-        number: int | Literal["mean"] = "mean" if mean else params.whole(f"{which}head", 0, heads)
+        mean = params.equals(f"{prefix}head", "mean")
+        number: int | Literal["mean"] = "mean" if mean else params.whole(f"{prefix}head", 0, heads)
         variant: Any = params.word("variant", ("plain", "nosink", *WEIGHTED), "plain")
-        return self._at(Place(entry, batch, number, variant))
+        return self._head_at(Place(entry, batch, number, variant))
 
-    def _at(self, place: Place) -> tuple[Place, Head]:
+    def _head_at(self, place: Place) -> tuple[Place, Head]:
+        """Return a place and its head; raise a QuestionError where its weights were not recorded."""
         head = self._source.head(place)
         if head is not None:
             return place, head
@@ -492,17 +494,18 @@ class Service:
             raise QuestionError(409, "this recording has no values; attlas record --values all keeps them")
         raise QuestionError(409, "the output projection of this layer is not known")
 
-    def _picture(self, picture: Picture) -> Answer:
-        return _binary(picture.codes, progress=picture.progress, sampled=picture.sampled)
+    def _picture_answer(self, picture: Picture) -> Answer:
+        return _binary_answer(picture.codes, progress=picture.progress, sampled=picture.sampled)
 
 
-def _column(head: Head, j: int, wanted: Wanted) -> Array:
-    """Return one column, whole."""
+def _column_cells(head: Head, j: int, wanted: Wanted) -> Array:
+    """Return all weights of one column."""
     parts = [weights for _, weights, _ in head.parts(range(head.m), range(j, j + 1), 1024, wanted)]
     return np.concatenate(parts)[:, 0] if parts else np.zeros(0, dtype=np.float32)
 
 
-def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> Answer:
+def _binary_answer(values: Array, *, progress: float = 1.0, sampled: bool = False) -> Answer:
+    """Return numbers as an answer: float32, or uint16 for the codes of pictures."""
     values = values.astype("<f4") if values.dtype.kind == "f" else values.astype("<u2")
     body = values.tobytes()
     return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
@@ -510,16 +513,16 @@ def _binary(values: Array, *, progress: float = 1.0, sampled: bool = False) -> A
 
 def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
     """Return plain data as an answer."""
-    # A text may hold half of a surrogate pair; JSON can only say it escaped.
+    # A text may hold half of a surrogate pair, which JSON can only hold escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
     return Answer("json", body, progress, final and progress >= 1, status)
 
 
 def refusal(status: int, text: str) -> Answer:
-    """Return an answer that says why there is none."""
+    """Return an answer with an error status and its reason."""
     return json_answer({"error": text}, final=False, status=status)
 
 
-def _number(value: float) -> float | None:
-    """Return a number as JSON knows it: None where it is infinite or unknown."""
+def _finite_or_none(value: float) -> float | None:
+    """Return a number for JSON, which has no infinity and no NaN: None for these."""
     return float(value) if math.isfinite(value) else None

@@ -66,7 +66,7 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
     logits = torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
     zeros = torch.zeros(problem.shape[:3], dtype=torch.float64, device=problem.device)
     part = _part(problem, logits, range(problem.shape[2]), lambda: zeros)
-    vars(part)["_raw"] = weights  # they have a gradient also where they are 0, and their logarithm has none
+    vars(part)["_exp_shifted"] = weights  # they have a gradient also where they are 0, and their logarithm has none
     return _collected(part, statistics)
 
 
@@ -195,12 +195,12 @@ class _RecordedPart(Part):
         return self._logits - self.shift.unsqueeze(-1)
 
     @cached_property
-    def _raw(self) -> Tensor:
+    def _exp_shifted(self) -> Tensor:
         return self.shifted.exp()
 
     @cached_property
     def weights(self) -> Tensor:
-        return self._raw if self._inverse is None else self._raw * self._inverse.unsqueeze(-1)
+        return self._exp_shifted if self._row_factor is None else self._exp_shifted * self._row_factor.unsqueeze(-1)
 
     @cached_property
     def logits(self) -> Tensor:

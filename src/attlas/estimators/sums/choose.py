@@ -1,4 +1,4 @@
-"""Which way sums a task, and why the others do not: the plan that plan_sums prints."""
+"""Chooses the method that sums a task; the plan says why not the others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from attlas.estimators.sums.polynomial import polynomial_sums
 from attlas.estimators.sums.result import Sums, unsort
 from attlas.estimators.sums.task import Task
 
-__all__ = ["SumsPlan", "choose_way", "run"]
+__all__ = ["SumsPlan", "choose_plan", "run_plan"]
 
-_FEW = 1 << 21  # pairs below which sorting costs more than it saves
-_MOST_COORDINATES = 8  # from there on boxes are too wide to be far from anything
-_WORTH = 0.9  # part of the time of a direct sum that boxes may be estimated at
-# Seconds of one core, measured: a token in both trees, a group of queries and its calls, and a pair (constant, and for
-# each coordinate), in float32 and float64.
-_TREE, _CALLS = 4e-6, 8e-4
-_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (2.7e-10, 2.6e-11)}
+_FEW_PAIRS = 1 << 21  # pairs below which sorting costs more than it saves
+_MOST_COORDINATES = 8  # with more, boxes are so wide that all are near each other
+_WORTHWHILE = 0.9  # boxes are chosen if they are estimated to take at most this share of the time of a direct sum
+# Seconds of one core, measured: for a token in both trees, for a group of queries and its calls, and for a pair (a
+# constant, and a term for each coordinate) in float32 and float64.
+_SECONDS_PER_TOKEN, _SECONDS_PER_GROUP = 4e-6, 8e-4
+_SECONDS_PER_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (2.7e-10, 2.6e-11)}
 
 _LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
     "boxcar": (polynomial_sums, "keys on a line: running sums within cells of one bandwidth"),
@@ -37,7 +37,7 @@ _LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
 
 @dataclass(frozen=True)
 class SumsPlan:
-    """Which way sums a task, and the reason why each other one does not; made by `plan_sums`.
+    """Which method sums a task, and the reason against each other one; made by `plan_sums`.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class SumsPlan:
     because : str
         Why.
     others : dict
-        The reason against each other way.
+        The reason against each other method.
 
     Examples
     --------
@@ -66,16 +66,15 @@ class SumsPlan:
         return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
 
 
-def choose_way(task: Task) -> SumsPlan:
-    """Choose how a task is summed; for boxes this looks at a sample of the data."""
-    against = _line_unsupported(task), _boxes_unsupported(task)
-    others = {"boxes": against[1], "line": against[0], "direct": "it computes every pair"}
-    if against[0] is None:
+def choose_plan(task: Task) -> SumsPlan:
+    """Choose the method that sums a task; for boxes this looks at a sample of the data."""
+    others = {"boxes": _why_no_boxes(task), "line": _why_no_line(task), "direct": "it computes every pair"}
+    if others["line"] is None:
         way, because = "line", _LINES[task.kernel][1]
         others["boxes"] = "a line needs none"
-    elif against[1] is None:
+    elif others["boxes"] is None:
         share = share_to_compute(task)
-        if share * _direct_seconds(task) + _overhead(task) <= _WORTH * _direct_seconds(task):
+        if share * _direct_seconds(task) + _box_overhead_seconds(task) <= _WORTHWHILE * _direct_seconds(task):
             way, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
         else:
             others["boxes"] = f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
@@ -85,9 +84,9 @@ def choose_way(task: Task) -> SumsPlan:
     return SumsPlan(way, because, {name: reason for name, reason in others.items() if name != way and reason})
 
 
-def run(task: Task) -> Sums:
-    """Sum a task the way that is chosen for it."""
-    way = choose_way(task).way
+def run_plan(task: Task) -> Sums:
+    """Sum a task by the method that `choose_plan` chooses."""
+    way = choose_plan(task).way
     if way == "line":
         line = sorted_line(task)
         sums = unsort(_LINES[task.kernel][0](line), line.order)
@@ -96,39 +95,42 @@ def run(task: Task) -> Sums:
     return box_sums(task) if way == "boxes" else direct_sums(task)
 
 
-def _line_unsupported(task: Task) -> str | None:
+def _why_no_line(task: Task) -> str | None:
+    """Return the reason against sorting keys on a line, None if there is none."""
     if task.x.shape[1] != 1:
         return f"there are {task.x.shape[1]} coordinates"
     if task.tolerance == 0:
         return "tolerance=0 allows no approximation"
-    return _unsupported(task, _FEW)
+    return _why_not_here(task, _FEW_PAIRS)
 
 
-def _boxes_unsupported(task: Task) -> str | None:
+def _why_no_boxes(task: Task) -> str | None:
+    """Return the reason against boxes, None if there is none."""
     if task.x.shape[1] > _MOST_COORDINATES:
         return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
     if task.x.shape[1] == 1 and task.tolerance > 0:
         return "keys of one coordinate are sorted on a line, where there are enough of them"
     if task.tolerance == 0 and not task.bounded:
         return "tolerance=0 asks for every pair that has a weight, and all have one"
-    found = _unsupported(task, 1)
-    if found is None and _overhead(task) > _WORTH * _direct_seconds(task):
+    reason = _why_not_here(task, 1)
+    if reason is None and _box_overhead_seconds(task) > _WORTHWHILE * _direct_seconds(task):
         return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
-    return found
+    return reason
 
 
 def _direct_seconds(task: Task) -> float:
-    """Return about how long every pair takes one core."""
-    constant, each = _PAIR[task.x.dtype]
-    return len(task.x) * len(task.keys) * (constant + each * task.x.shape[1])
+    """Return the estimated seconds that one core takes for every pair."""
+    constant, per_coordinate = _SECONDS_PER_PAIR[task.x.dtype]
+    return len(task.x) * len(task.keys) * (constant + per_coordinate * task.x.shape[1])
 
 
-def _overhead(task: Task) -> float:
-    """Return about how long trees and calls take one core."""
-    return _TREE * (len(task.x) + len(task.keys)) + _CALLS * len(task.x) / QUERIES
+def _box_overhead_seconds(task: Task) -> float:
+    """Return the estimated seconds that one core takes for trees and calls."""
+    return _SECONDS_PER_TOKEN * (len(task.x) + len(task.keys)) + _SECONDS_PER_GROUP * len(task.x) / QUERIES
 
 
-def _unsupported(task: Task, few: int) -> str | None:
+def _why_not_here(task: Task, few: int) -> str | None:
+    """Return the reason against any method but the direct one: another device, or fewer than `few` pairs."""
     if task.x.device.type != "cpu":
         return f"the tensors are on {task.x.device}"
     pairs = len(task.x) * len(task.keys)

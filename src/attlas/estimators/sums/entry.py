@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.estimators.sums.choose import SumsPlan, choose_way, run
+from attlas.estimators.sums.choose import SumsPlan, choose_plan, run_plan
 from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.task import Task, checked_task
 
@@ -49,14 +49,14 @@ def kernel_sums(
         Weight of each key, 0 or more, finite; the default is 1.
     tolerance : float, default 1e-7
         Error allowed in the denominator of a row, relative to it, and in the numerator, relative to the largest
-        ``|v|`` times the denominator. 0 leaves out no pair that has a weight. Rounding in the dtype of x comes on
-        top.
+        ``|v|`` times the denominator. With 0 no pair that has a weight is left out. Rounding in the dtype of x is an
+        error besides.
     leave_one_out : bool, default False
         Leave out the pair (i, i); x must then be the keys.
     moments : {0, 1}, default 0
         1 adds the sums of the offsets that a local line needs.
     progress : callable, optional
-        Told ``progress(queries done, queries)`` now and then.
+        Called from time to time as ``progress(queries done, queries)``.
 
     Returns
     -------
@@ -69,19 +69,19 @@ def kernel_sums(
 
     See Also
     --------
-    plan_sums : says which way runs.
+    plan_sums : says which method runs.
 
     Notes
     -----
-    Rows far from every key are as exact as others: sums are kept on a logarithmic scale of their own, whose last digit
-    alone, in float64, limits them. The dtype of the results is that of x.
+    Rows far from every key are as exact as others: each row has its own logarithmic scale, and only the rounding of
+    that in float64 limits them. The dtype of the results is that of x.
 
-    On a CPU the cost for one coordinate is that of sorting, for all kernels (with moments, of the pairs that matter);
-    in up to 8 coordinates boxes of keys that are too far from a group of queries to matter are left out where that is
-    faster; else, and on other devices, every pair is computed. Memory is linear.
+    On a CPU, one coordinate costs as much as sorting, for all kernels (with moments, as much as the pairs that
+    matter); in up to 8 coordinates, boxes of keys that are too far from a group of queries to matter are left out
+    where that is faster; else, and on other devices, every pair is computed. Memory is linear.
 
-    For bounded kernels a key at exactly one bandwidth is outside; a key that is within a few units of rounding of one
-    may count either way.
+    For bounded kernels a key at a distance of exactly one bandwidth is outside; a key within a few units of rounding of
+    that distance may be inside or outside.
 
     Examples
     --------
@@ -92,8 +92,8 @@ def kernel_sums(
     tensor([0.1203, 1.2151, 4.2119, 8.4018])
     """
     task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
-    near, units = _normalized(task)
-    return replace(_denormalized(run(near), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
+    scaled, units = _normalized(task)
+    return replace(_denormalized(run_plan(scaled), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def plan_sums(
     leave_one_out: bool = False,
     moments: int = 0,
 ) -> SumsPlan:
-    """Say which way `kernel_sums` would take with these arguments, and why not the others.
+    """Say which method `kernel_sums` would use with these arguments, and why not the others.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ def plan_sums(
       not line: there are 2 coordinates
     """
     task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, None)
-    return choose_way(_normalized(task)[0])
+    return choose_plan(_normalized(task)[0])
 
 
 class _Units(NamedTuple):
-    """What was divided out: coordinates by (d,), weights by exp(log_weight), values by a number."""
+    """What a task was divided by: its coordinates by `x`, shape (d,), weights by exp(log_weight), values by `value`."""
 
     x: Tensor
     log_weight: float
@@ -149,29 +149,29 @@ class _Units(NamedTuple):
 
 
 def _normalized(task: Task) -> tuple[Task, _Units]:
-    """Return a task with bandwidths in [1, 2), weights and values up to 2, and the units of all these.
+    """Return the task divided by powers of two, so that bandwidths are in [1, 2) and weights and values at most 2.
 
-    Powers of two change no digit, and with them no square overflows, and no product underflows, that need not.
+    Also return what it was divided by. Powers of two change no digit; the scaling avoids overflow and underflow.
     """
     unit = _power_of_two(task.bandwidth)
-    near, weights = task, task.weights
+    values, weights = task.values, task.weights
     x, keys = task.x / unit.to(task.x), task.keys / unit.to(task.x)
     if not bool(x.isfinite().all() and keys.isfinite().all()):
-        near = replace(task, values=task.values.double())
+        values = values.double()
         x, keys = task.x.double() / unit.to(task.x.device), task.keys.double() / unit.to(task.x.device)
-    value, most = _unit_of(near.values.abs()), 1.0
+    value_unit, weight_unit = _power_of_two_below_largest(values.abs()), 1.0
     if weights is not None:
-        most = _unit_of(weights)
-        weights = weights.double() / most
-    values = near.values / value
-    units = _Units(unit, math.log(most), value)
-    return replace(near, x=x, keys=keys, values=values, bandwidth=task.bandwidth / unit, weights=weights), units
+        weight_unit = _power_of_two_below_largest(weights)
+        weights = weights.double() / weight_unit
+    units = _Units(unit, math.log(weight_unit), value_unit)
+    values, bandwidth = values / value_unit, task.bandwidth / unit
+    return replace(task, x=x, keys=keys, values=values, bandwidth=bandwidth, weights=weights), units
 
 
-def _unit_of(t: Tensor) -> float:
+def _power_of_two_below_largest(t: Tensor) -> float:
     """Return the power of two at or below the largest number, 1 where that is 0."""
-    most = t.amax().double().cpu() if t.numel() else torch.zeros((), dtype=torch.float64)
-    return float(_power_of_two(most)) if most > 0 else 1.0
+    largest = t.amax().double().cpu() if t.numel() else torch.zeros((), dtype=torch.float64)
+    return float(_power_of_two(largest)) if largest > 0 else 1.0
 
 
 def _power_of_two(t: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def _power_of_two(t: Tensor) -> Tensor:
 
 
 def _denormalized(sums: Sums, units: _Units, dtype: torch.dtype) -> Sums:
-    """Return sums of scaled coordinates, weights and values in the units and the dtype of the user."""
+    """Return the sums of a scaled task in the units and the dtype of the user."""
     first = sums.first
     if first is not None:
         unit = units.x.to(first.offset)

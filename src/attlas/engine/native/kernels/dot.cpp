@@ -113,7 +113,7 @@ void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, 
 }
 
 // The pass of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
-// and work(worker, which, row, count, found) passes some rows of it.
+// and work(worker, which, row, count, task_columns) passes some rows of it.
 template <class Pass, class Make, class Head, class Work>
 void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
   using T = typename Pass::Real;
@@ -125,16 +125,16 @@ void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Ma
   std::vector<std::unique_ptr<Pass>> workers(size_t(p.threads));
   for (int64_t from = 0; from < heads; from += together) {
     const int64_t here = std::min(together, heads - from);
-    std::vector<typename Pass::Found> found(size_t(here * tasks));
-    attlas::share(found.size(), p.threads, [&](size_t index, int thread) {
+    std::vector<typename Pass::TaskColumns> task_columns(size_t(here * tasks));
+    attlas::share(task_columns.size(), p.threads, [&](size_t index, int thread) {
       // Last rows first, as above.
       const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
       if (!workers[thread]) workers[thread] = make();
-      work(*workers[thread], from + which, row, std::min(block, p.m - row), found[size_t(which * tasks + task)]);
+      work(*workers[thread], from + which, row, std::min(block, p.m - row), task_columns[size_t(which * tasks + task)]);
     });
     if (!wants_column_statistics(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
-      Pass::join(p, head(from + int64_t(which)), block, found.data() + which * tasks, tasks);
+      Pass::merge_tasks(p, head(from + int64_t(which)), block, task_columns.data() + which * tasks, tasks);
     });
   }
 }
@@ -147,11 +147,11 @@ void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& pa
   share_statistics<Pass>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(p, block, parts.q, parts.k); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
-      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
         auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
         read.data += row * read.stride;
         M::begin();
-        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), found);
+        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), task_columns);
         M::end();
       });
 }
@@ -180,7 +180,7 @@ class BothPasses {
 
  public:
   using Real = T;
-  using Found = typename Statistics::Found;
+  using TaskColumns = typename Statistics::TaskColumns;
 
   // Rows whose logits are kept: the more, the seldomer all keys and values pass by, but they should stay in the cache. 0
   // where not even a few do.
@@ -200,8 +200,8 @@ class BothPasses {
 
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const typename M::Number* keys,
-           const typename M::Number* values, Found& found) {
-    statistics_.begin(b, h, first, count, found);
+           const typename M::Number* values, TaskColumns& task_columns) {
+    statistics_.begin(b, h, first, count, task_columns);
     for (int64_t from = 0; from < count; from += group_) {
       const int64_t some = std::min(group_, count - from);
       kept_->group = first + from;
@@ -212,8 +212,8 @@ class BothPasses {
     statistics_.finish();
   }
 
-  static void join(const AttentionParams& p, int64_t head, int64_t block, const Found* found, int64_t tasks) {
-    Statistics::join(p, head, block, found, tasks);
+  static void merge_tasks(const AttentionParams& p, int64_t head, int64_t block, const TaskColumns* task_columns, int64_t tasks) {
+    Statistics::merge_tasks(p, head, block, task_columns, tasks);
   }
 
  private:
@@ -240,11 +240,11 @@ void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave)
   share_statistics<Pass>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(passes, block); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
-      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
         auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
         read.data += row * read.stride;
         const int64_t slot = wave.slot(which);
-        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(slot), packed.values(slot), found);
+        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(slot), packed.values(slot), task_columns);
       });
 }
 
@@ -305,8 +305,8 @@ int32_t all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>
   if (wants_column_statistics(p) || wants_row_statistics(p))
     share_statistics<Pass>(
         p, block, heads, [&] { return std::make_unique<Pass>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
-        [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::Found& found) {
-          pass.pass(which / p.heads, which % p.heads, row, count, nullptr, found);
+        [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
+          pass.pass(which / p.heads, which % p.heads, row, count, nullptr, task_columns);
         });
   if (!p.coverage) return attlas::DONE;
   std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
