@@ -33,14 +33,14 @@ const PARTS = /(?:[\u3400-\u9fff]|[^\s\u3000-\u9fff\uff00-\uffef]+)[\u3000-\u303
 function column(pen, text, font, colour, top, line) {
   pen.font = font;
   pen.fillStyle = colour;
-  let [row, y] = ["", top];
+  let [line_, y] = ["", top];
   for (const part of text.match(PARTS) ?? []) {
-    if (row && pen.measureText(row + part.trimEnd()).width > TEXT) {
-      pen.fillText(row, EDGE, y);
-      [row, y] = ["", y + line];
+    if (line_ && pen.measureText(line_ + part.trimEnd()).width > TEXT) {
+      pen.fillText(line_, EDGE, y);
+      [line_, y] = ["", y + line];
     }
-    row += part;
+    line_ += part;
   }
-  pen.fillText(row, EDGE, y, TEXT);
+  pen.fillText(line_, EDGE, y, TEXT);
   return y + line;
 }

@@ -17,7 +17,7 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 // A row of buttons of which exactly one is pressed.
-export function segmented(label, options, onPick) {
+export function createSegmented(label, options, onPick) {
   const element = make("div", { class: "segmented", role: "group", "aria-label": label });
   const buttons = options.map(({ value, text, title }) => {
     const button = make("button", { type: "button", title }, text);
@@ -39,7 +39,7 @@ export function segmented(label, options, onPick) {
 }
 
 // A labelled <select>.
-export function picker(label, options, onPick, { hidden = true } = {}) {
+export function createPicker(label, options, onPick, { hidden = true } = {}) {
   const select = make("select", { "aria-label": hidden ? label : undefined });
   const fill = (next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
   fill(options);
@@ -56,28 +56,28 @@ export function picker(label, options, onPick, { hidden = true } = {}) {
 }
 
 // Runs the last call after a quiet time.
-export function debounced(run, milliseconds) {
+export function debounce(action, milliseconds) {
   let timer = 0;
-  const later = (...given) => {
+  const schedule = (...args) => {
     clearTimeout(timer);
-    timer = setTimeout(() => run(...given), milliseconds);
+    timer = setTimeout(() => action(...args), milliseconds);
   };
-  later.cancel = () => clearTimeout(timer);
-  return later;
+  schedule.cancel = () => clearTimeout(timer);
+  return schedule;
 }
 
 // A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
 export function createDialog(parent, title, uid, onClose) {
   const heading = make("h2", { id: uid("dialog") }, title);
-  const shut = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
+  const closeButton = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
   const body = make("div", { class: "dialog-body" });
   const element = make(
     "dialog",
     { class: "dialog", "aria-labelledby": heading.id },
-    make("div", { class: "dialog-head" }, heading, shut),
+    make("div", { class: "dialog-head" }, heading, closeButton),
     body,
   );
-  shut.addEventListener("click", () => element.close());
+  closeButton.addEventListener("click", () => element.close());
   element.addEventListener("pointerdown", (event) => {
     if (event.target === element) element.close(); // the backdrop is the dialog's own
   });
@@ -113,7 +113,7 @@ export function download(name, blob) {
 }
 
 /** A button that shows the page in the other language; the address says which. */
-export function languageButton(store) {
+export function createLanguageButton(store) {
   const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
   const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
   button.addEventListener("click", () => {

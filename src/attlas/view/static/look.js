@@ -15,7 +15,7 @@ export function readLook(element) {
 }
 
 /** A tile of the hatching of masked areas, for a pattern. */
-export function hatching(look, dpr) {
+export function createHatching(look, dpr) {
   const side = Math.round(7 * dpr);
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = side;
@@ -33,20 +33,20 @@ export function hatching(look, dpr) {
   return { canvas, side };
 }
 
-const wordOf = (colour) => {
+const toPixel = (colour) => {
   const ctx = document.createElement("canvas").getContext("2d");
   ctx.fillStyle = colour;
   ctx.fillRect(0, 0, 1, 1);
   return new Uint32Array(ctx.getImageData(0, 0, 1, 1).data.buffer)[0];
 };
 
-const VEIL = 150; // of 255: how much of a stand-in is covered
+const VEIL_ALPHA = 150; // of 255: how much of a stand-in is covered
 
 let versions = 0;
 
 /** Tables of colours for tiles; a new version for each change, so that a tile knows when it is painted in old ones. */
 export function makePalette(state, look) {
   const lut = makeLut(state);
-  lut[PENDING] = (wordOf(look.pending) & 0xffffff) | (VEIL << 24); // a veil over what stands in
+  lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // a veil over what stands in
   return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
 }

@@ -2,17 +2,17 @@
 
 import { TransportError } from "./transport.js";
 
-let pages = 0;
+let pageCount = 0;
 
 export function messageTransport(model) {
-  const page = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}-${++pages}`;
-  const open = new Map(); // id -> {resolve, reject}
-  let count = 0;
+  const page = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}-${++pageCount}`;
+  const pending = new Map(); // id -> {resolve, reject}
+  let requestCount = 0;
 
-  const hear = (message, buffers) => {
-    if (message?.type !== "answer" || !open.has(message.id)) return; // another view's, or given up
-    const { resolve, reject } = open.get(message.id);
-    open.delete(message.id);
+  const handleMessage = (message, buffers) => {
+    if (message?.type !== "answer" || !pending.has(message.id)) return; // another view's, or given up
+    const { resolve, reject } = pending.get(message.id);
+    pending.delete(message.id);
     if (message.status !== 200) {
       reject(new TransportError(message.status, message.error ?? `status ${message.status}`));
       return;
@@ -25,7 +25,7 @@ export function messageTransport(model) {
     else answer.buffer = bytes.slice().buffer;
     resolve(answer);
   };
-  model.on("msg:custom", hear);
+  model.on("msg:custom", handleMessage);
   return {
     get(name, params = {}, { signal } = {}) {
       return new Promise((resolve, reject) => {
@@ -33,29 +33,29 @@ export function messageTransport(model) {
           reject(new TransportError(499, "given up", true));
           return;
         }
-        const id = `${page}:${++count}`;
-        const giveUp = () => {
-          if (!open.delete(id)) return;
+        const id = `${page}:${++requestCount}`;
+        const cancel = () => {
+          if (!pending.delete(id)) return;
           model.send({ type: "cancel", id });
           reject(new TransportError(499, "given up", true));
         };
-        const settle = (end) => (value) => {
-          signal?.removeEventListener("abort", giveUp);
-          end(value);
+        const settleWith = (callback) => (value) => {
+          signal?.removeEventListener("abort", cancel);
+          callback(value);
         };
-        open.set(id, { resolve: settle(resolve), reject: settle(reject) });
-        signal?.addEventListener("abort", giveUp);
+        pending.set(id, { resolve: settleWith(resolve), reject: settleWith(reject) });
+        signal?.addEventListener("abort", cancel);
         const texts = Object.fromEntries(Object.entries(params).map(([field, value]) => [field, String(value)]));
         model.send({ type: "get", id, name, params: texts });
       });
     },
     destroy() {
-      model.off("msg:custom", hear);
-      for (const [id, { reject }] of open) {
+      model.off("msg:custom", handleMessage);
+      for (const [id, { reject }] of pending) {
         model.send({ type: "cancel", id });
         reject(new TransportError(499, "given up", true));
       }
-      open.clear();
+      pending.clear();
     },
   };
 }

@@ -3,41 +3,41 @@
 export const dataMark = "/*data*/"; // where the packed numbers go in a page
 
 // The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
-export function tilesOf(entry, level) {
+export function listTiles(entry, level) {
   const side = 256 * 2 ** level;
-  const found = [];
+  const tiles = [];
   for (let y = 0; y * side < entry.m; y++) {
     for (let x = 0; x * side < entry.n; x++) {
       const lastQuery = entry.first_query + Math.min(entry.m, (y + 1) * side) - 1;
-      if (!entry.causal || entry.first_key + x * side <= lastQuery) found.push({ level, y, x });
+      if (!entry.causal || entry.first_key + x * side <= lastQuery) tiles.push({ level, y, x });
     }
   }
-  return found;
+  return tiles;
 }
 
 // The heads that are looked at: the first, and the second where two are compared.
-export function packedHeads({ entry, head, second, compare }) {
+export function listPackedHeads({ entry, head, second, compare }) {
   const first = { entry, head };
   return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
 }
 
 /** What the server is asked for: the heads that are looked at, how, and the pinned cell. */
-export function questionOf(state) {
-  const [first, second] = packedHeads(state);
+export function createPackQuery(state) {
+  const [first, second] = listPackedHeads(state);
   const { batch, variant, pool, pin } = state;
   const other = second ? { second_entry: second.entry, second_head: second.head } : {};
   return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}) };
 }
 
 /** What the offline page begins with: the state, less what belongs to a window. */
-export function viewState(state) {
-  const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...kept } = state;
-  return kept;
+export function getViewState(state) {
+  const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
+  return view;
 }
 
 // The file: the page without data, and the data where its mark is. "<" is escaped, so that no token ends the script.
-export function fileOf(page, data) {
+export function createFile(page, data) {
   const text = JSON.stringify(data).replaceAll("<", "\\u003c").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
-  const at = page.indexOf(dataMark);
-  return page.slice(0, at) + text + page.slice(at + dataMark.length);
+  const start = page.indexOf(dataMark);
+  return page.slice(0, start) + text + page.slice(start + dataMark.length);
 }

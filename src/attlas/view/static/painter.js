@@ -3,8 +3,8 @@
 import { drawAxes } from "./axes.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
-import { hatching } from "./look.js";
-import { targetOf } from "./scene.js";
+import { createHatching } from "./look.js";
+import { getTarget } from "./scene.js";
 import { drawTrack } from "./tracks.js";
 import { t } from "./words.js";
 
@@ -18,28 +18,28 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   const ctx = canvas.getContext("2d", { alpha: false });
   let how = null; // {look, palette, budget, state} of the frame that is being drawn
   let scene = null;
-  let hatch = null;
+  let sheet = null;
 
   // A sheet of hatching as large as the canvas: copying it takes a fraction of what filling with a pattern does.
-  function sheet() {
+  function getHatchSheet() {
     const { look } = how;
     const { dpr } = scene;
     const { width, height } = canvas;
-    if (!hatch || hatch.look !== look || hatch.dpr !== dpr || hatch.width !== width || hatch.height !== height) {
-      const { canvas: one, side } = hatching(look, dpr);
+    if (!sheet || sheet.look !== look || sheet.dpr !== dpr || sheet.width !== width || sheet.height !== height) {
+      const { canvas: pattern, side } = createHatching(look, dpr);
       const all = document.createElement("canvas");
       [all.width, all.height] = [width + side, height + side];
       const paint = all.getContext("2d", { alpha: false });
-      paint.fillStyle = paint.createPattern(one, "repeat");
+      paint.fillStyle = paint.createPattern(pattern, "repeat");
       paint.fillRect(0, 0, all.width, all.height);
-      hatch = { all, side, look, dpr, width, height };
+      sheet = { all, side, look, dpr, width, height };
     }
-    return hatch;
+    return sheet;
   }
 
   // The hatching belongs to the matrix: it moves with it.
   function drawHatching(pane, x0, y0, x1, y1) {
-    const { all, side } = sheet();
+    const { all, side } = getHatchSheet();
     const from = (value, origin) => (((value - origin) % side) + side) % side;
     ctx.drawImage(all, from(x0, pane.px(0)), from(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
   }
@@ -82,7 +82,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     drawGrid(ctx, pane, { scale, dpr, look });
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
     const layers = [pane.layers.at(-1)];
-    drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => targetOf(scene, pane, i, j) });
+    drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => getTarget(scene, pane, i, j) });
   }
 
   function drawEmptyRows(pane) {
@@ -128,7 +128,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   // Which head is where, when there are two; and why nothing is drawn, when nothing can be.
   function drawWords(pane) {
     const { look } = how;
-    const chip = (text, x, y, align) => {
+    const drawLabel = (text, x, y, align) => {
       const width = ctx.measureText(text).width + 16;
       const left = { right: x - width, left: x, center: x - width / 2 }[align];
       ctx.fillStyle = look.card;
@@ -146,23 +146,23 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     ctx.lineWidth = 1;
     ctx.font = `12px ${look.sans}`;
     ctx.textBaseline = "middle";
-    if (pane.names.upper) chip(pane.names.upper, pane.right - 10, pane.top + 10, "right");
-    if (pane.names.lower) chip(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
-    if (!pane.readable) chip(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
+    if (pane.names.upper) drawLabel(pane.names.upper, pane.right - 10, pane.top + 10, "right");
+    if (pane.names.lower) drawLabel(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
+    if (!pane.readable) drawLabel(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
     ctx.restore();
   }
 
   return {
     /** Draw a scene; `given`: {look, palette, budget, state}. Returns {missing, pending}: tiles that are not there, not final. */
-    draw(drawn, given) {
-      [scene, how] = [drawn, given];
+    draw(newScene, options) {
+      [scene, how] = [newScene, options];
       tiles.begin();
       ctx.setTransform(1, 0, 0, 1, 0, 0);
       ctx.imageSmoothingEnabled = false;
       ctx.fillStyle = how.look.paper;
       ctx.fillRect(0, 0, canvas.width, canvas.height);
       const results = scene.panes.map(drawPane);
-      return { missing: results.reduce((sum, one) => sum + one.missing, 0), pending: results.some((one) => one.pending) };
+      return { missing: results.reduce((sum, pattern) => sum + pattern.missing, 0), pending: results.some((pattern) => pattern.pending) };
     },
   };
 }

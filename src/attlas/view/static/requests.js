@@ -3,21 +3,21 @@
 import { TransportError } from "./transport.js";
 import { t } from "./words.js";
 
-const LIMIT = 6; // what a browser opens to one HTTP/1.1 server
-const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold up what is looked at
-const TRIES = 5;
+const MAX_REQUESTS = 6; // what a browser opens to one HTTP/1.1 server
+const MAX_SLOW_REQUESTS = 2; // pictures of whole heads take long; they must not hold up what is looked at
+const MAX_TRIES = 5;
 
 // What a reader waits for comes first; within a rank, what is nearest the centre.
 /** Ranks of requests: the lowest goes first. */
 export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
 /** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
-export function backoff(count, chance = Math.random()) {
-  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * chance);
+export function backoff(count, random = Math.random()) {
+  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * random);
 }
 
 /** Whether another try can help: nobody answered, or the server had trouble of its own. */
-export function passing(error) {
+export function isRetryable(error) {
   return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
 }
 
@@ -28,90 +28,90 @@ export function passing(error) {
  * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
  * requests are being tried again, and null when all is well.
  */
-export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}) {
+export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay = backoff } = {}) {
   const waiting = new Set();
-  const flying = new Set();
+  const inFlight = new Set();
   const listeners = new Set();
-  const resting = new Set(); // between two tries
-  let failing = 0;
-  let lost = false; // whether the last thing heard of the server is that it does not answer
+  const retrying = new Set(); // between two tries
+  let failingCount = 0;
+  let unreachable = false; // whether the last thing heard of the server is that it does not answer
   let closed = false;
 
-  const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
-  const slow = (job) => job.rank >= RANK.thumbnail;
+  const reportTrouble = (text) => listeners.forEach((listener) => listener(text));
+  const isSlow = (job) => job.rank >= RANK.thumbnail;
 
-  function next() {
-    const busy = [...flying].filter(slow).length;
-    let best = null;
+  function chooseNext() {
+    const slowCount = [...inFlight].filter(isSlow).length;
+    let chosen = null;
     for (const job of waiting) {
-      if (slow(job) && busy >= SLOW_LIMIT) continue;
+      if (isSlow(job) && slowCount >= MAX_SLOW_REQUESTS) continue;
       job.away = job.distance ? job.distance() : 0;
-      if (!best || job.rank < best.rank || (job.rank === best.rank && job.away < best.away)) best = job;
+      if (!chosen || job.rank < chosen.rank || (job.rank === chosen.rank && job.away < chosen.away)) chosen = job;
     }
-    return best;
+    return chosen;
   }
 
-  function pump() {
-    while (flying.size < limit) {
-      const job = next();
+  function startRequests() {
+    while (inFlight.size < limit) {
+      const job = chooseNext();
       if (!job) return;
       waiting.delete(job);
-      flying.add(job);
-      fly(job);
+      inFlight.add(job);
+      sendRequest(job);
     }
   }
 
-  async function fly(job) {
+  async function sendRequest(job) {
     try {
       const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
-      if (lost || job.tries) recovered(job);
-      settle(job, () => job.resolve(answer));
+      if (unreachable || job.tries) handleRecovery(job);
+      settleJob(job, () => job.resolve(answer));
     } catch (error) {
-      failed(job, error);
+      handleFailure(job, error);
     }
   }
 
-  function failed(job, error) {
-    flying.delete(job);
-    if (job.stop.signal.aborted || !passing(error) || job.tries + 1 >= TRIES || closed) {
-      const gone = !closed && !job.stop.signal.aborted && passing(error);
-      if (gone) {
-        lost = true;
-        tellTrouble(error.message);
+  function handleFailure(job, error) {
+    inFlight.delete(job);
+    if (job.stop.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
+      const gaveUp = !closed && !job.stop.signal.aborted && isRetryable(error);
+      if (gaveUp) {
+        unreachable = true;
+        reportTrouble(error.message);
       }
-      recovered(job, gone);
-      settle(job, () => job.reject(error));
+      handleRecovery(job, gaveUp);
+      settleJob(job, () => job.reject(error));
       return;
     }
-    if (!job.tries) failing += 1;
+    if (!job.tries) failingCount += 1;
     job.tries += 1;
-    tellTrouble(t("{0}; trying again", error.message));
-    resting.add(job);
+    reportTrouble(t("{0}; trying again", error.message));
+    retrying.add(job);
     job.timer = setTimeout(() => {
-      resting.delete(job);
+      retrying.delete(job);
       waiting.add(job);
-      pump();
-    }, wait(job.tries));
-    pump();
+      startRequests();
+    }, getDelay(job.tries));
+    startRequests();
   }
 
   // One request less that is being tried again; all is well when none is left and the server has been heard.
-  function recovered(job, still = false) {
-    if (job.tries) failing -= 1;
-    if (still) return;
-    const heard = !job.stop.signal.aborted;
-    if (heard) lost = false;
-    if (!failing && !lost) tellTrouble(null);
+  function handleRecovery(job, stillFailing = false) {
+    if (job.tries) failingCount -= 1;
+    if (stillFailing) return;
+    const answered = !job.stop.signal.aborted;
+    if (answered) unreachable = false;
+    if (!failingCount && !unreachable) reportTrouble(null);
   }
 
-  function settle(job, end) {
-    flying.delete(job);
+  function settleJob(job, callback) {
+    inFlight.delete(job);
     waiting.delete(job);
-    resting.delete(job);
+    retrying.delete(job);
     clearTimeout(job.timer);
     job.signal?.removeEventListener("abort", job.giveUp);
-    end();
-    pump();
+    callback();
+    startRequests();
   }
 
   function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
@@ -119,11 +119,11 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
       const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
       job.stop = new AbortController();
       job.giveUp = () => {
-        const inFlight = flying.has(job);
+        const wasSent = inFlight.has(job);
         job.stop.abort();
-        if (inFlight) return; // the transport rejects
-        if (job.tries) recovered(job);
-        settle(job, () => reject(new TransportError(499, "given up", true)));
+        if (wasSent) return; // the transport rejects
+        if (job.tries) handleRecovery(job);
+        settleJob(job, () => reject(new TransportError(499, "given up", true)));
       };
       if (closed || signal?.aborted) {
         reject(new TransportError(499, "given up", true));
@@ -131,22 +131,22 @@ export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}
       }
       signal?.addEventListener("abort", job.giveUp);
       waiting.add(job);
-      pump();
+      startRequests();
     });
   }
 
   return {
     get,
     /** Call `tell(text | null)` when requests begin to fail, and when they no longer do. */
-    trouble(tell) {
-      listeners.add(tell);
-      return () => listeners.delete(tell);
+    trouble(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
     },
     send: transport.send, // null where nothing can be kept
-    counts: () => ({ waiting: waiting.size, flying: flying.size }),
+    counts: () => ({ waiting: waiting.size, flying: inFlight.size }),
     destroy() {
       closed = true;
-      for (const job of [...waiting, ...resting, ...flying]) job.giveUp();
+      for (const job of [...waiting, ...retrying, ...inFlight]) job.giveUp();
     },
   };
 }

@@ -118,30 +118,30 @@ const FIELDS = {
 /** The state as the text after `#`: fields at their defaults are left out. */
 export function writeHash(state) {
   const parts = [];
-  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
     const value = state[field];
-    if (value === null || value === undefined || same(value, DEFAULTS[field])) continue;
-    parts.push(`${short}=${encodeURIComponent(codec.write(value))}`);
+    if (value === null || value === undefined || isEqual(value, DEFAULTS[field])) continue;
+    parts.push(`${param}=${encodeURIComponent(codec.write(value))}`);
   }
   return parts.join("&");
 }
 
 /** The fields that a hash holds; what cannot be read is left out. */
 export function readHash(text) {
-  const found = {};
-  const given = new URLSearchParams(text.replace(/^#/, ""));
-  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
-    if (!given.has(short)) continue;
-    const value = codec.read(given.get(short));
-    if (value !== undefined) found[field] = value;
+  const fields = {};
+  const params = new URLSearchParams(text.replace(/^#/, ""));
+  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
+    if (!params.has(param)) continue;
+    const value = codec.read(params.get(param));
+    if (value !== undefined) fields[field] = value;
   }
-  return found;
+  return fields;
 }
 
 /** What a state becomes at an address: what this reader likes, and where the address is silent the place, stay. */
-export function viewOf(hash) {
-  const kept = ["row", "column", "zoom", "theme", "aside", "language"];
-  const fields = Object.keys(FIELDS).filter((field) => !kept.includes(field));
+export function readView(hash) {
+  const unchanged = ["row", "column", "zoom", "theme", "aside", "language"];
+  const fields = Object.keys(FIELDS).filter((field) => !unchanged.includes(field));
   return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
 }
 
@@ -151,35 +151,35 @@ export function isContrast(compare) {
 }
 
 /** The entry of the other recording that has the same place in its model; null where there is none. */
-export function counterpart(info, entry) {
-  const here = info.entries[entry];
-  const alike = ["layer", "kind", "call", "m", "n"];
-  const found = info.entries.findIndex((other) => (other.recording ?? "") !== (here.recording ?? "") && alike.every((field) => other[field] === here[field]));
-  return found < 0 ? null : found;
+export function findCounterpart(info, entry) {
+  const shownEntry = info.entries[entry];
+  const compared = ["layer", "kind", "call", "m", "n"];
+  const index = info.entries.findIndex((other) => (other.recording ?? "") !== (shownEntry.recording ?? "") && compared.every((field) => other[field] === shownEntry[field]));
+  return index < 0 ? null : index;
 }
 
 /** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
-export function heldHead(info, { entry, head }) {
+export function findHeldHead(info, { entry, head }) {
   return info.held?.find((each) => each.entry === entry && each.head === head) ?? null;
 }
 
 /** The finest level of the pictures of some heads that all of them have here. */
-export function finestOf(info, ...sources) {
-  return Math.max(0, ...sources.map((source) => heldHead(info, source)?.finest ?? 0));
+export function getFinestLevel(info, ...sources) {
+  return Math.max(0, ...sources.map((source) => findHeldHead(info, source)?.finest ?? 0));
 }
 
 /** How many cells a pixel of a level stands for, along each side. */
-export function sideOf(info, source, level) {
-  return Math.max(2 ** level, heldHead(info, source)?.block ?? 1);
+export function getBlockSide(info, source, level) {
+  return Math.max(2 ** level, findHeldHead(info, source)?.block ?? 1);
 }
 
 /** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
-export function holds(info, entry, head) {
-  return !info.held || heldHead(info, { entry, head }) !== null;
+export function holdsHead(info, entry, head) {
+  return !info.held || findHeldHead(info, { entry, head }) !== null;
 }
 
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */
-export function same(a, b) {
+export function isEqual(a, b) {
   if (Object.is(a, b)) return true;
   if (typeof a !== "object" || typeof b !== "object" || !a || !b || Array.isArray(a)) return false;
   const keys = Object.keys(a);
@@ -196,16 +196,16 @@ export function createStore(initial = {}, defaults = DEFAULTS) {
     },
     /** Change fields; setting a field to what it already is tells nobody. */
     set(patch) {
-      const changed = Object.keys(patch).filter((key) => !same(state[key], patch[key]));
+      const changed = Object.keys(patch).filter((key) => !isEqual(state[key], patch[key]));
       if (!changed.length) return;
       state = Object.freeze({ ...state, ...Object.fromEntries(changed.map((key) => [key, patch[key]])) });
-      for (const { keys, tell } of [...listeners]) {
-        if (!keys || keys.some((key) => changed.includes(key))) tell(state, changed);
+      for (const { keys, callback } of [...listeners]) {
+        if (!keys || keys.some((key) => changed.includes(key))) callback(state, changed);
       }
     },
-    /** Call `tell(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
-    on(keys, tell) {
-      const listener = { keys: typeof keys === "string" ? [keys] : keys, tell };
+    /** Call `callback(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
+    on(keys, callback) {
+      const listener = { keys: typeof keys === "string" ? [keys] : keys, callback };
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
@@ -219,18 +219,18 @@ export function bindHash(store, view = window) {
     const hash = writeHash(store.state);
     if (hash !== view.location.hash.slice(1)) view.history.replaceState(null, "", `#${hash}`);
   };
-  const later = () => {
+  const scheduleWrite = () => {
     clearTimeout(timer);
     timer = setTimeout(write, 150);
   };
   const restore = () => {
-    store.set(viewOf(view.location.hash));
+    store.set(readView(view.location.hash));
   };
-  const off = store.on(Object.keys(FIELDS), later);
+  const unsubscribe = store.on(Object.keys(FIELDS), scheduleWrite);
   view.addEventListener("hashchange", restore);
-  later();
+  scheduleWrite();
   return () => {
-    off();
+    unsubscribe();
     clearTimeout(timer);
     view.removeEventListener("hashchange", restore);
   };

@@ -16,7 +16,7 @@ export class TransportError extends Error {
 export function httpTransport(base = "./") {
   let key = null; // from info: makes the address of a final answer change with the content
 
-  async function ask(name, params, signal) {
+  async function request(name, params, signal) {
     const query = new URLSearchParams();
     for (const [field, value] of Object.entries(params)) query.set(field, String(value));
     if (key !== null) query.set("v", key);
@@ -28,7 +28,7 @@ export function httpTransport(base = "./") {
     }
   }
 
-  async function reason(response) {
+  async function readReason(response) {
     try {
       return (await response.json()).error ?? response.statusText;
     } catch {
@@ -38,8 +38,8 @@ export function httpTransport(base = "./") {
 
   return {
     async get(name, params = {}, { signal } = {}) {
-      const response = await ask(name, params, signal);
-      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      const response = await request(name, params, signal);
+      if (!response.ok) throw new TransportError(response.status, await readReason(response));
       const answer = {
         progress: Number(response.headers.get("Attlas-Progress") ?? 1),
         sampled: response.headers.get("Attlas-Sampled") === "1",
@@ -64,7 +64,7 @@ export function httpTransport(base = "./") {
       } catch {
         throw new TransportError(0, t("the server does not answer"));
       }
-      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      if (!response.ok) throw new TransportError(response.status, await readReason(response));
       return { json: await response.json() };
     },
   };

@@ -15,6 +15,6 @@ const texts = language === "zh" ? zh : {};
 
 /** A text in the language of the page; {0}, {1}, ... are the values behind it. */
 export function t(text, ...values) {
-  const found = Object.hasOwn(texts, text) ? texts[text] : text;
-  return values.length ? found.replace(/\{(\d)\}/g, (_, at) => values[at]) : found;
+  const translated = Object.hasOwn(texts, text) ? texts[text] : text;
+  return values.length ? translated.replace(/\{(\d)\}/g, (_, at) => values[at]) : translated;
 }
