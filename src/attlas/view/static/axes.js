@@ -8,7 +8,7 @@ import { t } from "./words.js";
 const widths = new Map(); // font, room and text -> text cut to the room
 
 /** Text cut so that it fits into `room` pixels, with an ellipsis. */
-export function truncate(ctx, text, room) {
+function truncate(ctx, text, room) {
   const key = `${ctx.font}|${room}|${text}`;
   const cached = widths.get(key);
   if (cached !== undefined) return cached;

@@ -1,5 +1,6 @@
 // Where the map looks: panning, zooming about a point, and the short movements between.
 
+import { clamp } from "./geometry.js";
 import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
 
 const EASE = 45; // ms in which a zoom covers two thirds of what is left
@@ -18,11 +19,10 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
 
   function moveTo(row, column, zoom) {
     const { m, n } = bounds();
-    const clamp = (value, max) => Math.min(max, Math.max(0, value));
-    store.set({ row: clamp(row, m), column: clamp(column, n), zoom });
+    store.set({ row: clamp(row, 0, m), column: clamp(column, 0, n), zoom });
   }
 
-  const clampZoom = (zoom) => Math.min(ZOOM_MAX, Math.max(bounds().least, zoom));
+  const clampZoom = (zoom) => clamp(zoom, bounds().least, ZOOM_MAX);
 
   function zoomTo(zoom, x, y) {
     const { row, column, zoom: before } = store.state;

@@ -19,7 +19,7 @@ export function decode(code) {
 }
 
 /** log2 of the weight of a code from 2 to 65534. */
-export function decodeLog2(code) {
+function decodeLog2(code) {
   return LOG2_MIN - (LOG2_MIN * (code - FIRST_CODE)) / CODE_STEPS;
 }
 

@@ -6,12 +6,11 @@ import { createSample } from "./corpus-text.js";
 import { make, createSegmented } from "./elements.js";
 import { createSaveButtons } from "./figure.js";
 import { readLook } from "./look.js";
-import { formatNumber, formatPercent, formatInteger } from "./numbers.js";
+import { formatNumber, formatPercent, formatInteger, getOrdinalSuffix } from "./numbers.js";
 import { showWhitespace } from "./tokens.js";
 import { language, t } from "./words.js";
 
 const shownTokens = 12;
-const getOrdinalSuffix = (count) => (language === "en" ? (["th", "st", "nd", "rd"][count % 100 > 10 && count % 100 < 14 ? 0 : count % 10] ?? "th") : "");
 
 /** One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared. */
 export function createHeadColumn(context, corpusIndex, head, partners) {
@@ -71,7 +70,7 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
       const value = values[row];
       const known = values.filter((each) => each !== null);
       const rank = value === null ? null : 1 + known.filter((each) => each > value).length;
-      const words = rank === null ? t("not known") : t("{0}{1} of {2}", formatInteger(rank), getOrdinalSuffix(rank), formatInteger(known.length));
+      const words = rank === null ? t("not known") : t("{0}{1} of {2}", formatInteger(rank), language === "en" ? getOrdinalSuffix(rank) : "", formatInteger(known.length));
       const pressable = { type: "button", title: t("{0} Show its spread over the texts.", measure.description), "aria-pressed": String(store.state.measure === measure.name) };
       const button = make(measure.spread ? "button" : "div", { class: "number", ...(measure.spread ? pressable : { title: measure.description }) },
         make("span", { class: "number-name" }, formatMeasureTitle(measure)), make("span", { class: "number-value" }, formatNumber(value)), make("span", { class: "number-rank", title: t("from the highest on") }, words), drawStrip({ values, value, width: 150, look, label: `${words}, ${t("from the highest on")}` }));

@@ -1,5 +1,6 @@
 // All heads of a corpus as points: any measure on x, y, size and colour; a brush selects, a click opens.
 
+import { clamp } from "./geometry.js";
 import { canLog, computeDomain, getHead, formatHeadLabel, formatHeadTitle, LETTERS, haveSameHeads, findMeasure, listMeasures, getOpenHeads, formatValue, getSelection, formatMeasureTitle, getValues } from "./corpus-data.js";
 import { createScale, normalise, formatTick, getTints } from "./corpus-scales.js";
 import { make } from "./elements.js";
@@ -168,7 +169,6 @@ export function createScatter({ store, announce, root, uid }, index) {
     const { state } = store;
     const [x0, x1] = [brush.x0, brush.x1].map((value) => scene.xScale.at(positive(value, state.xlog && canLog(state.info, state.x))));
     const [y0, y1] = [brush.y0, brush.y1].map((value) => scene.yScale.at(positive(value, state.ylog && canLog(state.info, state.y))));
-    const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
     const [left, right] = [x0, x1].map((x) => clamp(x, scene.margin.left, scene.width - scene.margin.right));
     const [bottom, top] = [y0, y1].map((y) => clamp(y, scene.margin.top, scene.height - scene.margin.bottom));
     return { x: left, y: top, width: right - left, height: bottom - top };
@@ -218,8 +218,8 @@ export function createScatter({ store, announce, root, uid }, index) {
     if (event.button !== 0 || !scene) return;
     const start = getPosition(event);
     const brush = store.state.brush?.corpus === index ? getBrushBox(store.state.brush) : null;
-    const clamp = brush && start.x > brush.x && start.x < brush.x + brush.width && start.y > brush.y && start.y < brush.y + brush.height;
-    drag = { start, moved: false, hold: clamp ? brush : null, box: null };
+    const isInside = brush && start.x > brush.x && start.x < brush.x + brush.width && start.y > brush.y && start.y < brush.y + brush.height;
+    drag = { start, moved: false, hold: isInside ? brush : null, box: null };
     plot.setPointerCapture(event.pointerId);
   });
   plot.addEventListener("pointermove", (event) => {
@@ -234,7 +234,6 @@ export function createScatter({ store, announce, root, uid }, index) {
     }
     if (!drag.moved && Math.hypot(now.x - drag.start.x, now.y - drag.start.y) < 5) return;
     drag.moved = true;
-    const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
     const [right, bottom] = [scene.width - scene.margin.right, scene.height - scene.margin.bottom];
     if (drag.hold) {
       const { hold, start } = drag;

@@ -1,12 +1,13 @@
 // Starts the page of one or more corpora: all heads as a scatter with a table, and a page for each head.
 
+import { connectThemeButton, followTheme } from "./look.js";
 import { CORPUS_DEFAULTS, bindCorpusHash, readCorpusHash } from "./corpus-state.js";
 import { getHead, formatHeadTitle, findMeasure, listMeasures, getOpenHeads, findRow, getSelection } from "./corpus-data.js";
 import { createHeadColumn } from "./corpus-head.js";
 import { createPickers, createScatter } from "./corpus-scatter.js";
 import { createTable } from "./corpus-table.js";
 import { createDialog, createLanguageButton, make } from "./elements.js";
-import { createSvg } from "./figure.js";
+import { createLogo } from "./figure.js";
 import { formatInteger } from "./numbers.js";
 import { createStore } from "./state.js";
 import { language, t } from "./words.js";
@@ -43,7 +44,7 @@ export function mountCorpus(root, transport, options = {}) {
     const fields = readCorpusHash(window.location.hash);
     const store = createStore({ ...defaults, ...fields, info }, CORPUS_DEFAULTS);
     keepValid(store, defaults);
-    const context = { store, transport, root, uid, announce, offline: Boolean(info.offline) };
+    const context = { store, transport, root, uid, announce };
     followTheme(root, store);
     build(context);
     bindCorpusHash(store, defaults);
@@ -67,9 +68,11 @@ export function mountCorpus(root, transport, options = {}) {
     all.addEventListener("click", () => store.set({ open: null }));
     const help = make("button", { type: "button", class: "icon", title: t("Keys, and what the numbers are  ?"), "aria-label": t("Help") }, "?");
     help.addEventListener("click", () => store.set({ panel: "help" }));
+    const theme = make("button", { type: "button", class: "icon theme" });
+    connectThemeButton(theme, store);
     const title = make("h1", { class: "title" }, joinNames(info.corpora.map((corpus) => corpus.title)));
-    const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
-    const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, createThemeButton(store), help));
+    const brand = make("div", { class: "brand" }, createLogo(), make("span", { class: "brand-name" }, "attlas"));
+    const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, theme, help));
     const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline)) : null);
     root.replaceChildren(header, body, foot, dialog, liveRegion);
 
@@ -157,10 +160,6 @@ function describeOffline({ texts, window: tokens }) {
   return t("Of each head, this file holds all numbers and {0} sampled texts at most: {1} tokens about the largest weight.", formatInteger(texts), formatInteger(tokens));
 }
 
-function mark() {
-  return createSvg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, createSvg("path", { class: "mark-land", d: "M1 1v14h14z" }), createSvg("path", { class: "mark-stripe", d: "M1 7l8 8" }));
-}
-
 // A link may name measures and heads that this corpus does not have.
 function keepValid(store, defaults) {
   const check = () => {
@@ -209,32 +208,6 @@ function listenToKeys({ store }) {
     else return;
     event.preventDefault();
   });
-}
-
-function createThemeButton(store) {
-  const button = make("button", { type: "button", class: "icon theme" });
-  button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
-  const show = ({ theme }) => {
-    const words = t("Theme: {0}", { auto: t("following the system"), light: t("light"), dark: t("dark") }[theme]);
-    button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
-    button.title = words;
-    button.setAttribute("aria-label", words);
-  };
-  show(store.state);
-  store.on("theme", show);
-  return button;
-}
-
-function followTheme(root, store) {
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const show = () => {
-    const dark = store.state.theme === "auto" ? system.matches : store.state.theme === "dark";
-    root.dataset.theme = dark ? "dark" : "light";
-    store.set({ dark });
-  };
-  show();
-  system.addEventListener("change", show);
-  store.on("theme", show);
 }
 
 function createHelpDialog({ store, root, uid }) {

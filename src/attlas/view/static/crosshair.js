@@ -3,7 +3,7 @@
 import { PENDING, decode } from "./colour.js";
 import { TILE, showsTokens } from "./geometry.js";
 import { make } from "./elements.js";
-import { formatNumber, formatFloat32, formatPercent, formatSuperscript, formatInteger } from "./numbers.js";
+import { formatNumber, formatFloat32, formatPercent, formatSuperscript, formatInteger, getOrdinalSuffix } from "./numbers.js";
 import { getTileKey } from "./tiles.js";
 import { formatTokenLabel } from "./axes.js";
 import { isWeighted, getNumberName } from "./weighting.js";
@@ -127,7 +127,7 @@ function drawBadges(ctx, pane, { i, j }, block, scale, look) {
 const formatPositions = (from, to, first) => (to - from > 1 ? `${formatInteger(first + from)}–${formatInteger(first + to - 1)}` : formatInteger(first + from));
 
 /** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
-export function getBlockValue(tiles, source, level, i, j, unit = 1) {
+function getBlockValue(tiles, source, level, i, j, unit = 1) {
   const size = TILE * 2 ** level;
   const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
   const tile = tiles.get(getTileKey(source, level, y, x));
@@ -138,7 +138,7 @@ export function getBlockValue(tiles, source, level, i, j, unit = 1) {
 }
 
 /** What a cell is, in one sentence for those who listen. */
-export function describeCell(target, tokens, value) {
+function describeCell(target, tokens, value) {
   const name = (position) => formatTokenLabel(tokens, position) ?? "";
   const query = t("query {0} {1}", formatInteger(target.query), name(target.query));
   const key = t("key {0} {1}", formatInteger(target.key), name(target.key));
@@ -350,6 +350,5 @@ function createNotes(target, { exact, largest, pool }) {
 function formatOrdinal(rank) {
   if (rank === 1) return t("largest");
   if (language !== "en") return t("{0}th largest", formatInteger(rank));
-  const suffix = rank % 100 > 10 && rank % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][rank % 10] ?? "th";
-  return `${formatInteger(rank)}${suffix} largest`;
+  return `${formatInteger(rank)}${getOrdinalSuffix(rank)} largest`;
 }

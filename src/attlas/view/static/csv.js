@@ -1,5 +1,6 @@
 // The visible cells as a table.
 
+import { clamp } from "./geometry.js";
 import { formatFloat32 } from "./numbers.js";
 
 export const csvLimit = 1_000_000; // cells: what a spreadsheet holds
@@ -7,12 +8,11 @@ const maxRequestCells = 65_536; // cells that one request may ask for
 
 // The whole cells of a region of the map, inside the matrix.
 export function clampRegion(region, { m, n }) {
-  const clamp = (value, size) => Math.min(size, Math.max(0, value));
   return {
-    r0: clamp(Math.floor(region.r0), m),
-    r1: clamp(Math.ceil(region.r1), m),
-    c0: clamp(Math.floor(region.c0), n),
-    c1: clamp(Math.ceil(region.c1), n),
+    r0: clamp(Math.floor(region.r0), 0, m),
+    r1: clamp(Math.ceil(region.r1), 0, m),
+    c0: clamp(Math.floor(region.c0), 0, n),
+    c1: clamp(Math.ceil(region.c1), 0, n),
   };
 }
 export function countCells({ r0, r1, c0, c1 }) {
@@ -20,7 +20,7 @@ export function countCells({ r0, r1, c0, c1 }) {
 }
 
 // Parts of a region that one request may ask for each: bands of rows, cut where even one row is too long.
-export function splitRegion({ r0, r1, c0, c1 }) {
+function splitRegion({ r0, r1, c0, c1 }) {
   const parts = [];
   const width = Math.min(c1 - c0, maxRequestCells);
   const height = Math.max(1, Math.floor(maxRequestCells / width));

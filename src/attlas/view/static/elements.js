@@ -102,6 +102,18 @@ export function createDialog(parent, title, uid, onClose) {
   };
 }
 
+// The letters and digits of a text, as a part of a file name.
+export function formatFileName(text, longest) {
+  return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, longest);
+}
+
+// A canvas as the bytes of a PNG.
+export async function encodePng(canvas) {
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  if (!blob) throw new Error(t("The browser could not make the picture"));
+  return blob;
+}
+
 // Hands a file to the user.
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);

@@ -1,6 +1,6 @@
 // What can be taken away: a link, a picture, a table, a page that works offline.
 
-import { createDialog, download, make, createSegmented } from "./elements.js";
+import { createDialog, download, make, createSegmented, encodePng, formatFileName } from "./elements.js";
 import { canCompare } from "./compare.js";
 import { clampRegion, countCells, csvLimit, fetchRegion, formatTable } from "./csv.js";
 import { formatBytes, getHeadMark, formatInteger } from "./numbers.js";
@@ -138,7 +138,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   }
   const createFileName = (ending) => {
     const { info, entry, head } = store.state;
-    const title = info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "attlas";
+    const title = formatFileName(info.title, 60) || "attlas";
     return `${title}-${getHeadMark(info, entry, head).replace("·", "-")}.${ending}`;
   };
   function readStyles() {
@@ -169,9 +169,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const { state } = store;
     const view = map.visibleRegion();
     const canvas = drawPicture(await map.picture(pixelRatio, signal), view, state, style);
-    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-    if (!blob) throw new Error(t("The browser could not make the picture"));
-    download(createFileName("png"), blob);
+    download(createFileName("png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
   async function saveCard(signal) {
@@ -179,9 +177,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const { info } = state;
     const title = [info.title, info.model].filter((part, at, all) => part && !all.slice(0, at).some((before) => before.includes(part))).join(" · ");
     const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles());
-    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-    if (!blob) throw new Error(t("The browser could not make the picture"));
-    download(createFileName("card.png"), blob);
+    download(createFileName("card.png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
   async function saveTable(signal) {

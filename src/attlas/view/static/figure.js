@@ -1,6 +1,6 @@
 // Figures as SVG elements that carry their own colours and fonts, so that what is seen is what is saved.
 
-import { download, make } from "./elements.js";
+import { download, make, encodePng, formatFileName } from "./elements.js";
 import { t } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -16,6 +16,11 @@ export function createSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** The mark of attlas, for the header. */
+export function createLogo() {
+  return createSvg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, createSvg("path", { class: "mark-land", d: "M1 1v14h14z" }), createSvg("path", { class: "mark-stripe", d: "M1 7l8 8" }));
+}
+
 /** The root of a figure: `width` × `height` CSS pixels. */
 export function createSvgRoot(width, height, look, label, ...children) {
   const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, "font-family": look.sans, "font-size": 11, fill: look.soft, role: "img", "aria-label": label };
@@ -23,7 +28,7 @@ export function createSvgRoot(width, height, look, label, ...children) {
 }
 
 /** The figure with its title and a line about it on top, on the colour of the page, as the text of a file. */
-export function serialiseFigure(figure, { title, caption }, look) {
+function serialiseFigure(figure, { title, caption }, look) {
   const { width, height } = figure.viewBox.baseVal;
   const top = 50;
   const copy = figure.cloneNode(true);
@@ -46,9 +51,7 @@ async function renderPng(text, scale) {
     await image.decode();
     const canvas = make("canvas", { width: Math.round(image.width * scale), height: Math.round(image.height * scale) });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-    if (!blob) throw new Error("The browser could not make the picture");
-    return blob;
+    return await encodePng(canvas);
   } finally {
     URL.revokeObjectURL(url);
   }
@@ -63,7 +66,7 @@ export function createSaveButtons(name, getContent, announce) {
     const content = getContent();
     if (!content) return;
     const text = serialiseFigure(content.figure, content, content.look);
-    const file = `${content.title} ${content.file ?? name}`.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 80).toLowerCase();
+    const file = formatFileName(`${content.title} ${content.file ?? name}`, 80).toLowerCase();
     try {
       download(`${file}.${kind}`, kind === "svg" ? new Blob([text], { type: "image/svg+xml;charset=utf-8" }) : await renderPng(text, 2));
       announce(t("{0} saved as {1}", name, kind.toUpperCase()));

@@ -2,6 +2,9 @@
 
 export const TILE = 256;
 
+/** The value between `low` and `high` that is nearest to `value`. */
+export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
 // CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
 const SIZES = {
   wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },

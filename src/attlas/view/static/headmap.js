@@ -31,7 +31,7 @@ function getKeyRange({ pin, span, entryInfo }) {
 }
 
 /** What was typed: "147 → 120-140 > 10 %" as {query, start, stop, least}; `least` is null without a share; null if it is no condition. */
-export function readCondition(text) {
+function readCondition(text) {
   const condition = /^\s*(\d{1,9})\s*(?:→|->|,)\s*(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*(?:[>≥]=?\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?))?\s*$/.exec(text);
   if (!condition) return null;
   const [query, first, last] = [condition[1], condition[2], condition[3] ?? condition[2]].map(Number);

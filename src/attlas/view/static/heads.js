@@ -12,26 +12,26 @@ const pollDelays = [1_000, 2_000, 4_000, 8_000, 15_000];
 const orders = { "=": t("in layers"), "-": t("largest first"), "+": t("smallest first") };
 
 // The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
-export function readSort(text, columns) {
+function readSort(text, columns) {
   const [order, updateLabel] = [text[0], text.slice(1)];
   const column = columns.find((each) => each.name === updateLabel) ?? columns[0] ?? null;
   return { order: order in orders && column?.name === updateLabel ? order : "=", column };
 }
 
 // The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
-export function readFilter(text) {
+function readFilter(text) {
   const parts = text.split(";");
   const kind = parts.find((part) => part.startsWith("kind:"))?.slice(5) ?? "";
   const bounds = parts.find((part) => part.startsWith("within:"))?.slice(7).split(",").map(Number) ?? null;
   return { kind, within: bounds?.length === 2 && bounds.every(Number.isFinite) ? bounds : null };
 }
-export function writeFilter({ kind, within }) {
+function writeFilter({ kind, within }) {
   const bounds = within?.map((value) => Number(value.toPrecision(6))).join(",");
   return [kind && `kind:${kind}`, bounds && `within:${bounds}`].filter(Boolean).join(";");
 }
 
 // The heads that pass a filter, in the order of a sort. Heads without the number come last, and pass no range.
-export function arrange(rows, { order, column }, { kind, within }) {
+function arrange(rows, { order, column }, { kind, within }) {
   const value = (row) => (column ? row.values[column.name] ?? null : null);
   const visible = rows.filter((row) => {
     if (kind && !row.kinds.includes(kind)) return false;

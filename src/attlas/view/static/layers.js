@@ -1,6 +1,6 @@
 // One head drawn as tiles. What has not come yet is stood in for by coarser or finer tiles, so that nothing flickers.
 
-import { TILE, isBeyondDiagonal, getCausalOffset, chooseLevel } from "./geometry.js";
+import { TILE, isBeyondDiagonal, getCausalOffset, chooseLevel, clamp } from "./geometry.js";
 import { getTileKey } from "./tiles.js";
 
 const FINER_LEVELS = 2; // levels down to which finer tiles stand in
@@ -12,7 +12,6 @@ const FINER_LEVELS = 2; // levels down to which finer tiles stand in
 export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
   const level = chooseLevel(scale * dpr, entry.levels, finest);
   const { region } = pane;
-  const clamp = (value, max) => Math.min(max, Math.max(0, value));
   if (!transposed) return { pane, source, entry, other, level, transposed, U: pane.px, V: pane.py, region };
   return {
     pane,
@@ -24,10 +23,10 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
     U: (c) => pane.py(c - shift),
     V: (r) => pane.px(r + shift),
     region: {
-      r0: clamp(region.c0 - shift, entry.m),
-      r1: clamp(region.c1 - shift, entry.m),
-      c0: clamp(region.r0 + shift, entry.n),
-      c1: clamp(region.r1 + shift, entry.n),
+      r0: clamp(region.c0 - shift, 0, entry.m),
+      r1: clamp(region.c1 - shift, 0, entry.m),
+      c0: clamp(region.r0 + shift, 0, entry.n),
+      c1: clamp(region.r1 + shift, 0, entry.n),
     },
   };
 }
@@ -127,8 +126,7 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
       traceTriangle(ctx, layer, dpr);
       ctx.clip();
     }
-    const transpose = () => layer.transposed && ctx.setTransform(0, 1, 1, 0, 0, 0);
-    transpose();
+    if (layer.transposed) ctx.setTransform(0, 1, 1, 0, 0, 0);
     for (const gap of gaps) drawPlaceholder(ctx, layer, gap, { tiles, palette, budget, tone, drawTile, size });
     ctx.restore();
   }

@@ -1,5 +1,7 @@
 // Tokens in two columns with a line for each weight: who looks at whom in a window of a few tokens.
 
+import { createSvg } from "./figure.js";
+import { clamp } from "./geometry.js";
 import { make } from "./elements.js";
 import { formatNumber, formatPercent, formatInteger } from "./numbers.js";
 import { showWhitespace } from "./tokens.js";
@@ -10,10 +12,9 @@ const WINDOW_SIZE = 64; // tokens on each side, at most
 const ROW_HEIGHT = 17; // CSS pixels of a token
 const MIN_WEIGHT = 0.01; // weights below this get no line
 const LINES_WIDTH = 240; // pixels between the two columns
-const SVG = "http://www.w3.org/2000/svg";
 
 /** The tokens that are shown around a place of the map: {r0, r1, c0, c1}; where positions are shared, the same on both sides. */
-export function getWindow({ m, n, first_query: firstQuery, first_key: firstKey }, row, column) {
+function getWindow({ m, n, first_query: firstQuery, first_key: firstKey }, row, column) {
   const getStart = (index, size) => Math.min(Math.max(0, size - WINDOW_SIZE), Math.max(0, Math.floor(index) - WINDOW_SIZE / 2));
   const r0 = getStart(row, m);
   const shared = Math.abs(firstQuery + row - firstKey - column) < n; // else another text is looked at
@@ -36,17 +37,15 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     const button = make("button", { type: "button", class: "text-button" }, text);
     button.addEventListener("click", () => {
       const { row, column, info, entry } = store.state;
-      const clamp = (index, size) => Math.min(size - 1, Math.max(0, index));
       const entryInfo = info.entries[entry];
-      map.centre(clamp(row + by, entryInfo.m), clamp(column + by, entryInfo.n));
+      map.centre(clamp(row + by, 0, entryInfo.m - 1), clamp(column + by, 0, entryInfo.n - 1));
     });
     return button;
   };
   const [earlier, later] = [createStepButton(t("↑ earlier"), -WINDOW_SIZE / 2), createStepButton(t("later ↓"), WINDOW_SIZE / 2)];
   const queries = make("div", { class: "lines-column", role: "group", "aria-label": t("Queries") });
   const keys = make("div", { class: "lines-column", role: "group", "aria-label": t("Keys") });
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("aria-hidden", "true");
+  const svg = createSvg("svg", { "aria-hidden": "true" });
   const box = make("div", { class: "lines-box" }, queries, svg, keys);
   element.append(make("div", { class: "lines-head" }, message, earlier, later), make("div", { class: "lines-scroll" }, box));
 
@@ -98,9 +97,9 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     for (let i = 0; i < r1 - r0; i++) {
       for (let j = 0; j < c1 - c0; j++) {
         if (!(getWeight(i, j) >= MIN_WEIGHT)) continue;
-        const line = document.createElementNS(SVG, "line");
-        for (const [name, value] of Object.entries({ x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), opacity: Math.max(0.06, getWeight(i, j)), "stroke-width": 0.5 + 3 * getWeight(i, j), "data-query": i, "data-key": j })) line.setAttribute(name, value);
-        lines.push(line);
+        const weight = getWeight(i, j);
+        const strength = { opacity: String(Math.max(0.06, weight)), "stroke-width": String(0.5 + 3 * weight) }; // not rounded
+        lines.push(createSvg("line", { x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), ...strength, "data-query": i, "data-key": j }));
       }
     }
     svg.replaceChildren(...lines);
@@ -127,7 +126,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
   function getCell({ side, index }) {
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry();
     const shift = firstQuery - firstKey;
-    return side === "query" ? { i: shown.r0 + index, j: Math.min(n - 1, Math.max(0, shown.r0 + index + shift)) } : { i: Math.min(m - 1, Math.max(0, shown.c0 + index - shift)), j: shown.c0 + index };
+    return side === "query" ? { i: shown.r0 + index, j: clamp(shown.r0 + index + shift, 0, n - 1) } : { i: clamp(shown.c0 + index - shift, 0, m - 1), j: shown.c0 + index };
   }
   function pinToken(side, index) {
     store.set({ by: side, pin: getCell({ side, index }), pointed: null });

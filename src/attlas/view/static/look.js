@@ -1,5 +1,6 @@
 // The colours of the theme, for canvases; and the patterns and tables that follow from them.
 
+import { t } from "./words.js";
 import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
 
 const NAMES = {
@@ -49,4 +50,35 @@ export function makePalette(state, look) {
   const lut = makeLut(state);
   lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // a veil over what stands in
   return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
+}
+
+/** Keep the theme of the page at the chosen one, or at that of the system. Returns the function that ends it. */
+export function followTheme(root, store) {
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const show = () => {
+    const { theme } = store.state;
+    const dark = theme === "auto" ? system.matches : theme === "dark";
+    root.dataset.theme = dark ? "dark" : "light";
+    store.set({ dark });
+  };
+  show();
+  system.addEventListener("change", show);
+  const unsubscribe = store.on("theme", show);
+  return () => {
+    unsubscribe();
+    system.removeEventListener("change", show);
+  };
+}
+
+/** Let a button show the chosen theme, and choose the next one. Returns the function that ends it. */
+export function connectThemeButton(button, store) {
+  button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
+  const show = ({ theme }) => {
+    const label = t("Theme: {0}", { auto: t("following the system"), light: t("light"), dark: t("dark") }[theme]);
+    button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
+    button.title = label;
+    button.setAttribute("aria-label", label);
+  };
+  show(store.state);
+  return store.on("theme", show);
 }

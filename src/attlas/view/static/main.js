@@ -1,5 +1,6 @@
 // Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
 
+import { followTheme } from "./look.js";
 import { mountBookmarks } from "./bookmarks.js";
 import { mountColourbar } from "./colourbar.js";
 import { mountCompare } from "./compare.js";
@@ -160,24 +161,6 @@ export function repairState(state) {
   const { low, high } = getRange({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
   return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !isEqual(state[field], value)));
-}
-
-// The theme that is shown: the chosen one, or what the system asks for.
-function followTheme(root, store) {
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const show = () => {
-    const { theme } = store.state;
-    const dark = theme === "auto" ? system.matches : theme === "dark";
-    root.dataset.theme = dark ? "dark" : "light";
-    store.set({ dark });
-  };
-  show();
-  system.addEventListener("change", show);
-  const unsubscribe = store.on("theme", show);
-  return () => {
-    unsubscribe();
-    system.removeEventListener("change", show);
-  };
 }
 
 // The name of the tab says what is looked at; not where the page is a guest in somebody else's document.

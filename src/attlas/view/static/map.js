@@ -10,7 +10,7 @@ import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
 import { TRACK_OF, createPainter } from "./painter.js";
 import { createPointing } from "./pointing.js";
-import { findCell, needsPass, getRegion, createScene } from "./scene.js";
+import { needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
@@ -288,11 +288,6 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
       const { x, y } = pointing.centre();
       camera.zoomBy(doublings, x, y);
     },
-    /** The cell at a place in CSS pixels of the canvas: {i, j} or null. */
-    cellAt(x, y) {
-      const hit = findCell(getScene(), x, y);
-      return hit && { i: hit.i, j: hit.j };
-    },
     /** The keyboard crosshair: its cell, or null; called with null it goes away. */
     crosshair(value) {
       if (value === null) pointing.setKeyboard(false);
@@ -330,7 +325,6 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
         invalidate();
       }
     },
-    focus: () => overlay.focus(),
     destroy() {
       destroyed = true;
       cancelAnimationFrame(frameRequest);

@@ -11,6 +11,11 @@ export function formatInteger(number) {
   return integerFormat.format(Math.round(number));
 }
 
+// 1 -> "st", 11 -> "th"
+export function getOrdinalSuffix(rank) {
+  return rank % 100 > 10 && rank % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][rank % 10] ?? "th");
+}
+
 // -7 -> "⁻⁷"
 export function formatSuperscript(number) {
   return [...String(number)].map((digit) => SUPERSCRIPTS[digit] ?? digit).join("");

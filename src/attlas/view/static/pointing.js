@@ -1,5 +1,6 @@
 // What is pointed at: with the pointer, or with keys in the middle of the map. Hover, tooltip, pin.
 
+import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
 import { TRACK_OF } from "./painter.js";
 import { findCell, getTarget, findTrack } from "./scene.js";
@@ -23,8 +24,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
   function getCentreCell() {
     const [pane] = getScene().panes;
     if (!pane.readable) return null;
-    const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value)));
-    return { pane, i: clamp(store.state.row, pane.entry.m), j: clamp(store.state.column, pane.entry.n) };
+    return { pane, i: clamp(Math.floor(store.state.row), 0, pane.entry.m - 1), j: clamp(Math.floor(store.state.column), 0, pane.entry.n - 1) };
   }
 
   function clearHover() {
@@ -80,8 +80,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     camera.stop();
     const { entry } = getScene().panes[0];
     const { row, column } = store.state;
-    const clamp = (value, count) => Math.min(count - 0.5, Math.max(0.5, Math.floor(value) + 0.5));
-    store.set({ row: clamp(row + rows, entry.m), column: clamp(column + columns, entry.n) });
+    store.set({ row: clamp(Math.floor(row + rows) + 0.5, 0.5, entry.m - 0.5), column: clamp(Math.floor(column + columns) + 0.5, 0.5, entry.n - 0.5) });
   }
 
   // Cells that each key moves by, down and to the right.

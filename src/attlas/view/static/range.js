@@ -1,5 +1,6 @@
 // A range with two handles over a picture (a colour bar, a histogram): dragged, or moved by keys.
 
+import { clamp } from "./geometry.js";
 import { make } from "./elements.js";
 import { t } from "./words.js";
 
@@ -41,7 +42,6 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
     update();
     onInput(low, high);
   };
-  const clamp = (value, from, to) => Math.min(to, Math.max(from, value));
   const move = (which, value) => {
     const gap = step();
     if (which) change(low, clamp(value, Math.min(low + gap, max), max));

@@ -17,7 +17,7 @@ export function backoff(count, random = Math.random()) {
 }
 
 /** Whether another try can help: nobody answered, or the server had trouble of its own. */
-export function isRetryable(error) {
+function isRetryable(error) {
   return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
 }
 

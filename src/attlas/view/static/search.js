@@ -1,7 +1,7 @@
 // The search box: token text, a range of positions ("50000-60000"), or one cell ("60321,102").
 
 import { debounce, make } from "./elements.js";
-import { isBeyondDiagonal } from "./geometry.js";
+import { isBeyondDiagonal, clamp } from "./geometry.js";
 import { formatInteger } from "./numbers.js";
 import { isEqual } from "./state.js";
 import { t } from "./words.js";
@@ -22,7 +22,7 @@ export function parseQuery(typed) {
 }
 
 // Where a stretch of text or a cell lies in the matrix of an entry, or what is wrong with it, in one sentence.
-export function placeQuery(query, entry) {
+function placeQuery(query, entry) {
   const { m, n, first_query: firstQuery, first_key: firstKey } = entry;
   if (query.kind === "cell") {
     const [i, j] = [query.query - firstQuery, query.key - firstKey];
@@ -91,8 +91,8 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     const entryInfo = info.entries[entry];
     const { m, n, first_query: firstQuery, first_key: firstKey } = entryInfo;
     const position = Math.floor((start + stop - 1) / 2);
-    const row = Math.min(m - 1, Math.max(0, position - firstQuery));
-    const column = Math.min(n - 1, Math.max(0, position - firstKey));
+    const row = clamp(position - firstQuery, 0, m - 1);
+    const column = clamp(position - firstKey, 0, n - 1);
     if (pin !== null && !isEqual(pin, ownPin)) {
       const cell = by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
       if (!isBeyondDiagonal(entryInfo, cell.i + 1, cell.j)) return { cell, isTokenCell: false };

@@ -1,24 +1,11 @@
 // The layout: header, heads at the left, map in the middle, text at the right, colour bar and status below.
 
+import { connectThemeButton } from "./look.js";
+import { createLogo } from "./figure.js";
 import { make } from "./elements.js";
 import { getLayerName } from "./numbers.js";
 import { holdsHead } from "./state.js";
 import { t } from "./words.js";
-
-const SVG = "http://www.w3.org/2000/svg";
-
-function createLogo() {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 16 16");
-  svg.setAttribute("aria-hidden", "true");
-  for (const [name, d] of [["mark-land", "M1 1v14h14z"], ["mark-stripe", "M1 7l8 8"]]) {
-    const path = document.createElementNS(SVG, "path");
-    path.setAttribute("class", name);
-    path.setAttribute("d", d);
-    svg.append(path);
-  }
-  return svg;
-}
 
 /** Build the layout into `root`; `connect(context)` brings its own controls to life. */
 export function createShell(root, uid) {
@@ -92,7 +79,6 @@ export function createShell(root, uid) {
     listen(batch, "change", () => store.set({ batch: Number(batch.value) }));
     listen(previousButton, "click", () => store.set(stepHead(store.state, -1)));
     listen(nextButton, "click", () => store.set(stepHead(store.state, 1)));
-    listen(theme, "click", () => store.set({ theme: getNextTheme(store.state) }));
     listen(headsButton, "click", () => store.set(togglePane(store.state, "heads", isNarrow())));
     listen(textButton, "click", () => store.set(togglePane(store.state, "text", isNarrow())));
     listen(scrim, "click", () => store.set({ panel: "" }));
@@ -119,18 +105,11 @@ export function createShell(root, uid) {
         button.setAttribute("aria-expanded", String(shown));
       }
     };
-    const showTheme = (state) => {
-      const next = { auto: t("following the system"), light: t("light"), dark: t("dark") }[state.theme];
-      theme.textContent = { auto: "◐", light: "○", dark: "●" }[state.theme];
-      theme.title = t("Theme: {0}", next);
-      theme.setAttribute("aria-label", t("Theme: {0}", next));
-    };
     showHead(store.state);
     showPanes(store.state);
-    showTheme(store.state);
     cleanups.push(store.on(["entry", "head", "batch"], showHead));
     cleanups.push(store.on(["panel", "aside"], showPanes));
-    cleanups.push(store.on("theme", showTheme));
+    cleanups.push(connectThemeButton(theme, store));
     const resizeObserver = new ResizeObserver(() => showPanes(store.state));
     resizeObserver.observe(root);
     cleanups.push(() => resizeObserver.disconnect());
@@ -180,10 +159,6 @@ export function stepLayer({ info, entry, head }, by) {
 function stepHeldHead({ info, entry, head }, by) {
   const index = info.held.findIndex((each) => each.entry === entry && each.head === head);
   return info.held[(index + by + info.held.length) % info.held.length];
-}
-
-function getNextTheme({ theme }) {
-  return { auto: "light", light: "dark", dark: "auto" }[theme];
 }
 
 // Wide pages fold a pane; narrow ones open it as a drawer over the map.

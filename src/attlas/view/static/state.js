@@ -159,7 +159,7 @@ export function findCounterpart(info, entry) {
 }
 
 /** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
-export function findHeldHead(info, { entry, head }) {
+function findHeldHead(info, { entry, head }) {
   return info.held?.find((each) => each.entry === entry && each.head === head) ?? null;
 }
 

@@ -70,7 +70,7 @@ export function describeBlock(level, state) {
 }
 
 /** Words for how far a pass over the matrix is. */
-export function describeProgress(progress) {
+function describeProgress(progress) {
   if (!progress || progress.fraction >= 1) return "";
   const left = progress.secondsLeft;
   const time = left > 90 ? t(", about {0} min left", Math.round(left / 60)) : left > 0 ? t(", about {0} s left", Math.ceil(left)) : "";

@@ -1,6 +1,7 @@
 // The text: what a query looks at, or who looks at a key, token by token and as a list. It is the query or key of the
 // pinned cell; while nothing is pinned, that of the token that is pointed at.
 
+import { clamp } from "./geometry.js";
 import { getDefaultRange } from "./colour.js";
 import { make, createSegmented } from "./elements.js";
 import { formatNumber, formatPercent, formatInteger } from "./numbers.js";
@@ -285,7 +286,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const [inRows, inColumns] = [i >= 0 && i < m, j >= 0 && j < n];
     if (state.pin !== null && state.by === "query") return inColumns ? { i: state.pin.i, j } : null;
     if (state.pin !== null) return inRows ? { i, j: state.pin.j } : null;
-    return inRows || inColumns ? { i: Math.min(m - 1, Math.max(0, i)), j: Math.min(n - 1, Math.max(0, j)) } : null;
+    return inRows || inColumns ? { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) } : null;
   }
   function onHover(position) {
     const { pin } = store.state;
@@ -297,11 +298,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     const [i, j] = [position - firstQuery, position - firstKey];
-    const clamp = (at, size) => Math.min(size - 1, Math.max(0, at));
     if (state.by === "query" && (i < 0 || i >= m)) return announce(t("Token {0} is no query of this head", formatInteger(position)));
     if (state.by === "key" && (j < 0 || j >= n)) return announce(t("Token {0} is no key of this head", formatInteger(position)));
-    const pin = state.by === "query" ? { i, j: clamp(state.pin?.j ?? j, n) } : { i: clamp(state.pin?.i ?? i, m), j };
-    if (state.pin === null) Object.assign(pin, { i: clamp(i, m), j: clamp(j, n) });
+    const pin = state.by === "query" ? { i, j: clamp(state.pin?.j ?? j, 0, n - 1) } : { i: clamp(state.pin?.i ?? i, 0, m - 1), j };
+    if (state.pin === null) Object.assign(pin, { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) });
     store.set({ pin, hover: null, reading: null, pointed: null });
     const view = map.visibleRegion();
     const isVisible = pin.i >= view.r0 && pin.i < view.r1 && pin.j >= view.c0 && pin.j < view.c1;

@@ -37,7 +37,7 @@ export function fillRatio(words, first, second, lut) {
 }
 
 /** The difference of two tiles, in the colours of `table`, as makeDifference gives it. */
-export function fillDifference(target, first, second, { weights, words, limit }) {
+function fillDifference(target, first, second, { weights, words, limit }) {
   const factor = 127.5 / limit;
   for (let k = 0; k < target.length; k++) {
     const a = first[k];
