@@ -5,30 +5,30 @@ import { computeTicks, formatInteger } from "./numbers.js";
 import { showWhitespace } from "./tokens.js";
 import { t } from "./words.js";
 
-const widths = new Map(); // font, room and text -> text cut to the room
+const truncatedTexts = new Map(); // font, width and text -> the text cut to that width
 
-/** Text cut so that it fits into `room` pixels, with an ellipsis. */
-function truncate(ctx, text, room) {
-  const key = `${ctx.font}|${room}|${text}`;
-  const cached = widths.get(key);
+/** The text, cut with an ellipsis where it is wider than `maxWidth` pixels. */
+function truncate(ctx, text, maxWidth) {
+  const key = `${ctx.font}|${maxWidth}|${text}`;
+  const cached = truncatedTexts.get(key);
   if (cached !== undefined) return cached;
   let truncated = text;
-  if (ctx.measureText(text).width > room) {
+  if (ctx.measureText(text).width > maxWidth) {
     const characters = [...text];
     let [low, high] = [0, characters.length];
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      if (ctx.measureText(`${characters.slice(0, middle).join("")}…`).width <= room) low = middle;
+      if (ctx.measureText(`${characters.slice(0, middle).join("")}…`).width <= maxWidth) low = middle;
       else high = middle - 1;
     }
     truncated = `${characters.slice(0, low).join("")}…`;
   }
-  if (widths.size > 8000) widths.clear();
-  widths.set(key, truncated);
+  if (truncatedTexts.size > 8000) truncatedTexts.clear();
+  truncatedTexts.set(key, truncated);
   return truncated;
 }
 
-/** What stands on an axis for the token at a position: a part of a character says of which. */
+/** The label of the token at a position. A token that is a part of a character shows the character and its number. */
 export function formatTokenLabel(tokens, position) {
   const text = tokens.peek(position);
   if (text === null) return null;
@@ -40,8 +40,8 @@ export function formatTokenLabel(tokens, position) {
 /** Draw both axes of a pane, in CSS pixels. `spans`: `[{name, start, stop}]` in text positions. */
 export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
   const axes = [
-    { across: true, first: entry.first_key, from: pane.region.c0, to: pane.region.c1, base: pane.top, room: pane.gutter.top },
-    { across: false, first: entry.first_query, from: pane.region.r0, to: pane.region.r1, base: pane.left, room: pane.gutter.left },
+    { across: true, first: entry.first_key, from: pane.region.c0, to: pane.region.c1, origin: pane.top, length: pane.gutter.top },
+    { across: false, first: entry.first_query, from: pane.region.r0, to: pane.region.r1, origin: pane.left, length: pane.gutter.left },
   ];
   for (const axis of axes) {
     if (axis.to <= axis.from) continue;
@@ -55,17 +55,17 @@ export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
   drawNames(ctx, pane, look);
 }
 
-// Coordinates along the axis become x across, y down; away from the map is up or to the left.
-function drawAlong(ctx, { across, base }, position, distance, draw) {
+// Draw at a position along an axis, `distance` pixels away from the map: above it or to its left.
+function drawAlong(ctx, { across, origin }, position, distance, draw) {
   ctx.save();
-  if (across) ctx.translate(position, base - distance);
-  else ctx.translate(base - distance, position);
+  if (across) ctx.translate(position, origin - distance);
+  else ctx.translate(origin - distance, position);
   draw();
   ctx.restore();
 }
 
 function drawSpans(ctx, axis, spans) {
-  const { toPixel, low, high, band, first, across, base, look } = axis;
+  const { toPixel, low, high, band, first, across, origin, look } = axis;
   ctx.font = `10px ${look.sans}`;
   ctx.textBaseline = "middle";
   ctx.textAlign = "center";
@@ -75,8 +75,8 @@ function drawSpans(ctx, axis, spans) {
     if (b - a < 1) return;
     ctx.fillStyle = order % 2 ? look.spanB : look.spanA;
     const thick = band - 3;
-    if (across) ctx.fillRect(a, base - band + 1, b - a - 0.5, thick);
-    else ctx.fillRect(base - band + 1, a, thick, b - a - 0.5);
+    if (across) ctx.fillRect(a, origin - band + 1, b - a - 0.5, thick);
+    else ctx.fillRect(origin - band + 1, a, thick, b - a - 0.5);
     if (b - a < 22) return;
     ctx.fillStyle = look.soft;
     drawAlong(ctx, axis, (a + b) / 2, band - 1 - thick / 2, () => {
@@ -106,7 +106,7 @@ function drawTicks(ctx, axis) {
       ctx.stroke();
       ctx.textAlign = across ? "center" : "right";
       const label = formatInteger(position);
-      // The last one stays inside the pane, whose map may end at its edge.
+      // The last label is shifted into the pane.
       const overflow = across ? Math.max(0, line + ctx.measureText(label).width / 2 - high - 6) : 0;
       ctx.fillText(label, across ? -overflow : -7, across ? -11 : 0.5);
     });
@@ -114,16 +114,16 @@ function drawTicks(ctx, axis) {
 }
 
 function drawTokens(ctx, axis, tokens) {
-  const { toPixel, low, high, band, first, across, from, to, scale, room, look } = axis;
+  const { toPixel, low, high, band, first, across, from, to, scale, length, look } = axis;
   tokens.prefetch(from + first, to + first);
   const size = Math.min(13, Math.max(10, scale * 0.8));
-  const numbers = room > 80;
+  const numbers = length > 80;
   ctx.save();
   ctx.globalAlpha = getGutterOpening(scale);
   ctx.textBaseline = "middle";
   for (let index = from; index < to; index++) {
     const place = toPixel(index) + scale / 2;
-    if (place < low + 6 || place > high - 4) continue; // half a label would run into the corner
+    if (place < low + 6 || place > high - 4) continue; // there is no space for a whole label
     const label = formatTokenLabel(tokens, index + first);
     drawAlong(ctx, axis, place, band, () => {
       if (across) ctx.rotate(-Math.PI / 2);
@@ -132,13 +132,13 @@ function drawTokens(ctx, axis, tokens) {
       if (label !== null) {
         ctx.font = `${size}px ${look.mono}`;
         ctx.fillStyle = look.ink;
-        ctx.fillText(truncate(ctx, label, room - (numbers ? 42 : 10)), 6 * distance, 0.5);
+        ctx.fillText(truncate(ctx, label, length - (numbers ? 42 : 10)), 6 * distance, 0.5);
       }
       if (numbers && (scale >= 26 || (index + first) % 5 === 0)) {
         ctx.textAlign = across ? "right" : "left";
         ctx.font = `10px ${look.sans}`;
         ctx.fillStyle = look.faint;
-        ctx.fillText(formatInteger(index + first), (room - 4) * distance, 0.5);
+        ctx.fillText(formatInteger(index + first), (length - 4) * distance, 0.5);
       }
     });
   }

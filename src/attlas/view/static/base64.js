@@ -1,4 +1,4 @@
-// Packed numbers of a page without a server, back as bytes.
+// Decodes the packed numbers of an offline page.
 
 function decodeBase64(text) {
   const binary = atob(text);
@@ -8,7 +8,7 @@ function decodeBase64(text) {
 }
 const pipeThrough = async (bytes, stream) => new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer());
 
-// High and low bytes are packed apart, which compresses better.
+// The file stores all first bytes, then all second bytes, and so on, which compresses better.
 function interleave(bytes, width) {
   const joined = new Uint8Array(bytes.length);
   const count = bytes.length / width;

@@ -1,4 +1,4 @@
-// Named views, kept with the recording: a list to edit, and a tour through them with a sentence each.
+// Bookmarks: named views stored with the recording, a dialog to edit them, and a tour through them.
 
 import { createDialog, make } from "./elements.js";
 import { readView, writeHash } from "./state.js";
@@ -7,7 +7,7 @@ import { t } from "./words.js";
 /** Mount the button and the list, and in `element` the line of a tour. */
 export function mountBookmarks(element, { store, transport, announce, uid, root, button }) {
   let list = store.state.info.bookmarks ?? []; // as it is shown
-  let saved = list; // as the server has it
+  let saved = list; // as the server stores it
   let pending = Promise.resolve();
   const canSave = Boolean(transport.send);
   const openButton = make("button", { type: "button", class: "icon", hidden: !canSave && !list.length, title: t("Bookmarks: named views of this recording, and a tour through them"), "aria-label": t("Bookmarks") }, "☆");
@@ -30,8 +30,8 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   });
   dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, startButton), message);
 
-  // Shows a list and keeps it, or says why not and shows again what is kept. One after another: what was typed meanwhile
-  // stays, and is kept by the next one.
+  // Shows a list and sends it to the server. If that fails, the stored list is shown again. Requests are sent one after
+  // another, so that edits made meanwhile are sent by the next one.
   function save(next, typed = false) {
     list = next;
     if (!typed) showRows();
@@ -135,5 +135,5 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   };
 }
 
-// This view as a bookmark keeps it: without what is open, and without how this reader likes the page.
+// The view as a bookmark stores it: without open dialogs and without settings of the page.
 const getViewHash = (state) => writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });

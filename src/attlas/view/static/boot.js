@@ -2,19 +2,19 @@
 
 import { mount } from "./main.js";
 import { writeHash } from "./state.js";
-import { httpTransport } from "./transport.js";
+import { createHttpTransport } from "./transport.js";
 
-const MAX_WAIT = 4000; // ms until a page whose map is not drawn is shown all the same
+const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
 
 let current = null;
-open(document.querySelector(".attlas"), {});
+openPage(document.querySelector(".attlas"), {});
 
-function open(root, initial) {
-  current = { root, page: mount(root, httpTransport("./"), { hash: true, initial, reopen }) };
+function openPage(root, initial) {
+  current = { root, page: mount(root, createHttpTransport("./"), { hash: true, initial, reopen }) };
   return current;
 }
 
-// Another text was read: its page is built below the window, and takes the place of this one once its map is drawn.
+// Builds the page of another text below this one, and replaces this one once the new map is drawn.
 async function reopen(state) {
   const { entry, head, batch } = state;
   const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
@@ -23,7 +23,7 @@ async function reopen(state) {
   const root = previous.root.cloneNode(false);
   root.classList.remove("attlas-ready");
   previous.root.after(root);
-  const { page } = open(root, { entry, head, batch });
+  const { page } = openPage(root, { entry, head, batch });
   await page.ready.catch(() => {});
   const deadline = performance.now() + MAX_WAIT;
   while (performance.now() < deadline && !root.querySelector(".overlay[aria-busy=false]")) await new Promise((resolve) => setTimeout(resolve, 30));

@@ -1,18 +1,18 @@
-// Where the map looks: panning, zooming about a point, and the short movements between.
+// The centre and zoom of the map: panning, zooming about a point, and their animations.
 
 import { clamp } from "./geometry.js";
 import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
 
-const EASE = 45; // ms in which a zoom covers two thirds of what is left
-const GLIDE = 260; // ms in which a thrown map loses two thirds of its speed
-const MIN_SPEED = 0.02; // CSS pixels per ms under which it stops
+const EASE = 45; // ms in which a zoom covers two thirds of the remaining way
+const GLIDE = 260; // ms in which a released map loses two thirds of its speed
+const MIN_SPEED = 0.02; // CSS pixels per ms; a slower map stops
 
 /**
- * `frame()` gives `{cx, cy, scale}` of the pane that is moved in, `bounds()` `{m, n, least}` (least: smallest zoom),
+ * `frame(x, y)` returns the pane at a point, `bounds()` returns `{m, n, least}` (least: smallest zoom),
  * `moved()` asks for a frame.
  */
 export function createCamera({ store, frame, bounds, moved, reduced }) {
-  let zooming = null; // {target, x, y}: the point that stays where it is
+  let zooming = null; // {target, x, y}: the target zoom, and the point that stays fixed
   let glide = null; // {vx, vy}
   let flight = null; // {from, to, start}
   let lastTime = 0;
@@ -47,7 +47,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
       const scale = 2 ** store.state.zoom;
       moveTo(store.state.row - dy / scale, store.state.column - dx / scale, store.state.zoom);
     },
-    /** Zoom by a number of doublings about a point; `now` leaves out the short movement. */
+    /** Zoom by a number of doublings about a point; `now`: without an animation. */
     zoomBy(doublings, x, y, { now = false } = {}) {
       glide = flight = null;
       const target = clampZoom((zooming?.target ?? store.state.zoom) + doublings);
@@ -64,7 +64,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
       glide = { vx, vy };
       start();
     },
-    /** Go to a place; nearby along a straight way, else at once. */
+    /** Go to a cell and zoom; animated where it is near. */
     goTo(row, column, zoom) {
       stop();
       const to = { row, column, zoom: zoom === undefined ? store.state.zoom : clampZoom(zoom) };
@@ -77,14 +77,14 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
       flight = { from, to, start: performance.now() };
       start();
     },
-    /** Bring a place that came from elsewhere, as from a link, back into bounds. */
+    /** Move the centre and zoom, as from a link, into their bounds. */
     hold() {
       const { row, column, zoom } = store.state;
       moveTo(row, column, Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
     },
     moving: () => Boolean(zooming || glide || flight),
     zooming: () => Boolean(zooming || flight),
-    /** Take one step; called at the start of a frame. Returns whether there is more to come. */
+    /** Advance the animations; called at the start of a frame. Returns whether one still runs. */
     step(now) {
       const elapsed = Math.min(50, Math.max(1, now - lastTime));
       lastTime = now;

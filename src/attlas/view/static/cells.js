@@ -1,15 +1,15 @@
-// Single cells: grid lines, numbers in the cells, and everything that is known of one cell.
+// Single cells: grid lines, the numbers in the cells, and the details of one cell.
 
 import { getColour, getContrastColour, computeContrast, chooseTextColour } from "./colour.js";
 
 const GRID_FROM = 9; // pixels a cell
 const NUMBERS_FROM = 36;
-const FAINT = 1e-3; // weights whose numbers are paler
+const FAINT = 1e-3; // smaller weights are written paler
 const BLOCK = 32; // cells of a side that are fetched together
 const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
 
-/** A weight in as many characters as fit into a cell of `pixels`, with three digits at most: all are right, of codes too. */
+/** A weight that fits into a cell of `pixels`, with at most three digits, which codes have too. */
 export function formatShortWeight(weight, pixels) {
   if (weight === 0) return "0";
   const decimals = pixels >= 54 && weight < 0.1 ? 4 : 3;
@@ -25,7 +25,7 @@ export function formatShortRatio(log2) {
   return `${log2 > 0 ? "+" : log2 < 0 ? "−" : ""}${Math.abs(log2).toFixed(1)}`;
 }
 
-/** Exact weights, fetched in blocks for the numbers in cells and one by one for what is pointed at. */
+/** A cache of exact weights: fetched in blocks for the numbers in cells, one by one for the hovered cell. */
 export function createCells(transport, { changed }) {
   const blocks = new Map();
   const cells = new Map();
@@ -48,14 +48,14 @@ export function createCells(transport, { changed }) {
       evictOldest(blocks, KEPT_BLOCKS);
       if (!destroyed) changed();
     } catch {
-      blocks.delete(key); // asked for again when it is next drawn
+      blocks.delete(key); // requested again at the next drawing
     }
   }
 
-  const cellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
+  const getCellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
 
   return {
-    /** The exact weight of a cell if its block is here; else null, and the block is asked for. */
+    /** The exact weight of a cell if its block is loaded; else null, and the block is requested. */
     weight(source, entry, i, j) {
       const [y, x] = [Math.floor(i / BLOCK), Math.floor(j / BLOCK)];
       const key = `${source.entry}/${source.head}/${source.batch}/${source.variant}/${y}/${x}`;
@@ -66,11 +66,11 @@ export function createCells(transport, { changed }) {
       }
       return block ? block.values[(i - y * BLOCK) * block.width + (j - x * BLOCK)] : null;
     },
-    /** What is already known of a cell, without asking. */
-    known: (source, i, j) => cells.get(cellKey(source, i, j)) ?? null,
-    /** Everything about one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
+    /** The details of a cell if they are cached, else null. */
+    known: (source, i, j) => cells.get(getCellKey(source, i, j)) ?? null,
+    /** Fetch the details of one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
     async exact(source, i, j, signal) {
-      const key = cellKey(source, i, j);
+      const key = getCellKey(source, i, j);
       if (!cells.has(key)) {
         const { entry, head, batch, variant } = source;
         const { json } = await transport.get("cell", { entry, head, batch, variant, i, j }, { signal });
@@ -79,7 +79,7 @@ export function createCells(transport, { changed }) {
       }
       return cells.get(key);
     },
-    /** Where the largest weight of a block is: [i, j, weight, whether that is rounded], or null. */
+    /** Fetch the largest cell of a block: [i, j, weight, whether the weight is rounded], or null. */
     async largest(source, { r0, r1, c0, c1 }, signal) {
       const key = `top/${source.entry}/${source.head}/${source.batch}/${source.variant}/${r0}/${r1}/${c0}/${c1}`;
       if (!cells.has(key)) {
@@ -109,7 +109,7 @@ export function drawGrid(ctx, pane, { scale, dpr, look }) {
   ctx.globalAlpha = 1;
 }
 
-/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` says whose number a cell shows. */
+/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` returns the head and cell whose number is shown. */
 export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
   if (scale < NUMBERS_FROM || layers[0].level > 0) return;
   const { region, X, Y } = pane;
@@ -134,7 +134,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       } else [text, colour] = [formatShortWeight(weight, scale), getColour(weight, state)];
       if (colour === "transparent") continue;
       ctx.fillStyle = chooseTextColour(colour);
-      ctx.globalAlpha = !otherSource && weight < FAINT ? 0.62 : 1; // what matters stands out
+      ctx.globalAlpha = !otherSource && weight < FAINT ? 0.62 : 1; // small weights are paler
       ctx.fillText(text, X(j + 0.5), Y(i + 0.5) + 0.5);
     }
   }

@@ -88,7 +88,7 @@ export function getDivergingColours(state) {
   return getBlended(`diverging-${theme}`, DIVERGING[theme]);
 }
 
-// Where a weight stands on the colour bar, 0 to 1.
+// The position of a weight on the colour bar, 0 to 1.
 function getPosition(weight, log2, colour, { low, high }) {
   const value = colour === "log" ? log2 : weight;
   return Math.min(1, Math.max(0, (value - low) / (high - low)));
@@ -96,7 +96,7 @@ function getPosition(weight, log2, colour, { low, high }) {
 
 const packPixel = (bytes, i) => (0xff000000 | (bytes[3 * i + 2] << 16) | (bytes[3 * i + 1] << 8) | bytes[3 * i]) >>> 0;
 
-// log2 and weight of every code; filled once, so that a colour table costs no powers while its range is dragged.
+// log2 and weight of every code, computed once: a new colour table needs no powers.
 const tablesByCode = { log2: null, weight: null };
 function getCodeTables() {
   if (!tablesByCode.log2) {
@@ -142,7 +142,7 @@ const getRatioIndex = (log2, state) => Math.round(127.5 + 127.5 * Math.min(1, Ma
 const formatCss = (bytes, i) => `rgb(${bytes[3 * i]} ${bytes[3 * i + 1]} ${bytes[3 * i + 2]})`;
 
 function getColourIndex(weight, state) {
-  const code = encode(weight / getUnit(state)); // through the code, so that a number has the very colour that the map gives it
+  const code = encode(weight / getUnit(state)); // rounded to a code, as in the map: both have the same colour
   const log2 = code === ZERO ? -Infinity : decodeLog2(code);
   return Math.round(255 * getPosition(2 ** log2, log2, state.colour, getRange(state)));
 }
@@ -152,13 +152,13 @@ export function getColour(weight, state) {
   return weight === null || Number.isNaN(weight) ? "transparent" : formatCss(getColours(state), getColourIndex(weight, state));
 }
 
-/** How two weights differ, as the comparison that is shown counts it: log2 of their ratio, or the first less the second. */
+/** How two weights differ in the shown comparison: log2 of their ratio, or the first minus the second. */
 export function computeContrast(first, second, { compare }) {
   if (compare === "difference") return first - second;
   return first === second ? 0 : Math.log2(first) - Math.log2(second);
 }
 
-/** The colour of such a number. */
+/** The colour of a number that `computeContrast` returns. */
 export function getContrastColour(value, state) {
   if (Number.isNaN(value)) return "transparent";
   return formatCss(getDivergingColours(state), state.compare === "difference" ? getDifferenceIndex(value / getUnit(state), state.difference) : getRatioIndex(value, state));

@@ -12,7 +12,7 @@ const MIN_LOG2 = -64; // log2 of the smallest weight that a code tells apart
 const FIT_OCTAVES = 16; // octaves below the largest weight in view that "fit" shows
 const RATIO_OCTAVES = 12; // octaves to each side that the bar of a comparison shows
 
-// The stretch of weights over which the bar is drawn; wider than the brush, so that there is room to drag.
+// The range over which the bar is drawn: wider than the chosen range, so that its handles can be dragged outwards.
 export function getBarRange(state) {
   const { low, high } = getRange(state);
   if (state.colour === "log") return { min: low < -40 ? MIN_LOG2 : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
@@ -24,7 +24,7 @@ export function getBarRange(state) {
   }
   return { min: 0, max };
 }
-/** The stretch over which the bar of a comparison is drawn, equal in the middle. */
+/** The range over which the bar of a comparison is drawn; 0 is in the middle. */
 export function getContrastBarRange({ compare, difference }, reach = null) {
   let max = reach ?? RATIO_OCTAVES;
   if (compare === "difference" && reach === null) {
@@ -34,13 +34,13 @@ export function getContrastBarRange({ compare, difference }, reach = null) {
   return { min: -max, max };
 }
 
-/** Marks of that bar. */
+/** The ticks of the bar of a comparison. */
 export function getContrastTicks({ compare, ...state }, { max }) {
-  const text = (value) => {
+  const formatTick = (value) => {
     if (value === 0) return t("equal");
     return compare === "ratio" ? `${value > 0 ? "" : "1/"}${formatNumber(2 ** Math.abs(value), 2)}×` : `${value > 0 ? "+" : "−"}${formatNumber(Math.abs(value) * getUnit(state), 2)}`;
   };
-  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: text(at) }));
+  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: formatTick(at) }));
 }
 
 function* generateSteps() {
@@ -49,12 +49,12 @@ function* generateSteps() {
   }
 }
 
-// Marks of the axis: [{at (a value of the scale), text}], powers of ten on a log scale.
-export function getBarTicks(state, { min, max }, room) {
+// The ticks of the bar: [{at (a value of the scale), text}]; powers of ten on a log scale.
+export function getBarTicks(state, { min, max }, width) {
   const unit = getUnit(state);
-  if (state.colour === "linear") return computeTicks(unit * min, unit * max, room / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : formatNumber(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
+  if (state.colour === "linear") return computeTicks(unit * min, unit * max, width / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : formatNumber(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
   const decades = (max - min) / Math.log2(10);
-  const powerStep = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(room / 52))));
+  const powerStep = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(width / 52))));
   const marks = [];
   const shift = Math.log2(unit);
   for (let power = Math.floor(Math.log10(unit) + 1e-9); power * Math.log2(10) - shift >= min - 1e-9; power -= powerStep) {
@@ -80,7 +80,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     formatValue: (value) => (store.state.compare === "difference" ? formatNumber(value * getUnit(store.state), 2) : isComparison() ? t("{0} times", formatNumber(2 ** value, 2)) : `${getNumberName(store.state)} ${formatNumber((isLog() ? 2 ** value : value) * getUnit(store.state), 2)}`),
     onInput(low, high) {
       if (!isComparison()) store.set({ low, high });
-      // A comparison is even to both sides: the handle that was moved says how far.
+      // The range of a comparison is symmetric: the moved handle sets both sides.
       else {
         const { compare } = store.state;
         const now = store.state[compare];
@@ -218,11 +218,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const ratio = isContrast(state.compare);
     element.classList.toggle("is-ratio", ratio);
     if (!range.dragging()) bar = ratio ? getContrastBarRange(state) : getBarRange(state);
-    const room = plot.clientWidth || 320;
+    const width = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
     if (ratio) showMarks(getContrastTicks(state, bar));
-    else showMarks(getBarTicks(state, bar, room));
+    else showMarks(getBarTicks(state, bar, width));
     range.set({ ...bar, ...getShownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
@@ -259,7 +259,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   };
 }
 
-// What the colours stand for: the weight of a cell, or of a block.
+// The title of the bar: what the colours show.
 function formatTitle(state, level) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
   if (!level) return getNumberName(state);

@@ -80,7 +80,7 @@ export function mountCompare(element, { store, announce, uid }) {
   function selectMode(compare) {
     const { second, info, entry, head } = store.state;
     if (compare !== "none" && second === null) {
-      // A mode without a head: the next head of the layer, so that something is seen at once.
+      // No second head is chosen yet: take the next head of the layer.
       const heads = info.entries[entry].heads.length;
       const otherHeld = info.held?.find((each) => each.entry !== entry || each.head !== head);
       const other = otherHeld ? otherHeld : heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
@@ -127,7 +127,7 @@ export function mountCompare(element, { store, announce, uid }) {
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }
-  // Beside a second recording: the same head there goes along.
+  // With a second recording, the second head follows the first.
   const unsubscribeHead = store.on(["entry", "head"], (state, changed) => {
     const { info, entry, head, second } = state;
     if (changed.includes("second") || !second || (info.entries[second.entry]?.recording ?? "") === (info.entries[entry].recording ?? "")) return;

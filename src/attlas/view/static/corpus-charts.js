@@ -11,12 +11,12 @@ function createFrame(width, height, look, label, titleX) {
   figure.append(createSvg("text", { x: (margin.left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 11.5, fill: look.ink }, titleX));
   return figure;
 }
-function drawShareAxis(figure, top, width, height, look, most) {
-  const y = (share) => height - margin.bottom - (share / top) * (height - margin.top - margin.bottom);
-  for (const share of computeTicks(0, top, most)) {
-    figure.append(createSvg("line", { x1: margin.left, x2: width - margin.right, y1: y(share), y2: y(share), stroke: look.line }), createSvg("text", { x: margin.left - 6, y: y(share) + 4, "text-anchor": "end" }, share === 0 ? "0" : `${Number((100 * share).toPrecision(3))} %`));
+function drawShareAxis(figure, maxShare, width, height, look, most) {
+  const toY = (share) => height - margin.bottom - (share / maxShare) * (height - margin.top - margin.bottom);
+  for (const share of computeTicks(0, maxShare, most)) {
+    figure.append(createSvg("line", { x1: margin.left, x2: width - margin.right, y1: toY(share), y2: toY(share), stroke: look.line }), createSvg("text", { x: margin.left - 6, y: toY(share) + 4, "text-anchor": "end" }, share === 0 ? "0" : `${Number((100 * share).toPrecision(3))} %`));
   }
-  return y;
+  return toY;
 }
 
 /** Bars between the `edges` of bins, as shares of all; `linear`: an axis of numbers, else one step for each bin. */
@@ -24,23 +24,23 @@ export function drawHistogram({ edges, values, width, height, look, title, label
   const total = values.reduce((sum, value) => sum + value, 0);
   const shares = values.map((value) => (total ? value / total : 0));
   const figure = createFrame(width, height, look, label, title);
-  const y = drawShareAxis(figure, Math.max(...shares, 1e-9) * 1.05, width, height, look, 4);
+  const toY = drawShareAxis(figure, Math.max(...shares, 1e-9) * 1.05, width, height, look, 4);
   const [left, right, floor] = [margin.left, width - margin.right, height - margin.bottom];
   const [low, high] = [edges[0], edges.at(-1)];
-  const x = (k) => left + (linear ? (edges[k] - low) / (high - low) : k / values.length) * (right - left);
+  const toX = (i) => left + (linear ? (edges[i] - low) / (high - low) : i / values.length) * (right - left);
   const toPixel = (value) => left + ((value - low) / (high - low)) * (right - left);
-  shares.forEach((share, k) => {
+  shares.forEach((share, i) => {
     if (!share) return;
-    const bar = createSvg("rect", { x: x(k) + 0.5, y: y(share), width: Math.max(0.8, x(k + 1) - x(k) - 1), height: Math.max(0.8, floor - y(share)), fill: look.track });
-    bar.append(createSvg("title", {}, t("{0} to {1}: {2}", formatNumber(edges[k]), formatNumber(edges[k + 1]), formatPercent(share))));
+    const bar = createSvg("rect", { x: toX(i) + 0.5, y: toY(share), width: Math.max(0.8, toX(i + 1) - toX(i) - 1), height: Math.max(0.8, floor - toY(share)), fill: look.track });
+    bar.append(createSvg("title", {}, t("{0} to {1}: {2}", formatNumber(edges[i]), formatNumber(edges[i + 1]), formatPercent(share))));
     figure.append(bar);
   });
   figure.append(createSvg("line", { x1: left, x2: right, y1: floor, y2: floor, stroke: look.frame }));
   if (linear) for (const value of computeTicks(low, high, width / 90)) figure.append(createSvg("text", { x: toPixel(value), y: floor + 15, "text-anchor": "middle" }, formatTick(value)));
   else {
     const step = Math.ceil(values.length / Math.max(1, Math.floor((right - left) / 44)));
-    edges.forEach((edge, k) => {
-      if (k % step === 0) figure.append(createSvg("text", { x: x(k), y: floor + 15, "text-anchor": "middle" }, formatInteger(edge)));
+    edges.forEach((edge, i) => {
+      if (i % step === 0) figure.append(createSvg("text", { x: toX(i), y: floor + 15, "text-anchor": "middle" }, formatInteger(edge)));
     });
   }
   for (const { value, text } of marks) {
@@ -53,30 +53,30 @@ export function drawHistogram({ edges, values, width, height, look, title, label
 }
 const formatTick = (value) => (Number.isInteger(value) ? formatInteger(value) : String(value)).replace("-", "−");
 
-/** The shares of texts in `count` even bins of a domain, from those of finer bins between `min` and `max`. */
+/** Counts in `count` equal bins of a domain, from the counts of finer bins between `min` and `max`. */
 export function rebin({ min, max, counts }, [low, high], count = 32) {
-  const edges = Array.from({ length: count + 1 }, (_, k) => low + ((high - low) * k) / count);
-  const cumulated = counts.reduce((sums, each) => [...sums, sums.at(-1) + each], [0]);
-  const total = cumulated.at(-1);
-  const below = (value) => {
+  const edges = Array.from({ length: count + 1 }, (_, i) => low + ((high - low) * i) / count);
+  const cumulative = counts.reduce((sums, each) => [...sums, sums.at(-1) + each], [0]);
+  const total = cumulative.at(-1);
+  const countBelow = (value) => {
     if (value >= max) return total;
     if (value <= min) return 0;
     const place = ((value - min) / (max - min)) * counts.length;
-    const k = Math.floor(place);
-    return cumulated[k] + (place - k) * counts[k];
+    const i = Math.floor(place);
+    return cumulative[i] + (place - i) * counts[i];
   };
-  // Texts that have the largest number of the domain belong to its last bin.
-  const values = edges.slice(1).map((edge, k) => (k === count - 1 ? total : below(edge)) - below(edges[k]));
-  return { edges, values: min === max && min >= high ? values.map((_, k) => (k === count - 1 ? total : 0)) : values };
+  // The last bin includes the upper end of the domain.
+  const values = edges.slice(1).map((edge, i) => (i === count - 1 ? total : countBelow(edge)) - countBelow(edges[i]));
+  return { edges, values: min === max && min >= high ? values.map((_, i) => (i === count - 1 ? total : 0)) : values };
 }
 
-/** How a measure is spread over the texts; below it a box of the middle half, its line the median, and whiskers. */
+/** A histogram of a measure over the texts, above a box plot. */
 export function drawSpread({ distribution, domain, width, height, look, title, label, markedValue }) {
   const figure = drawHistogram({ ...rebin(distribution, domain), width, height: height - 22, look, title: "", label, marks: markedValue === null ? [] : [{ value: markedValue, text: t("all {0}", formatNumber(markedValue)) }] });
   const all = createSvgRoot(width, height, look, label, ...figure.childNodes);
   const [left, right] = [margin.left, width - margin.right];
-  const x = (value) => left + ((Math.min(domain[1], Math.max(domain[0], value)) - domain[0]) / (domain[1] - domain[0])) * (right - left);
-  const [low, quarter, median, threequarters, high] = distribution.box.map(x);
+  const toX = (value) => left + ((Math.min(domain[1], Math.max(domain[0], value)) - domain[0]) / (domain[1] - domain[0])) * (right - left);
+  const [low, quarter, median, threequarters, high] = distribution.box.map(toX);
   const y = height - 32;
   all.append(
     createSvg("line", { x1: low, x2: high, y1: y, y2: y, stroke: look.track, "stroke-width": 1.5 }),
@@ -87,33 +87,33 @@ export function drawSpread({ distribution, domain, width, height, look, title, l
   return all;
 }
 
-/** One line: every head of the corpus as a tick, this one as a long one. */
+/** A line with a tick for every head of the corpus; the tick of this head is longer. */
 export function drawStrip({ values, value, width, look, label }) {
   const known = values.filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
-  const x = (value) => 3 + (high > low ? (value - low) / (high - low) : 0.5) * (width - 6);
+  const toX = (value) => 3 + (high > low ? (value - low) / (high - low) : 0.5) * (width - 6);
   const figure = createSvg("svg", { viewBox: `0 0 ${width} 16`, width: "100%", height: 16, preserveAspectRatio: "none", role: "img", "aria-label": label });
-  const path = known.map((value) => `M${x(value).toFixed(1)} 5v6`).join("");
+  const path = known.map((value) => `M${toX(value).toFixed(1)} 5v6`).join("");
   figure.append(createSvg("line", { x1: 0, x2: width, y1: 15, y2: 15, stroke: look.line }), createSvg("path", { d: path, stroke: look.faint, "stroke-width": 1, "stroke-opacity": known.length > 200 ? 0.25 : 0.6, "vector-effect": "non-scaling-stroke" }));
-  if (value !== null) figure.append(createSvg("line", { x1: x(value), x2: x(value), y1: 1, y2: 15, stroke: look.accent, "stroke-width": 3, "vector-effect": "non-scaling-stroke" }));
+  if (value !== null) figure.append(createSvg("line", { x1: toX(value), x2: toX(value), y1: 1, y2: 15, stroke: look.accent, "stroke-width": 3, "vector-effect": "non-scaling-stroke" }));
   return figure;
 }
 
-/** Bars of tokens by their share of weight; `spell(text)` makes whitespace visible. */
+/** Bars of tokens by their share of weight; `showText(text)` makes whitespace visible. */
 export function drawTokenBars({ tokens, width, look, label, showText }) {
   const lineHeight = 21;
-  const most = Math.max(...tokens.map(({ share }) => share), 1e-12);
+  const maxShare = Math.max(...tokens.map(({ share }) => share), 1e-12);
   const figure = createSvgRoot(width, Math.max(lineHeight, lineHeight * tokens.length) + 2, look, label);
   const [start, end] = [Math.min(150, 0.42 * width), width - 52];
   const maxCharacters = Math.max(4, Math.floor((start - 12) / 6.7));
-  tokens.forEach(({ token, share }, k) => {
-    const y = lineHeight * k + 14;
+  tokens.forEach(({ token, share }, i) => {
+    const y = lineHeight * i + 14;
     const shown = [...showText(token)];
     const text = shown.length > maxCharacters ? `${shown.slice(0, maxCharacters - 1).join("")}…` : shown.join("");
     figure.append(
       createSvg("text", { x: start - 8, y, "text-anchor": "end", "font-family": look.mono, "font-size": 11.5, fill: look.ink, "xml:space": "preserve" }, text),
-      createSvg("rect", { x: start, y: y - 10, width: Math.max(1, (share / most) * (end - start)), height: 13, rx: 1.5, fill: look.track }),
-      createSvg("text", { x: start + (share / most) * (end - start) + 5, y }, formatPercent(share)),
+      createSvg("rect", { x: start, y: y - 10, width: Math.max(1, (share / maxShare) * (end - start)), height: 13, rx: 1.5, fill: look.track }),
+      createSvg("text", { x: start + (share / maxShare) * (end - start) + 5, y }, formatPercent(share)),
     );
   });
   return figure;

@@ -1,4 +1,4 @@
-// Questions about the heads of one or two corpora: their measures, which heads belong together, which are selected.
+// The heads of one or more corpora: their measures, their selection, and whether the corpora share their heads.
 
 import { formatNumber, formatInteger } from "./numbers.js";
 import { t } from "./words.js";
@@ -77,7 +77,7 @@ export function getSelection({ info, brush, x, y }) {
   return info.corpora.map((corpus, index) => (index === brush.corpus || shared ? selected : findRows(corpus)));
 }
 
-/** What `open` is when a head of one corpus is opened: the same head of the others, where it is one. */
+/** The field `open` after a head of one corpus is opened; where corpora share their heads, it opens in all of them. */
 export function getOpenHeads({ info, open }, corpus, head) {
   const shared = haveSameHeads(info);
   return info.corpora.map((each, index) => {

@@ -29,16 +29,16 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
 
   // ---------------------------------------------------------------------------------------------------- the parts
 
-  const chosen = make("select", { class: "pick-head", "aria-label": several ? t("Head of {0}", corpus.title) : t("Head") }, ...corpus.rows.layer.map((_, each) => make("option", { value: String(each) }, formatHeadTitle(getHead(corpus, each)))));
-  chosen.value = String(row);
-  chosen.addEventListener("change", () => context.openHead(corpusIndex, getHead(corpus, Number(chosen.value))));
+  const headSelect = make("select", { class: "pick-head", "aria-label": several ? t("Head of {0}", corpus.title) : t("Head") }, ...corpus.rows.layer.map((_, each) => make("option", { value: String(each) }, formatHeadTitle(getHead(corpus, each)))));
+  headSelect.value = String(row);
+  headSelect.addEventListener("change", () => context.openHead(corpusIndex, getHead(corpus, Number(headSelect.value))));
   const kind = corpus.kinds.find(([name]) => name === corpus.rows.kind?.[row]);
   const kindLine = kind ? make("p", { class: "head-kind" }, make("b", {}, t("{0}. ", t(kind[0]))), t(kind[1])) : null;
   const numbers = make("div", { class: "head-numbers", role: "group", "aria-label": t("Numbers of this head over the corpus") });
   const plots = make("div", { class: "head-plots" });
   const textsElement = make("section", { class: "head-texts" });
   const loadingMessage = make("p", { class: "head-wait", role: "status" }, t("Reading …"));
-  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), chosen) : make("div", { class: "head-of" }, chosen, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), kindLine, numbers, loadingMessage, plots, textsElement);
+  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), headSelect) : make("div", { class: "head-of" }, headSelect, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), kindLine, numbers, loadingMessage, plots, textsElement);
 
   function addFigure(title, explain, draw, height, wide = "") {
     const plot = make("div", { class: "plot" });
@@ -62,7 +62,7 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
     for (const { target } of changes) figures.find(({ plot }) => plot === target)?.render();
   });
 
-  // The numbers of the head: each with a line on which all heads stand, and a button for its spread over the texts.
+  // The numbers of the head, each with a strip of all heads and a button that shows its distribution over the texts.
   function showNumbers() {
     const look = readLook(root);
     const lines = corpus.measures.map((measure) => {
@@ -122,11 +122,11 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
       return;
     }
     const now = intervals.includes(store.state.interval) ? store.state.interval : intervals[0];
-    const range = (interval) => {
+    const formatRange = (interval) => {
       const bounds = answer.intervals?.[interval - 1];
       return bounds ? `${formatNumber(bounds[0], 3)}–${formatNumber(bounds[1], 3)}` : String(interval);
     };
-    const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? t("highest {0}", range(interval)) : range(interval), title: t("Texts whose largest weight is in interval {0} of {1}", interval, corpus.intervals) }));
+    const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? t("highest {0}", formatRange(interval)) : formatRange(interval), title: t("Texts whose largest weight is in interval {0} of {1}", interval, corpus.intervals) }));
     const pick = createSegmented(t("Interval of the largest weight"), options, (interval) => store.set({ interval }));
     pick.set(now);
     const list = make("div", { class: "samples" });

@@ -1,4 +1,4 @@
-// From numbers to places and colours in a scatter.
+// Scales of the scatter: numbers to pixels and colours.
 
 import { computeDomain, getValues } from "./corpus-data.js";
 import { getColours } from "./colour.js";
@@ -25,13 +25,13 @@ function logTicks(low, high, maxTicks) {
   return [];
 }
 
-// Hues for kinds of head, told apart by people who do not see red or green too; the last one is for heads of no kind.
+// Hues for kinds of head, chosen for colour-blind readers too; the last one is for heads of no kind.
 const KINDS = {
   light: ["#c8421a", "#e0a100", "#2f6fb2", "#58a9c9", "#14866d", "#7b8790", "#8bb53c", "#a4508f", "#c99a6b", "#c3cbcf"],
   dark: ["#ff8f63", "#f2c14e", "#6fa8e8", "#8ed3ea", "#4cc3a5", "#a9b6bf", "#b5d96a", "#d98cc6", "#d9b48f", "#4d5b66"],
 };
 
-/** What colours the heads of a corpus: for each row its colour, and what a legend says of it. */
+/** The colour of each head of a corpus, and what the legend needs. */
 export function getTints(info, corpus, { colour, dark }, look) {
   if (colour === "kind") {
     const names = corpus.kinds.map(([name]) => name);
@@ -45,7 +45,7 @@ export function getTints(info, corpus, { colour, dark }, look) {
   return { fills: getValues(corpus, colour).map((value) => (value === null ? look.empty : palette(normalise(value, domain)))), domain, palette };
 }
 
-/** A colour for each share from 0 to 1: the palette of the page without its end that is the paper's. */
+/** A function from a share, 0 to 1, to a colour: the palette without its palest part. */
 function createColourScale(dark) {
   const bytes = getColours({ palette: "depth", dark });
   return (share) => {

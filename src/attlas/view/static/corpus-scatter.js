@@ -11,8 +11,8 @@ import { t } from "./words.js";
 
 const margins = { left: 60, right: 18, bottom: 46 };
 const [minRadius, maxRadius] = [3, 13]; // radii, where a measure gives them
-const maxNamed = 80; // heads up to which points carry their names, as far as these do not meet
-const hoverRadius = 16; // pixels from the pointer to the point that it means
+const maxNamed = 80; // with more heads, points have no names
+const hoverRadius = 16; // pixels within which the pointer hovers a point
 
 export function createScatter({ store, announce, root, uid }, index) {
   const corpus = store.state.info.corpora[index];
@@ -23,7 +23,7 @@ export function createScatter({ store, announce, root, uid }, index) {
   const element = make("figure", { class: "scatter" });
   const name = make("figcaption", { class: "scatter-name" }, several ? make("b", { class: "letter" }, LETTERS[index]) : null, make("span", { class: "scatter-title" }, several ? corpus.title : t("{0} heads of {1}", formatInteger(corpus.rows.layer.length), corpus.model)));
   element.append(make("div", { class: "figure-head" }, name, createSaveButtons(t("scatter"), getFigure, announce)), plot, helpElement);
-  let scene = null; // what the last drawing placed: {figure, points, sx, sy, overlay, circles, width, height}
+  let scene = null; // the last drawing: {figure, points, xScale, yScale, overlay, circles, width, height, ...}
   let anchor = null; // the point from which Shift and the arrows select
   let drag = null;
   let active = -1;
@@ -83,10 +83,10 @@ export function createScatter({ store, announce, root, uid }, index) {
       const radius = sizes ? Math.sqrt(minRadius ** 2 + share * (maxRadius ** 2 - minRadius ** 2)) : xs.length > 400 ? 4 : 7;
       points.push({ row, x: xScale.at(xs[row]), y: yScale.at(ys[row]), radius, fill: fills[row] });
     }
-    // The small ones above the large ones, so that none is hidden.
+    // Small points are drawn over large ones, so that none is hidden.
     return points.sort((a, b) => b.radius - a.radius || a.row - b.row);
   }
-  // Names beside points: to the right, else to the left, above or below, and none where another point or name is.
+  // Names at the right of points, else at the left, above or below; no name where it would overlap something.
   function placeNames(points, width, look) {
     const occupied = points.map(({ x, y, radius }) => ({ x: x - radius, y: y - radius, width: 2 * radius, height: 2 * radius }));
     const group = createSvg("g", { "font-size": 10.5 });
@@ -107,14 +107,14 @@ export function createScatter({ store, announce, root, uid }, index) {
     }
     return group;
   }
-  // What colour and size mean, in lines above the plot: {group, height}.
+  // The legend of colour and size above the plot: {group, height}.
   function createLegend(state, tints, width, look) {
     const { info } = state;
     const group = createSvg("g", {});
     const measureText = (text) => 6.3 * (text.length + (text.match(/[\u3000-\uffef]/g)?.length ?? 0)); // Chinese is twice as wide
     let [x, y] = [margins.left, 16];
-    const wrap = (room) => {
-      if (x + room > width - margins.right && x > margins.left) [x, y] = [margins.left, y + 20];
+    const wrap = (needed) => {
+      if (x + needed > width - margins.right && x > margins.left) [x, y] = [margins.left, y + 20];
     };
     const addText = (text, fill) => {
       group.append(createSvg("text", { x, y: y + 4, fill }, text));
@@ -155,7 +155,7 @@ export function createScatter({ store, announce, root, uid }, index) {
     }
     return { group, height: y + 22 };
   }
-  // The brush, and the points outside of it faint.
+  // Draw the brush, and make the points outside of it pale.
   function showBrush() {
     if (!scene) return;
     const { state } = store;
@@ -165,15 +165,15 @@ export function createScatter({ store, announce, root, uid }, index) {
     scene.brushed.replaceChildren(...(box ? [createSvg("rect", { x: box.x, y: box.y, width: box.width, height: box.height, fill: scene.look.accent, "fill-opacity": 0.08, stroke: scene.look.accent, "stroke-dasharray": "4 3" })] : []));
   }
   function getBrushBox(brush) {
-    const positive = (value, log) => (log && value <= 0 ? Number.MIN_VALUE : value);
+    const replaceNonPositive = (value, log) => (log && value <= 0 ? Number.MIN_VALUE : value);
     const { state } = store;
-    const [x0, x1] = [brush.x0, brush.x1].map((value) => scene.xScale.at(positive(value, state.xlog && canLog(state.info, state.x))));
-    const [y0, y1] = [brush.y0, brush.y1].map((value) => scene.yScale.at(positive(value, state.ylog && canLog(state.info, state.y))));
+    const [x0, x1] = [brush.x0, brush.x1].map((value) => scene.xScale.at(replaceNonPositive(value, state.xlog && canLog(state.info, state.x))));
+    const [y0, y1] = [brush.y0, brush.y1].map((value) => scene.yScale.at(replaceNonPositive(value, state.ylog && canLog(state.info, state.y))));
     const [left, right] = [x0, x1].map((x) => clamp(x, scene.margin.left, scene.width - scene.margin.right));
     const [bottom, top] = [y0, y1].map((y) => clamp(y, scene.margin.top, scene.height - scene.margin.bottom));
     return { x: left, y: top, width: right - left, height: bottom - top };
   }
-  // The point under the pointer, here or of the same head in another pane or in the table.
+  // Highlight the hovered head; it may be hovered in another scatter or in the table.
   function showHovered() {
     if (!scene) return;
     const { hover, info, x, y, size, colour } = store.state;
@@ -201,9 +201,9 @@ export function createScatter({ store, announce, root, uid }, index) {
   };
   function findNearest({ x, y }) {
     let [best, distance] = [-1, Infinity];
-    scene.points.forEach((each, k) => {
+    scene.points.forEach((each, i) => {
       const gap = Math.hypot(each.x - x, each.y - y) - each.radius;
-      if (gap <= distance) [best, distance] = [k, gap];
+      if (gap <= distance) [best, distance] = [i, gap];
     });
     return distance <= hoverRadius ? best : -1;
   }
@@ -267,7 +267,7 @@ export function createScatter({ store, announce, root, uid }, index) {
 
   // --------------------------------------------------------------------------------------------------------- keys
 
-  // The nearest point in a direction: those that lie more along it than aside come first.
+  // The nearest point in a direction; a distance across the direction counts twice.
   function findNext(from, dx, dy) {
     let [best, least] = [-1, Infinity];
     scene.points.forEach((each, k) => {
@@ -318,9 +318,9 @@ export function createScatter({ store, announce, root, uid }, index) {
 /** The four pickers of what the points show, and what the axes mean in plain words. */
 export function createPickers({ store }) {
   const { info } = store.state;
-  const optionsOf = (field) => listMeasures(info, field === "colour").map(({ name, label }) => make("option", { value: name }, label));
+  const createOptions = (field) => listMeasures(info, field === "colour").map(({ name, label }) => make("option", { value: name }, label));
   const pick = (field, label, none) => {
-    const select = make("select", { "aria-label": label }, ...(none ? [make("option", { value: "" }, none)] : []), ...optionsOf(field));
+    const select = make("select", { "aria-label": label }, ...(none ? [make("option", { value: "" }, none)] : []), ...createOptions(field));
     select.addEventListener("change", () => store.set({ [field]: select.value, ...(field === "x" || field === "y" ? { brush: null } : {}) }));
     return { field, select, element: make("label", { class: "picker" }, make("span", {}, label), select) };
   };

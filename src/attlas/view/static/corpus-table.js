@@ -31,7 +31,7 @@ export function createTable({ store, announce, uid }) {
   const empty = make("p", { class: "table-empty" }, t("No head is in the selection."));
   const element = make("section", { class: "selection" }, make("div", { class: "selection-head" }, title, clearButton, findInput, csvButton), tableFrame, empty, moreButton);
 
-  // What stands in each row: {corpus, row} of the first corpus that it is about.
+  // The rows of the table: {corpus, row} of each head; where corpora share their heads, of the first corpus.
   function listRows(state) {
     const selected = getSelection(state);
     const query = /^(\d+)(?:[.·](\d*))?$/.exec(state.find);
@@ -60,9 +60,9 @@ export function createTable({ store, announce, uid }) {
     const column = list.find((each) => each.key === key);
     const sign = sort.startsWith("-") ? -1 : 1;
     if (!column) return key === "head" && sign < 0 ? heads.reverse() : heads;
-    const value = (place) => column.value(place) ?? -Infinity * sign;
-    const order = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
-    return heads.sort((a, b) => sign * order(value(a), value(b)) || a.corpus - b.corpus || a.row - b.row);
+    const getSortValue = (place) => column.value(place) ?? -Infinity * sign;
+    const compareValues = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+    return heads.sort((a, b) => sign * compareValues(getSortValue(a), getSortValue(b)) || a.corpus - b.corpus || a.row - b.row);
   }
   function createHeading(label, key, hint) {
     const { sort } = store.state;
@@ -70,7 +70,7 @@ export function createTable({ store, announce, uid }) {
     const ascending = !sort.startsWith("-");
     const button = make("button", { type: "button", title: hint }, label, make("span", { class: "sort-sign", "aria-hidden": "true" }, isSorted ? (ascending ? " ↑" : " ↓") : ""));
     button.addEventListener("click", () => {
-      // Numbers begin with the largest, heads with the first.
+      // The first click sorts numbers descending, and heads and kinds ascending.
       const first = key === "head" ? "" : key.startsWith("kind") ? key : `-${key}`;
       store.set({ sort: sort !== first ? first : first.startsWith("-") ? key : `-${key}` });
       headElement.querySelector(`[data-key="${CSS.escape(key)}"] button`)?.focus();

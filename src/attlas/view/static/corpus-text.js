@@ -1,4 +1,4 @@
-// One sampled text of a head: a token's keys in one colour and its queries in the other, as shades and lines.
+// One sampled text of a head: the keys of a token in one colour and its queries in another, as shades and lines.
 
 import { make } from "./elements.js";
 import { createFlow } from "./flow.js";
@@ -8,7 +8,7 @@ import { formatPercent, formatInteger } from "./numbers.js";
 import { showWhitespace } from "./tokens.js";
 import { t } from "./words.js";
 
-const maxLines = 24; // drawn to the strongest of each side; shades show all
+const maxLines = 24; // of each side, for the largest weights; shades show all weights
 const maxListed = 4;
 
 /** The kept weights of a text, by query and by key: `getPairs(place)` gives {keys, queries} as [place, weight], largest first; places count from the first token that is shown. */
@@ -114,9 +114,9 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
   function paint(position) {
     const [key, query] = [shown.keys.get(position) ?? 0, shown.queries.get(position) ?? 0];
     const classes = [...(position === getActive() ? ["own"] : []), ...(key ? ["is-key"] : []), ...(query ? ["is-query"] : [])];
-    // The weights as opacity; the root of what would be too faint to see.
-    const shade = (name, weight) => `color-mix(in srgb, var(--${name}) ${Math.round(8 + 36 * Math.sqrt(weight))}%, transparent)`;
-    const background = key && query ? `linear-gradient(${shade("sea", key)} 50%, ${shade("accent", query)} 50%)` : key ? shade("sea", key) : query ? shade("accent", query) : "";
+    // The opacity grows with the root of the weight, so that small weights can be seen.
+    const getShade = (name, weight) => `color-mix(in srgb, var(--${name}) ${Math.round(8 + 36 * Math.sqrt(weight))}%, transparent)`;
+    const background = key && query ? `linear-gradient(${getShade("sea", key)} 50%, ${getShade("accent", query)} 50%)` : key ? getShade("sea", key) : query ? getShade("accent", query) : "";
     return { classes, background };
   }
   function update() {
@@ -137,7 +137,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     pairs.slice(0, maxListed).forEach(([position, weight], at) => line.append(at ? ", " : "", createToken(position), ` ${formatInteger(position + first)} ${formatPercent(weight)}`));
     if (pairs.length > maxListed) line.append(t(" and {0} more", formatInteger(pairs.length - maxListed)));
   }
-  // Lines from the token to what it looks at and to what looks at it, as far as they are in the window of the text.
+  // Lines from the active token to its keys and queries, where both ends are in view.
   function drawLines() {
     if (!flow || !overlay.isConnected) return;
     const box = flow.element.getBoundingClientRect();
@@ -152,7 +152,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
       for (const [position, weight] of [...pairs].slice(0, maxLines)) {
         const to = from && position !== getActive() ? getCentre(position) : null;
         if (!to) continue;
-        // An arc over the line of text where both are on one, else a curve between the lines.
+        // An arc over the text where both tokens are in one line, else a curve between the lines.
         const lift = Math.abs(from.y - to.y) < 4 ? 10 + Math.min(16, Math.abs(from.x - to.x) / 12) : 0;
         const d = lift ? `M${from.x} ${from.top}Q${(from.x + to.x) / 2} ${from.top - lift} ${to.x} ${to.top}` : `M${from.x} ${from.y}Q${to.x} ${(from.y + to.y) / 2} ${to.x} ${to.y}`;
         paths.push(createSvg("path", { d, fill: "none", stroke: colour, "stroke-width": 0.8 + 3 * weight, "stroke-opacity": 0.35 + 0.5 * weight, "stroke-linecap": "round" }));
@@ -160,7 +160,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     }
     overlay.replaceChildren(...paths);
   }
-  // What is in the window of the text, as a figure of its own.
+  // The visible part of the text as a figure.
   function getFigure() {
     if (!flow) return null;
     const look = readLook(root);

@@ -140,7 +140,7 @@ export function mountCorpus(root, transport, options = {}) {
 
 const joinNames = (names) => names.reduce((before, name) => t("{0} and {1}", before, name));
 
-// The words of the server in the language of the page.
+// Translate the texts that the server sends.
 function translateInfo(info) {
   for (const corpus of info.corpora) {
     const { model, counts } = corpus;
@@ -183,7 +183,7 @@ function keepValid(store, defaults) {
   store.on(["x", "y", "colour", "size", "measure", "brush", "open"], check);
 }
 
-// The head before or after, among those that are selected where some are.
+// Open the next or previous head, of the selected ones where there are some.
 function stepHead(store, by) {
   const { state } = store;
   if (!state.open) return;
@@ -216,11 +216,11 @@ function createHelpDialog({ store, root, uid }) {
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0;
   dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
-  const pairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
+  const createPairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
   dialog.body.append(
-    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...pairs(keys))),
-    make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...pairs(listMeasures(info, true).map(({ label, description }) => [label, description])))),
-    ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...pairs(corpus.about)))),
+    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...createPairs(keys))),
+    make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...createPairs(listMeasures(info, true).map(({ label, description }) => [label, description])))),
+    ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...createPairs(corpus.about)))),
   );
   store.on(["panel"], ({ panel }) => (panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") queueMicrotask(() => dialog.open());

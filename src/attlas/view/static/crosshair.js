@@ -1,4 +1,4 @@
-// What lies over the map: the crosshair, the pin, and the box that says what is under the pointer.
+// The overlay of the map: the crosshair, the pin, and the tooltip.
 
 import { PENDING, decode } from "./colour.js";
 import { TILE, showsTokens } from "./geometry.js";
@@ -9,12 +9,12 @@ import { formatTokenLabel } from "./axes.js";
 import { isWeighted, getNumberName } from "./weighting.js";
 import { language, t } from "./words.js";
 
-const EXACT_DELAY = 55; // ms of rest before exact numbers are asked for
+const EXACT_DELAY = 55; // ms without movement before exact numbers are requested
 const MIN_BAND_SCALE = 12; // pixels of a cell
-const LARGEST_DELAY = 140; // ms of rest before the largest cell of a block is sought
-const MAX_WIDTH = 342; // CSS pixels from the pointer to the far edge of the box, as style.css has it
+const LARGEST_DELAY = 140; // ms without movement before the largest cell of a block is requested
+const MAX_WIDTH = 342; // CSS pixels from the pointer to the far edge of the tooltip, as in style.css
 const MAX_HEIGHT = 150;
-const MOST_ROWS = 4096; // cells of a block's side up to which its largest cell is sought
+const MOST_ROWS = 4096; // side of the largest block whose largest cell is requested
 
 /**
  * Draw crosshair and pin into the fields of all panes, in CSS pixels. `block`: the cells that one pixel stands for,
@@ -58,17 +58,17 @@ function drawLines(ctx, pane, { i, j }, scale, style, shade) {
       ctx.lineTo(toPixel(x), pane.bottom);
     }
   } else {
-    const [x, y, free] = [pane.X(j + 0.5), pane.Y(i + 0.5), 8];
+    const [x, y, gap] = [pane.X(j + 0.5), pane.Y(i + 0.5), 8];
     ctx.moveTo(pane.left, toPixel(y));
-    ctx.lineTo(x - free, toPixel(y));
-    ctx.moveTo(x + free, toPixel(y));
+    ctx.lineTo(x - gap, toPixel(y));
+    ctx.moveTo(x + gap, toPixel(y));
     ctx.lineTo(pane.right, toPixel(y));
     ctx.moveTo(toPixel(x), pane.top);
-    ctx.lineTo(toPixel(x), y - free);
-    ctx.moveTo(toPixel(x), y + free);
+    ctx.lineTo(toPixel(x), y - gap);
+    ctx.moveTo(toPixel(x), y + gap);
     ctx.lineTo(toPixel(x), pane.bottom);
   }
-  // Light within dark: to be seen on every colour of a map, and on paper.
+  // A light line within a dark one can be seen on every colour.
   for (const [width, colour] of [[3, shade], [1, style]]) {
     ctx.lineWidth = width;
     ctx.strokeStyle = colour;
@@ -116,17 +116,17 @@ function drawBadges(ctx, pane, { i, j }, block, scale, look) {
     ctx.fillText(text, start + 5, cy + 0.5);
   };
   const { band, left, top } = pane.gutter;
-  // Where tokens are written the badge stands on the number, not on the token.
+  // Where tokens are shown, the badge covers the number and not the token.
   const tokens = showsTokens(scale);
   const away = { top: tokens ? top - 16 : 10, left: tokens ? left - 2 : 5 };
   if (x >= pane.left && x <= pane.right) drawBadge(block ? formatPositions(block.c0, block.c1, pane.firstKey) : formatInteger(j + pane.firstKey), x, pane.top - band - away.top, "center");
   if (y >= pane.top && y <= pane.bottom) drawBadge(block ? formatPositions(block.r0, block.r1, pane.firstQuery) : formatInteger(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
 }
 
-// The positions of rows or columns from..to - 1.
+// The positions of the rows or columns from `from` to `to` - 1.
 const formatPositions = (from, to, first) => (to - from > 1 ? `${formatInteger(first + from)}–${formatInteger(first + to - 1)}` : formatInteger(first + from));
 
-/** The value that the map shows for a cell at a level, from the tiles that are here; null when not. */
+/** The value that the map shows for a cell at a level; null where its tile is not loaded. */
 function getBlockValue(tiles, source, level, i, j, unit = 1) {
   const size = TILE * 2 ** level;
   const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
@@ -137,16 +137,16 @@ function getBlockValue(tiles, source, level, i, j, unit = 1) {
   return code === PENDING ? { pending: true } : { masked: code === 0, weight: unit * decode(code) };
 }
 
-/** What a cell is, in one sentence for those who listen. */
+/** One sentence about a cell, for screen readers. */
 function describeCell(target, tokens, value) {
-  const name = (position) => formatTokenLabel(tokens, position) ?? "";
-  const query = t("query {0} {1}", formatInteger(target.query), name(target.query));
-  const key = t("key {0} {1}", formatInteger(target.key), name(target.key));
+  const getName = (position) => formatTokenLabel(tokens, position) ?? "";
+  const query = t("query {0} {1}", formatInteger(target.query), getName(target.query));
+  const key = t("key {0} {1}", formatInteger(target.key), getName(target.key));
   if (!target.allowed || value?.masked) return t("{0}, {1}: masked", query, key);
   return value && !value.pending ? t("{0}, {1}: weight {2}", query, key, formatNumber(value.weight)) : `${query}, ${key}`;
 }
 
-// The weight that the box tells: that of the cell, or of the block that a pixel stands for; null where there is none.
+// The weight in the tooltip: of the cell, or of the block of a pixel; null where there is none.
 function getWeight({ level }, { pool, block, exact, largest }) {
   if (level && pool === "max" && largest) return largest[2];
   if (!level && exact) return exact.allowed ? exact.weight : null;
@@ -154,8 +154,8 @@ function getWeight({ level }, { pool, block, exact, largest }) {
 }
 
 /**
- * The box beside the pointer. `show(target, place, how)` fills it; exact numbers follow when the pointer rests, and
- * `changed()` is called when they have come.
+ * The tooltip. `show(target, place, options)` fills it; exact numbers are fetched when the pointer rests, and
+ * `changed()` is called when they have arrived.
  */
 export function createTip(stage, { cells, tiles, tokens, announce, changed, size, unitOfSource }) {
   const element = make("div", { class: "tip", hidden: true });
@@ -163,8 +163,8 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   let timers = [];
   let controller = null;
   let shown = null;
-  let shownDetails = null; // what is known of it
-  let position = null; // its place
+  let shownDetails = null; // the numbers of the shown target
+  let position = null; // of the tooltip
 
   function clear() {
     timers.forEach(clearTimeout);
@@ -182,7 +182,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   function moveTo(place) {
     position = place;
     const { x, y } = place;
-    // Placed by its nearer corner, so that its size need not be measured: that would lay out the whole page.
+    // Placed by its nearer corner: measuring its size would force a layout of the page.
     const { width, height } = size();
     const across = x > width - MAX_WIDTH ? `calc(${Math.round(x - 16)}px - 100%)` : `${Math.round(x + 18)}px`;
     const down = y > height - MAX_HEIGHT ? `calc(${Math.round(y - 14)}px - 100%)` : `${Math.round(y + 18)}px`;
@@ -198,7 +198,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
     try {
       await load(request.signal);
     } catch {
-      return; // the next movement asks again; the queue says when the server is gone
+      return; // requested again at the next movement; the queue reports a lost server
     }
     if (request.signal.aborted || shown !== target) return;
     fill(target, details);
@@ -209,7 +209,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   return {
     hide,
     /**
-     * What the box tells: `cell`, that of the pane it names (null while the largest of a block is not known), `block`,
+     * What the tooltip shows: `cell`, that of the pane it names (null while the largest of a block is not known), `block`,
      * the cells that its pixel stands for, and the weight.
      */
     reading() {
@@ -221,7 +221,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       const [first, last] = [shown.shown(block.r0, block.c0), shown.shown(block.r1 - 1, block.c1 - 1)];
       return { cell: null, block: { r0: first.i, r1: last.i + 1, c0: first.j, c1: last.j + 1 }, weight };
     },
-    /** The largest cell [i, j, weight] of the block of a target, in the places of its head. */
+    /** The largest cell [i, j, weight] of the block of a target, in rows and columns of its head. */
     largest: (target) => cells.largest(target.source, target.block),
     /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
     showTrack({ label, axis, first, from, to, best }, place) {
@@ -258,17 +258,17 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       moveTo(place);
       if (spoken) announce(describeCell(target, tokens, level === 0 ? details.block : details.exact));
       if (!target.allowed) return;
-      const exact = async (signal) => {
+      const loadExact = async (signal) => {
         details.exact = await cells.exact(target.source, target.i, target.j, signal);
         if (target.other) details.other = await cells.exact(target.other, target.i, target.j, signal);
         if (spoken && !signal.aborted) announce(describeCell(target, tokens, { weight: details.exact.weight, masked: !details.exact.allowed }));
       };
-      if (!level || spoken) timers.push(setTimeout(() => fetchDetails(exact, target, details), EXACT_DELAY));
+      if (!level || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
       if (level > 0 && 2 ** level <= MOST_ROWS && !details.block?.masked && !details.block?.pending) {
-        const largest = async (signal) => {
+        const loadLargest = async (signal) => {
           details.largest = await cells.largest(target.source, target.block, signal);
         };
-        timers.push(setTimeout(() => fetchDetails(largest, target, details), LARGEST_DELAY));
+        timers.push(setTimeout(() => fetchDetails(loadLargest, target, details), LARGEST_DELAY));
       }
     },
     destroy() {
@@ -278,8 +278,8 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   };
 }
 
-const createLine = (name, ...children) => make("div", { class: name }, ...children);
-// The shortest decimal that is this float32, with its power of ten as people write it; three digits of a rounded one.
+const createLine = (getName, ...children) => make("div", { class: getName }, ...children);
+// The shortest decimal that reads back as this float32; a rounded weight has three digits.
 function formatExact(weight, rounded = false) {
   if (rounded) return `≈ ${formatNumber(weight)}`;
   const text = formatFloat32(weight);
@@ -321,7 +321,7 @@ const createQuotient = (first, second) => (first > 0 && second > 0 ? [createLine
 
 function createPlaces(target, tokens, { largest }) {
   const pairs = make("dl");
-  // The positions from..to - 1: their token where there is one alone.
+  // Add the positions from `from` to `to` - 1; a single position with its token.
   const add = (word, first, from, to) => {
     const label = to - from > 1 ? null : formatTokenLabel(tokens, first + from);
     pairs.append(make("dt", {}, t(word)), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, formatPositions(from, to, first)));

@@ -19,7 +19,7 @@ export function countCells({ r0, r1, c0, c1 }) {
   return Math.max(0, r1 - r0) * Math.max(0, c1 - c0);
 }
 
-// Parts of a region that one request may ask for each: bands of rows, cut where even one row is too long.
+// Split a region into parts that one request may return each: bands of rows, or parts of rows.
 function splitRegion({ r0, r1, c0, c1 }) {
   const parts = [];
   const width = Math.min(c1 - c0, maxRequestCells);
@@ -49,13 +49,13 @@ export async function fetchRegion(transport, shared, region, { signal, onPart = 
   return { weights, rounded };
 }
 
-// A token as a field: its JSON text. Whitespace is unambiguous, and no field begins with a sign that a spreadsheet runs.
+// A token as a field: its JSON text. Whitespace is unambiguous, and no field can be read as a formula.
 export function formatField(text) {
   return `"${JSON.stringify(text).replaceAll('"', '""')}"`;
 }
 
 // One line for each cell: positions, tokens, and the weight in each head, {name, weights, rounded}. Numbers read back as
-// the same float32; of rounded ones only the digits that are right are written.
+// the same float32; rounded numbers have three digits.
 export function formatTable(heads, region, entry, textOf) {
   const names = heads.length === 1 ? ["weight"] : heads.map(({ name }) => `weight_${name}`);
   const lines = [`query,key,query_token,key_token,${names.join()}`];

@@ -55,7 +55,7 @@ export function createPicker(label, options, onPick, { hidden = true } = {}) {
   };
 }
 
-// Runs the last call after a quiet time.
+// A function that runs `milliseconds` after its last call.
 export function debounce(action, milliseconds) {
   let timer = 0;
   const schedule = (...args) => {
@@ -81,7 +81,7 @@ export function createDialog(parent, title, uid, onClose) {
   element.addEventListener("pointerdown", (event) => {
     if (event.target === element) element.close(); // the backdrop is the dialog's own
   });
-  // Keys in a dialog are the dialog's: the map under it must not move.
+  // Keys pressed in a dialog must not move the map.
   element.addEventListener("keydown", (event) => event.stopPropagation());
   element.addEventListener("close", onClose);
   parent.append(element);
@@ -91,7 +91,7 @@ export function createDialog(parent, title, uid, onClose) {
     open() {
       if (element.open) return;
       element.showModal();
-      (body.querySelector("button:enabled") ?? body).focus(); // not the cross, which would come first
+      (body.querySelector("button:enabled") ?? body).focus(); // not the close button, which comes first
     },
     close() {
       if (element.open) element.close();
@@ -114,7 +114,7 @@ export async function encodePng(canvas) {
   return blob;
 }
 
-// Hands a file to the user.
+// Save a file through the browser.
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = make("a", { href: url, download: name });
@@ -130,7 +130,7 @@ export function createLanguageButton(store) {
   const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
   button.addEventListener("click", () => {
     store.set({ language: other, panel: "" });
-    setTimeout(() => window.location.reload(), 400); // once the address says it
+    setTimeout(() => window.location.reload(), 400); // after the address has changed
   });
   return button;
 }

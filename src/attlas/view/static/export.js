@@ -1,4 +1,4 @@
-// What can be taken away: a link, a picture, a table, a page that works offline.
+// The export dialog: a link, pictures, a table, Python, an offline page.
 
 import { createDialog, download, make, createSegmented, encodePng, formatFileName } from "./elements.js";
 import { canCompare } from "./compare.js";
@@ -12,7 +12,7 @@ import { drawPicture } from "./picture.js";
 import { vectorLimit, createVector } from "./vector.js";
 import { t } from "./words.js";
 
-const POLL_INTERVAL = 700; // ms between two looks at how far the server is with a page
+const POLL_INTERVAL = 700; // ms between two requests for the progress of an offline page
 
 export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
   let request = null;
@@ -81,7 +81,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     for (const [name, limit] of [["svg", vectorLimit], ["csv", csvLimit]]) {
       kinds.find((kind) => kind.name === name).button.disabled = count > limit || count === 0;
     }
-    // Means of heads, and rows without the first key, are not one matrix in Python.
+    // Python has no single matrix for a mean of heads or for rows without the first key.
     kinds.find((kind) => kind.name === "python").button.disabled = store.state.head === "mean" || store.state.variant !== "plain";
     const readable = info.entries[store.state.entry].readable !== false;
     if (!readable) for (const kind of kinds.slice(2)) kind.button.disabled = true;
@@ -112,13 +112,13 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       }
     }
   }
-  // Whether a text is on the clipboard now.
+  // Copy a text to the clipboard; returns whether that worked.
   async function copyText(value) {
     try {
       await navigator.clipboard.writeText(value);
       return true;
     } catch {
-      // No permission, or no secure context: the older way, which asks nobody.
+      // No permission, or no secure context: the older method needs neither.
       const area = make("textarea", { value, readOnly: true, class: "unseen" });
       dialog.body.append(area);
       area.select();
@@ -145,7 +145,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const styles = getComputedStyle(root);
     return Object.fromEntries(["card", "ink", "soft", "line", "land", "sans"].map((name) => [name, styles.getPropertyValue(`--${name}`).trim()]));
   }
-  // The text of every token beside some cells.
+  // Fetch the tokens of the rows and columns of some cells.
   async function fetchTexts(cells, entryInfo) {
     const texts = new Map();
     const ranges = [
@@ -197,7 +197,6 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       heads.push({ name: getHeadMark(info, entry, head).replace("·", "_"), ...weights });
     }
     const textOf = await fetchTexts(cells, entryInfo);
-    // A blob of a million lines as one string would need twice its size: the table is small enough for one.
     download(createFileName("csv"), new Blob([formatTable(heads, cells, entryInfo, textOf)], { type: "text/csv;charset=utf-8" }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }
@@ -230,7 +229,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       return undefined;
     }),
   ];
-  // A guest in a notebook has no address of its own.
+  // In a notebook the viewer has no address of its own.
   kinds[0].button.hidden = !root.classList.contains("attlas-page");
   if (store.state.panel === "export") {
     describe();
@@ -246,7 +245,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   };
 }
 
-// An offline page saves itself: its own scripts and styles, with the mark where the data was.
+// The HTML of this offline page, with a marker in place of its data.
 function serialisePage() {
   const copy = document.documentElement.cloneNode(true);
   copy.querySelector("#attlas-data").textContent = dataMark;

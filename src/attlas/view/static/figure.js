@@ -58,7 +58,7 @@ async function renderPng(text, scale) {
 }
 
 /**
- * Two buttons that save a figure. `get()` returns `{figure, title, caption, look}`, or null while there is none;
+ * Two buttons that save a figure. `getContent()` returns `{figure, title, caption, look}`, or null while there is none;
  * `name` is what the buttons say they save.
  */
 export function createSaveButtons(name, getContent, announce) {

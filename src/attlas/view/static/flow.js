@@ -1,18 +1,18 @@
-// A long text as a flow of tokens of which only those near the window exist: 100,000 tokens scroll like a hundred.
+// A scrolling text of tokens. Only tokens near the visible part have elements, so that long texts stay fast.
 
 import { make } from "./elements.js";
 import { formatInteger } from "./numbers.js";
 import { showWhitespace } from "./tokens.js";
 import { t } from "./words.js";
 
-const pieceLength = 128; // tokens that come and go together, about; the position of the first stands in the margin
-const cutWindow = 96; // tokens within which a piece is cut at the end of a line, or at a blank
-const typicalHeight = 240; // pixels of a piece that was not laid out yet
+const pieceLength = 128; // approximate number of tokens of a piece; the margin shows the position of its first token
+const cutWindow = 96; // tokens among which a line end or a blank is sought to begin a piece
+const typicalHeight = 240; // assumed pixels of a piece without a layout
 
-// `first`: what stands in the margin at the first token, where the text is a part of a longer one.
+// `first`: the position of the first token in the whole text.
 export function createFlow({ tokens, label, uid, paint, onHover, onPick, first = 0 }) {
   let length = 0;
-  let texts = 0; // positions before this have a text
+  let texts = 0; // number of tokens whose text is known
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
   let marked = [];
@@ -22,7 +22,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
 
   const visibilityObserver = new IntersectionObserver(
     (changes) => {
-      // Heights come with the change: asking the element for them would lay the page out again and again.
+      // The heights are part of the change: reading them from the element would force layouts.
       for (const { target, isIntersecting, boundingClientRect } of changes) {
         const index = Number(target.dataset.piece);
         if (isIntersecting) fill(index);
@@ -38,68 +38,68 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     visibilityObserver.disconnect();
     const all = document.createDocumentFragment();
     for (let index = 0; index * pieceLength < length; index++) {
-      const part = make("div", { class: "piece", "data-piece": index });
-      part.style.minHeight = `${typicalHeight}px`;
-      pieces.push({ element: part, filled: false, from: index === 0 ? 0 : undefined });
-      all.append(part);
+      const current = make("div", { class: "piece", "data-piece": index });
+      current.style.minHeight = `${typicalHeight}px`;
+      pieces.push({ element: current, filled: false, from: index === 0 ? 0 : undefined });
+      all.append(current);
     }
     box.replaceChildren(all);
-    for (const { element: part } of pieces) visibilityObserver.observe(part);
+    for (const { element: current } of pieces) visibilityObserver.observe(current);
   }
   const breaksAfter = (position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
-  // Where a piece begins: behind the next end of a line, else before the next blank. Undefined while the texts around
-  // are not here.
+  // The first token of a piece: after the next line end, else before the next blank. Undefined while texts are not
+  // loaded.
   function findStart(index) {
     const nominal = index * pieceLength;
     if (index >= pieces.length || nominal >= length) return length;
-    const part = pieces[index];
-    if (part.from !== undefined) return part.from;
+    const current = pieces[index];
+    if (current.from !== undefined) return current.from;
     const last = Math.min(texts, length, nominal + cutWindow);
     if (nominal < texts) tokens.prefetch(nominal - 1, last);
     let blank;
     for (let position = nominal; position < last; position++) {
       const [before, text] = [tokens.peek(position - 1), tokens.peek(position)];
       if (before === null || text === null) return undefined;
-      if (/\n$/.test(before) && tokens.joined(position)?.start !== position - 1) return (part.from = position);
+      if (/\n$/.test(before) && tokens.joined(position)?.start !== position - 1) return (current.from = position);
       if (blank === undefined && /^\s/.test(text)) blank = position;
     }
-    return (part.from = blank ?? nominal);
+    return (current.from = blank ?? nominal);
   }
   function fill(index) {
-    const part = pieces[index];
-    part.near = true;
-    if (part.filled) return;
+    const current = pieces[index];
+    current.near = true;
+    if (current.filled) return;
     const [from, to] = [findStart(index), findStart(index + 1)];
-    if (from === undefined || to === undefined) return; // refresh() comes back when the texts are here
+    if (from === undefined || to === undefined) return; // refresh() tries again when the texts are loaded
     if (from < texts) tokens.prefetch(from, Math.min(to, texts));
     if (from < texts && tokens.peek(from) === null) return;
-    part.filled = true;
+    current.filled = true;
     const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, formatInteger(first + from))];
     for (let position = from; position < to; position++) content.push(createToken(position));
-    part.element.replaceChildren(...content);
-    if (!breaksAfter(to - 1)) part.element.append(make("i", { class: "piece-end" }));
-    part.element.style.minHeight = "";
+    current.element.replaceChildren(...content);
+    if (!breaksAfter(to - 1)) current.element.append(make("i", { class: "piece-end" }));
+    current.element.style.minHeight = "";
     joinLines(index);
     joinLines(index + 1);
-    for (const child of part.element.querySelectorAll(".t")) styleToken(child);
+    for (const child of current.element.querySelectorAll(".t")) styleToken(child);
   }
-  // A piece that begins within a line goes on where the one before it ends, so that the text has no other breaks.
+  // A piece that begins within a line continues the last line of the piece before it.
   function joinLines(index) {
-    const [before, part] = [pieces[index - 1], pieces[index]];
-    if (!before?.filled || !part?.filled) return;
+    const [before, current] = [pieces[index - 1], pieces[index]];
+    if (!before?.filled || !current?.filled) return;
     const end = before.element.querySelector(".piece-end")?.getBoundingClientRect();
     const { left, bottom } = before.element.getBoundingClientRect();
-    part.element.style.textIndent = end ? `${end.left - left}px` : "";
-    part.element.style.marginTop = end ? `${end.top - bottom}px` : "";
+    current.element.style.textIndent = end ? `${end.left - left}px` : "";
+    current.element.style.marginTop = end ? `${end.top - bottom}px` : "";
   }
   function clearPiece(index, height) {
-    const part = pieces[index];
-    part.near = false;
-    if (!part.filled || part.element.contains(document.activeElement)) return;
-    // What leaves keeps its height, so that nothing else moves.
-    part.element.style.minHeight = `${height}px`;
-    part.element.replaceChildren();
-    part.filled = false;
+    const current = pieces[index];
+    current.near = false;
+    if (!current.filled || current.element.contains(document.activeElement)) return;
+    // An emptied piece keeps its height, so that nothing else moves.
+    current.element.style.minHeight = `${height}px`;
+    current.element.replaceChildren();
+    current.filled = false;
   }
   function createToken(position) {
     const span = make("span", { class: "t", "data-position": position });
@@ -110,7 +110,7 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
       span.classList.add("number");
       span.append(String(position));
     } else if (joined) {
-      // A character of several tokens: the whole of it before the first, then the bytes of each.
+      // A character of several tokens: first the character, then the bytes of each token.
       span.classList.add("part");
       span.title = t("{0} · part {1} of {2} of {3}", formatInteger(position), position - joined.start + 1, joined.stop - joined.start, joined.text);
       if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
@@ -118,8 +118,8 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     } else appendText(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);
     return span;
   }
-  // Whitespace is text of its own: a faint sign where it stands, and the line break after its sign. Blanks have a sign
-  // at the end of a line only, where nobody would see them.
+  // Whitespace is shown by a pale symbol; a line break follows its symbol. Blanks have a symbol only at the end of a
+  // line, where they would be invisible.
   function appendText(span, text, next) {
     if (text === "") {
       span.append(make("small", { class: "sign" }, "∅"));
@@ -144,14 +144,14 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     span.className = [...ownClasses, ...classes].join(" ");
     span.style.background = background;
   }
-  // The piece that a token is in: the one of its place, or the one before, which reaches up to an end of a line.
+  // The index of the piece of a token: the nominal one or the one before.
   function findPiece(position) {
     const index = Math.min(pieces.length - 1, Math.floor(position / pieceLength));
     return index > 0 && position < (findStart(index) ?? 0) ? index - 1 : index;
   }
   const findToken = (position) => pieces[findPiece(position)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
 
-  const resizeObserver = new ResizeObserver(() => pieces.forEach((part, index) => joinLines(index)));
+  const resizeObserver = new ResizeObserver(() => pieces.forEach((current, index) => joinLines(index)));
   resizeObserver.observe(box);
 
   const getPosition = (event) => {
@@ -181,8 +181,8 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     event.stopPropagation();
   });
 
-  // Brings a token into the window, and keeps it there while the pieces around it get their texts and heights, unless
-  // somebody scrolls.
+  // Scrolls to a token, and keeps it in view while the pieces around it are laid out, until the reader
+  // scrolls.
   let revealTimers = [];
   function revealLater(position) {
     cancelReveal();
@@ -195,13 +195,13 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
   }
   for (const name of ["wheel", "pointerdown", "keydown", "touchmove"]) box.addEventListener(name, cancelReveal, { passive: true });
 
-  // Brings a token into the window; its piece is filled on the way.
+  // Scrolls to a token and fills its piece.
   function reveal(position, block = "center") {
-    const part = pieces[findPiece(position)];
-    if (!part) return;
+    const current = pieces[findPiece(position)];
+    if (!current) return;
     focusAt = position;
     const span = findToken(position);
-    const target = span ?? part.element;
+    const target = span ?? current.element;
     const [outer, inner] = [box.getBoundingClientRect(), target.getBoundingClientRect()];
     if (!outer.height) return;
     const isInnerBlank = inner.top >= outer.top + 8 && inner.bottom <= outer.bottom - 8;
@@ -210,16 +210,16 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
       box.scrollTop += inner.top - outer.top - gap;
     }
     if (!span) {
-      part.near = true;
-      part.wanted = { position, block };
+      current.near = true;
+      current.wanted = { position, block };
       fill(findPiece(position));
-      applyReveal(part);
+      applyReveal(current);
     }
   }
-  function applyReveal(part) {
-    if (!part.filled || !part.wanted) return;
-    const { position, block } = part.wanted;
-    part.wanted = null;
+  function applyReveal(current) {
+    if (!current.filled || !current.wanted) return;
+    const { position, block } = current.wanted;
+    current.wanted = null;
     reveal(position, block);
   }
   return {
@@ -228,14 +228,14 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     reveal: revealLater,
     // Colours have changed.
     repaint() {
-      for (const part of pieces) if (part.filled) for (const span of part.element.querySelectorAll(".t")) styleToken(span);
+      for (const current of pieces) if (current.filled) for (const span of current.element.querySelectorAll(".t")) styleToken(span);
     },
     // Texts have come.
     refresh() {
-      pieces.forEach((part, index) => {
-        if (!part.near || part.filled) return;
+      pieces.forEach((current, index) => {
+        if (!current.near || current.filled) return;
         fill(index);
-        applyReveal(part);
+        applyReveal(current);
       });
     },
     // The tokens under the crosshair.

@@ -1,11 +1,11 @@
-// Where things are: panes, gutters, levels, and the way between cells and pixels. Pure arithmetic.
+// Panes, gutters, levels, and the conversion between cells and pixels. Pure functions.
 
 export const TILE = 256;
 
 /** The value between `low` and `high` that is nearest to `value`. */
 export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
+// CSS pixels. Beside the map, from the inside out: the band of named spans, ticks or tokens, the track.
 const SIZES = {
   wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
   narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
@@ -34,7 +34,7 @@ function computeGutters(width, scale, hasSpans) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
   const band = hasSpans ? size.band : 0;
   const fraction = getGutterOpening(scale);
-  const closedTop = size.top - band; // the corner has two lines of words, beside a band or without one
+  const closedTop = size.top - band; // the corner has two lines of text, with or without a band
   return {
     track: size.track,
     band,
@@ -62,14 +62,14 @@ export function computePanes(width, height, scale, { side = false, hasSpans = fa
     const left = gutter.track + gutter.left + gutter.band;
     const top = gutter.track + gutter.top + gutter.band;
     const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left), h: Math.max(1, box.h - top) };
-    // The fixed point of a zoom about the centre must not move when the gutters open: it goes by the closed ones.
+    // The centre is computed with closed gutters, so that it does not move when they open.
     const cx = box.x + gutter.closedLeft + Math.max(1, box.w - gutter.closedLeft - gutter.edge) / 2;
     const cy = box.y + gutter.closedTop + Math.max(1, box.h - gutter.closedTop - gutter.edge) / 2;
     return { ...box, gutter, field, cx, cy };
   });
 }
 
-/** A pane with the way from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
+/** A pane with its conversions from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
 export function placePane(pane, { row, column, scale, dpr, m, n }) {
   const ox = pane.cx - column * scale;
   const oy = pane.cy - row * scale;
@@ -91,7 +91,7 @@ export function placePane(pane, { row, column, scale, dpr, m, n }) {
     row: (y) => (y - oy) / scale,
     column: (x) => (x - ox) / scale,
     region,
-    // The axes hug the matrix while its edge is in view.
+    // The axes stay at the edge of the matrix while it is in view.
     left: Math.min(Math.max(X(0), field.x), field.x + field.w),
     top: Math.min(Math.max(Y(0), field.y), field.y + field.h),
     right: Math.min(X(n), field.x + field.w),
@@ -107,7 +107,7 @@ export function computeFit(width, height, { m, n }, options, maximum) {
   let scale = computeScale(closed);
   let open = closed;
   if (getGutterOpening(scale) > 0) {
-    // Small matrices are shown with their tokens, which take some of the room.
+    // Small matrices are shown with their tokens, which need space.
     open = computePanes(width, height, scale, options)[0];
     scale = computeScale(open);
   }
@@ -121,7 +121,7 @@ export function getCausalOffset(entry) {
   return entry.first_query - entry.first_key;
 }
 
-/** Whether a block of cells lies wholly behind the diagonal of a causal matrix. */
+/** Whether the causal mask hides all cells of a block: rows before `r1`, columns from `c0` on. */
 export function isBeyondDiagonal(entry, r1, c0) {
   return entry.causal && c0 > r1 - 1 + getCausalOffset(entry);
 }

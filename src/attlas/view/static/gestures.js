@@ -1,6 +1,6 @@
 // Pointer, wheel, touch and keys on the canvas, turned into what the map can do.
 
-const CLICK_DISTANCE = 4; // CSS pixels that a click may wander
+const CLICK_DISTANCE = 4; // CSS pixels that the pointer may move during a click
 const PAN_STEP = 40; // CSS pixels of one arrow key
 
 /** Doublings of one wheel event: lines and pages as pixels, pinches of a trackpad (ctrl) finer. */
@@ -11,14 +11,14 @@ export function computeWheelZoom({ deltaY, deltaMode, ctrlKey }) {
 }
 
 /**
- * Listen on `canvas`. `act`: `{camera, point(x, y), leave(), click(x, y), double(x, y, out), key(name, event)}`;
+ * Listen on `canvas`. `target`: `{camera, point(x, y), leave(), click(x, y), double(x, y, out), key(name, event)}`;
  * places are in CSS pixels of the canvas.
  */
 export function createGestures(canvas, target) {
   const { camera } = target;
   const pointers = new Map(); // pointers on the canvas: id -> {x, y}
   let dragLength = 0;
-  let trail = []; // the last places of a drag, for the speed at which it is let go
+  let trail = []; // the last positions of a drag, for its speed at the end
   let pinch = null;
 
   const getPosition = (event) => {
@@ -30,7 +30,7 @@ export function createGestures(canvas, target) {
     return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, apart: Math.max(1, Math.hypot(a.x - b.x, a.y - b.y)) };
   };
 
-  function pointerdown(event) {
+  function handlePointerDown(event) {
     if (event.button !== 0 || pointers.size >= 2) return;
     camera.stop();
     canvas.setPointerCapture(event.pointerId);
@@ -40,7 +40,7 @@ export function createGestures(canvas, target) {
     pinch = pointers.size === 2 ? measurePinch() : null;
   }
 
-  function pointermove(event) {
+  function handlePointerMove(event) {
     const place = getPosition(event);
     const before = pointers.get(event.pointerId);
     if (!before) {
@@ -66,15 +66,15 @@ export function createGestures(canvas, target) {
     camera.panBy(dx, dy);
     trail.push({ ...place, time: event.timeStamp });
     trail = trail.filter((step) => event.timeStamp - step.time < 90);
-    target.leave(); // a crosshair that moves along would only be in the way
+    target.leave(); // no crosshair while dragging
   }
 
-  function pointerup(event) {
+  function handlePointerUp(event) {
     if (!pointers.delete(event.pointerId)) return;
     canvas.parentElement.classList.remove("dragging");
     if (pinch) {
       pinch = null;
-      dragLength = Infinity; // the finger that is left does not click
+      dragLength = Infinity; // the remaining finger does not click
       return;
     }
     const place = getPosition(event);
@@ -87,7 +87,7 @@ export function createGestures(canvas, target) {
     }
   }
 
-  function wheel(event) {
+  function handleWheel(event) {
     event.preventDefault();
     const { x, y } = getPosition(event);
     if (event.shiftKey && !event.ctrlKey) {
@@ -97,12 +97,12 @@ export function createGestures(canvas, target) {
     target.point(x, y);
   }
 
-  function doubleclick(event) {
+  function handleDoubleClick(event) {
     const { x, y } = getPosition(event);
     target.double(x, y, event.shiftKey);
   }
 
-  function keydown(event) {
+  function handleKeyDown(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (target.key(event.key, event.shiftKey)) event.preventDefault();
   }
@@ -112,21 +112,21 @@ export function createGestures(canvas, target) {
   };
   const preventDefault = (event) => event.preventDefault(); // Safari's own pinch
   const listeners = [
-    ["pointerdown", pointerdown],
-    ["pointermove", pointermove],
-    ["pointerup", pointerup],
-    ["pointercancel", pointerup],
+    ["pointerdown", handlePointerDown],
+    ["pointermove", handlePointerMove],
+    ["pointerup", handlePointerUp],
+    ["pointercancel", handlePointerUp],
     ["pointerleave", handleLeave],
-    ["dblclick", doubleclick],
-    ["keydown", keydown],
+    ["dblclick", handleDoubleClick],
+    ["keydown", handleKeyDown],
     ["gesturestart", preventDefault],
     ["gesturechange", preventDefault],
   ];
   for (const [name, run] of listeners) canvas.addEventListener(name, run);
-  canvas.addEventListener("wheel", wheel, { passive: false });
+  canvas.addEventListener("wheel", handleWheel, { passive: false });
   return () => {
     for (const [name, run] of listeners) canvas.removeEventListener(name, run);
-    canvas.removeEventListener("wheel", wheel);
+    canvas.removeEventListener("wheel", handleWheel);
   };
 }
 

@@ -112,7 +112,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     input.value = `${entryInfo.first_query + pin.i} → ${start}${stop - start > 1 ? `-${stop - 1}` : ""}`;
   }
 
-  // What every entry says of the pinned cell, one after another.
+  // Fetch the numbers of the pinned cell from every entry.
   async function load() {
     controller?.abort();
     clearTimeout(timer);
@@ -158,32 +158,32 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const known = numbers.filter((number) => number !== null);
     const [low, high] = kind === "statistic" ? [Math.min(...known), Math.max(...known)] : [0, 1];
     const bytes = getColours(state);
-    const colour = (number) => {
+    const getCellColour = (number) => {
       if (kind === "pair") return getColour(number, state);
       const index = 3 * Math.round(255 * Math.min(1, Math.max(0, (number - low) / (high - low || 1))));
       return `rgb(${bytes[index]} ${bytes[index + 1]} ${bytes[index + 2]})`;
     };
-    const text = (number) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, state) : formatPercent(number));
+    const formatCell = (number) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, state) : formatPercent(number));
     cells.forEach(({ button, entry, head }, index) => {
       const number = numbers[index];
       const isShown = entry === state.entry && head === state.head;
-      const label = t("{0}: {1}", getHeadName(info, entry, head), number === null ? t("not known") : text(number));
-      button.style.background = number === null ? "" : colour(number);
+      const label = t("{0}: {1}", getHeadName(info, entry, head), number === null ? t("not known") : formatCell(number));
+      button.style.background = number === null ? "" : getCellColour(number);
       button.title = label;
       button.setAttribute("aria-label", label);
       button.setAttribute("aria-pressed", String(isShown));
       button.tabIndex = isShown || (state.head === "mean" && index === 0) ? 0 : -1;
     });
     kindButtons.set(kind, state.pin ? {} : { pair: t("Pin a cell first: click one in the map"), agree: t("Pin a cell first: click one in the map") });
-    message.textContent = describePairs(state, kind, numbers, text);
+    message.textContent = describePairs(state, kind, numbers, formatCell);
   }
-  function describePairs(state, kind, numbers, text) {
+  function describePairs(state, kind, numbers, formatCell) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair] = createPairColumns(state);
     const others = kind === "agree" ? ({ entry, head }) => entry !== state.entry || head !== state.head : () => true;
     const best = [...numbers.keys()].filter((index) => numbers[index] > 0 && others(cells[index])).sort((a, b) => numbers[b] - numbers[a]);
-    const named = best.slice(0, MAX_NAMED).map((index) => `${getHeadMark(info, cells[index].entry, cells[index].head)} ${text(numbers[index])}`);
+    const named = best.slice(0, MAX_NAMED).map((index) => `${getHeadMark(info, cells[index].entry, cells[index].head)} ${formatCell(numbers[index])}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
     const known = numbers.filter((number) => number !== null).length;
     const missing = info.held && known < numbers.length ? ` ${t("This file has it for {0} of {1} heads.", formatInteger(known), formatInteger(numbers.length))}` : "";

@@ -32,19 +32,19 @@ function writeFilter({ kind, within }) {
 
 // The heads that pass a filter, in the order of a sort. Heads without the number come last, and pass no range.
 function arrange(rows, { order, column }, { kind, within }) {
-  const value = (row) => (column ? row.values[column.name] ?? null : null);
+  const getValue = (row) => (column ? row.values[column.name] ?? null : null);
   const visible = rows.filter((row) => {
     if (kind && !row.kinds.includes(kind)) return false;
     if (!within) return true;
-    const number = value(row);
-    // The ends were rounded for the URL: what they were taken from stays in.
+    const number = getValue(row);
+    // The bounds were rounded for the URL; the values that they come from must pass.
     const slack = 1e-5 * Math.max(...within.map(Math.abs));
     return number !== null && number >= within[0] - slack && number <= within[1] + slack;
   });
   if (order === "=") return visible;
   const sign = order === "-" ? -1 : 1;
   return visible.sort((a, b) => {
-    const [x, y] = [value(a), value(b)];
+    const [x, y] = [getValue(a), getValue(b)];
     if (x === null || y === null) return Number(x === null) - Number(y === null);
     return sign * (x - y);
   });
@@ -105,7 +105,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   function setSort({ order: next, name: column }) {
     const now = getSort();
     const patch = { sort: `${next ?? now.order}${column ?? now.column?.name ?? ""}` };
-    // A range is of one statistic; another one begins with all of its own.
+    // The range belongs to one statistic and is dropped with it.
     if (column && column !== now.column?.name) patch.filter = writeFilter({ ...readFilter(store.state.filter), within: null });
     store.set(patch);
   }
@@ -210,7 +210,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     event.stopPropagation();
     next?.button.focus();
   }
-  // The one above or below, whatever the breaks of the flow are.
+  // The nearest cell in the row above or below.
   function findNearest(index, sign) {
     const here = cells.get(shownKeys[index]).button.getBoundingClientRect();
     let best = null;
@@ -219,8 +219,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       const box = cell.button.getBoundingClientRect();
       if (Math.abs(box.top - here.top) < 8) continue;
       if (best && Math.abs(box.top - best.top) > 8) break;
-      const far = Math.abs(box.left + box.right - here.left - here.right);
-      if (!best || far < best.far) best = { cell, far, top: box.top };
+      const horizontalDistance = Math.abs(box.left + box.right - here.left - here.right);
+      if (!best || horizontalDistance < best.horizontalDistance) best = { cell, horizontalDistance, top: box.top };
     }
     return best?.cell;
   }
@@ -305,7 +305,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     }
     return groups;
   };
-  // As many columns as leave the fewest gaps at the end of a layer, each wide enough for its words.
+  // The number of columns with the fewest gaps at the end of a layer.
   function fitColumns() {
     const { info } = store.state;
     const width = grid.clientWidth;

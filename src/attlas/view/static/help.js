@@ -80,7 +80,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
   if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);
   dialog.element.classList.add("help");
-  dialog.body.tabIndex = 0; // nothing in it takes the focus, and it scrolls
+  dialog.body.tabIndex = 0; // so that keys can scroll it
   const unsubscribe = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") dialog.open();
   return {
@@ -92,7 +92,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
   };
 }
 
-// "[ ]" as two key caps; words stay words.
+// "[ ]" as two <kbd> elements; words stay text.
 function createKeyCaps(text) {
   return text.split(/( \+ |, | )/).map((part) => {
     if (/^( \+ |, | )$/.test(part)) return part;

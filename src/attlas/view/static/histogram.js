@@ -56,7 +56,7 @@ export function createHistogram(onRange) {
       for (const value of known) counts[Math.min(binCount - 1, Math.floor(((value - min) / (max - min)) * binCount))] += 1;
       const maxCount = Math.max(...counts);
       [...bars.children].forEach((bar, i) => {
-        // The root keeps a single head visible beside a bin of hundreds.
+        // The square root keeps small counts visible.
         bar.style.height = counts[i] ? `${Math.max(8, 100 * Math.sqrt(counts[i] / maxCount))}%` : "0";
       });
       const [low, high] = chosen ? [Math.max(min, chosen[0]), Math.min(max, chosen[1])] : [min, max];

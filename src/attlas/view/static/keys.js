@@ -1,4 +1,4 @@
-// Keys that work everywhere on the page, save where somebody types.
+// Keys that work everywhere on the page except in text fields.
 
 import { stepHead, stepLayer } from "./shell.js";
 import { getHeadName } from "./numbers.js";
@@ -48,7 +48,7 @@ export function createKeys(root, { store, map, announce }) {
     event.preventDefault();
     action();
   };
-  // A page of its own hears keys wherever the focus is; a guest only inside itself.
+  // A page listens to keys on the whole document; a notebook widget only inside itself.
   const keyTarget = root.classList.contains("attlas-page") ? document : root;
   keyTarget.addEventListener("keydown", handleKey);
   return () => keyTarget.removeEventListener("keydown", handleKey);

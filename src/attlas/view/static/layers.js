@@ -1,9 +1,9 @@
-// One head drawn as tiles. What has not come yet is stood in for by coarser or finer tiles, so that nothing flickers.
+// One head drawn as tiles. Missing tiles are replaced by coarser or finer ones, so that nothing flickers.
 
 import { TILE, isBeyondDiagonal, getCausalOffset, chooseLevel, clamp } from "./geometry.js";
 import { getTileKey } from "./tiles.js";
 
-const FINER_LEVELS = 2; // levels down to which finer tiles stand in
+const FINER_LEVELS = 2; // levels of finer tiles that may replace a missing one
 
 /**
  * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
@@ -12,7 +12,7 @@ const FINER_LEVELS = 2; // levels down to which finer tiles stand in
 export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
   const level = chooseLevel(scale * dpr, entry.levels, finest);
   const { region } = pane;
-  if (!transposed) return { pane, source, entry, other, level, transposed, U: pane.px, V: pane.py, region };
+  if (!transposed) return { pane, source, entry, other, level, transposed, toX: pane.px, toY: pane.py, region };
   return {
     pane,
     source,
@@ -20,8 +20,8 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
     other,
     level,
     transposed,
-    U: (c) => pane.py(c - shift),
-    V: (r) => pane.px(r + shift),
+    toX: (c) => pane.py(c - shift),
+    toY: (r) => pane.px(r + shift),
     region: {
       r0: clamp(region.c0 - shift, 0, entry.m),
       r1: clamp(region.c1 - shift, 0, entry.m),
@@ -31,13 +31,13 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
   };
 }
 
-// The tiles of a level that a region touches, without those that a causal matrix leaves empty.
+// The tiles of a level that overlap a region, without those that the causal mask hides.
 function* iterateTiles({ entry, region, level }, margin = 0) {
   const size = TILE * 2 ** level;
   if (region.r1 <= region.r0 || region.c1 <= region.c0) return;
-  const last = (count) => Math.ceil(count / size) - 1;
-  const y1 = Math.min(last(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
-  const x1 = Math.min(last(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
+  const getLastTile = (count) => Math.ceil(count / size) - 1;
+  const y1 = Math.min(getLastTile(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
+  const x1 = Math.min(getLastTile(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
   for (let y = Math.max(0, Math.floor(region.r0 / size) - margin); y <= y1; y++) {
     for (let x = Math.max(0, Math.floor(region.c0 / size) - margin); x <= x1; x++) {
       if (!isBeyondDiagonal(entry, Math.min(entry.m, (y + 1) * size), x * size)) yield { y, x };
@@ -50,7 +50,7 @@ function createTileRequest(source, level, y, x, distance) {
   return { key: getTileKey(source, level, y, x), name: "tile", params: { entry, head, batch, variant, pool, level, y, x }, distance };
 }
 
-/** What a layer needs to be complete, and a ring around it for the next move, nearest the centre first. */
+/** The tiles that a layer needs; with `settled`, also those around the view. The distance orders them. */
 export function listWantedTiles(layer, settled) {
   const { region, level, source, other, entry } = layer;
   const size = TILE * 2 ** level;
@@ -68,12 +68,12 @@ export function listWantedTiles(layer, settled) {
       addRequest(level, y, x, 100 * margin + Math.hypot((y + 0.5) * size - centre.r, (x + 0.5) * size - centre.c) / size);
     }
   }
-  // The whole matrix in one tile: a stand-in wherever the view goes next.
+  // The whole matrix in one tile: it can replace any missing tile.
   if (level < entry.levels - 1) addRequest(entry.levels - 1, 0, 0, 90);
   return items;
 }
 
-/** The small sampled picture of a source, which stands in before anything has been pooled. */
+/** The request for the sampled picture of a source, shown before its tiles are computed. */
 export function createThumbnailRequest({ source, entry }) {
   const { head, batch, variant, pool } = source;
   const params = { entry: source.entry, head, batch, variant, pool, size: TILE };
@@ -101,7 +101,7 @@ function traceTriangle(ctx, { pane, entry, transposed }, shift) {
  * Draw a layer into the field of its pane, in device pixels. Returns whether something is missing or still pending.
  */
 export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
-  const { level, source, other, U, V } = layer;
+  const { level, source, other, toX, toY } = layer;
   const size = TILE * 2 ** level;
   const complete = [];
   const gaps = [];
@@ -111,10 +111,10 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
     else gaps.push({ y, x, surface: picture?.surface ?? null });
   }
   const drawTile = (surface, y, x, span, sub = null) => {
-    const u0 = U(x * span);
-    const v0 = V(y * span);
-    const w = U((x + 1) * span) - u0;
-    const h = V((y + 1) * span) - v0;
+    const u0 = toX(x * span);
+    const v0 = toY(y * span);
+    const w = toX((x + 1) * span) - u0;
+    const h = toY((y + 1) * span) - v0;
     if (w < 1 || h < 1) return;
     if (sub) ctx.drawImage(surface, sub.x, sub.y, sub.size, sub.size, u0, v0, w, h);
     else ctx.drawImage(surface, u0, v0, w, h);
@@ -150,10 +150,10 @@ function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) 
   return surface && { surface, pending: first.pending || second.pending };
 }
 
-// Something to see where a tile is missing or half done: the nearest coarser tile, else a sampled picture of the whole
-// under a veil; then finer tiles where they are still here.
+// Draws a replacement where a tile is missing or incomplete: the nearest coarser tile, else the sampled picture
+// under a pale overlay; then finer tiles where they are cached.
 function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, drawTile, size }) {
-  const { level, entry, source, other, U, V } = layer;
+  const { level, entry, source, other, toX, toY } = layer;
   const options = { tiles, palette, budget };
   let coarser = null;
   for (let levelsUp = 1; level + levelsUp < entry.levels && !coarser; levelsUp++) {
@@ -167,7 +167,7 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
   if (!isComplete && !other) {
     const r1 = Math.min(entry.m, (y + 1) * size);
     const c1 = Math.min(entry.n, (x + 1) * size);
-    const box = [U(x * size), V(y * size), U(c1) - U(x * size), V(r1) - V(y * size)];
+    const box = [toX(x * size), toY(y * size), toX(c1) - toX(x * size), toY(r1) - toY(y * size)];
     const thumbnail = tiles.get(createThumbnailRequest(layer).key);
     const sampled = thumbnail && tiles.surface(thumbnail, palette, budget);
     if (sampled) {
@@ -187,10 +187,10 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
   for (let levelsDown = Math.min(FINER_LEVELS, level); levelsDown >= 1; levelsDown--) {
     for (let dy = 0; dy < 2 ** levelsDown; dy++) {
       for (let dx = 0; dx < 2 ** levelsDown; dx++) {
-        const [fy, fx] = [y * 2 ** levelsDown + dy, x * 2 ** levelsDown + dx];
-        if (!tiles.has(getTileKey(source, level - levelsDown, fy, fx))) continue;
-        const picture = getPicture(layer, level - levelsDown, fy, fx, options);
-        if (picture && !picture.pending) drawTile(picture.surface, fy, fx, size / 2 ** levelsDown);
+        const [fineY, fineX] = [y * 2 ** levelsDown + dy, x * 2 ** levelsDown + dx];
+        if (!tiles.has(getTileKey(source, level - levelsDown, fineY, fineX))) continue;
+        const picture = getPicture(layer, level - levelsDown, fineY, fineX, options);
+        if (picture && !picture.pending) drawTile(picture.surface, fineY, fineX, size / 2 ** levelsDown);
       }
     }
   }

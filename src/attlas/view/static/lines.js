@@ -1,4 +1,4 @@
-// Tokens in two columns with a line for each weight: who looks at whom in a window of a few tokens.
+// Queries and keys in two columns, with a line for each weight, for a window of a few tokens.
 
 import { createSvg } from "./figure.js";
 import { clamp } from "./geometry.js";
@@ -131,7 +131,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
   function pinToken(side, index) {
     store.set({ by: side, pin: getCell({ side, index }), pointed: null });
   }
-  // The token that is pointed at, else the pinned one.
+  // The hovered token, else the pinned one.
   function getActive() {
     if (focused) return focused;
     const { pin, by } = store.state;

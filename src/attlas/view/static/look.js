@@ -1,4 +1,4 @@
-// The colours of the theme, for canvases; and the patterns and tables that follow from them.
+// The theme: its choice, its colours for canvases, and the patterns and tables made of them.
 
 import { t } from "./words.js";
 import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
@@ -9,7 +9,7 @@ const NAMES = {
   spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
 };
 
-/** Read the tokens of style.css as they stand on an element. */
+/** Read the custom properties of style.css at an element. */
 export function readLook(element) {
   const style = getComputedStyle(element);
   return Object.fromEntries(Object.entries(NAMES).map(([name, token]) => [name, style.getPropertyValue(token).trim()]));
@@ -41,14 +41,14 @@ const toPixel = (colour) => {
   return new Uint32Array(ctx.getImageData(0, 0, 1, 1).data.buffer)[0];
 };
 
-const VEIL_ALPHA = 150; // of 255: how much of a stand-in is covered
+const VEIL_ALPHA = 150; // of 255: opacity over the replacement of a tile
 
 let versions = 0;
 
-/** Tables of colours for tiles; a new version for each change, so that a tile knows when it is painted in old ones. */
+/** The colour tables of tiles. The version tells whether a tile was painted with older tables. */
 export function makePalette(state, look) {
   const lut = makeLut(state);
-  lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // a veil over what stands in
+  lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // half covers the replacement below it
   return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
 }
 

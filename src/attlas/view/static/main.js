@@ -1,4 +1,4 @@
-// Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
+// Starts a page: fetches what there is to see, builds the layout, mounts map and panels on one store.
 
 import { followTheme } from "./look.js";
 import { mountBookmarks } from "./bookmarks.js";
@@ -34,7 +34,7 @@ let pageCount = 0;
  *
  * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
  * what the help says of the numbers, where they are not computed for each request; `options.reopen`: builds the page
- * anew once another text was read. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ * again once another text was read. Returns `{destroy, ready}`; `ready` resolves to the context of the panels.
  */
 export function mount(root, transport, options = {}) {
   const cleanups = [];
@@ -49,7 +49,7 @@ export function mount(root, transport, options = {}) {
   cleanups.push(() => shell.destroy());
 
   async function start() {
-    // What is known of the heads at once says where to begin; a link says it itself.
+    // The page begins at the place of the link, else at a head chosen by the statistics.
     const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
     const hasPlace = (fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : requests.get("heads").catch(() => null)]);
@@ -100,7 +100,7 @@ export function mount(root, transport, options = {}) {
     if (!destroyed) shell.fail(error.message);
     throw error;
   });
-  ready.catch(() => {}); // said on the page; who waits for `ready` hears of it too
+  ready.catch(() => {}); // the page shows the error; whoever awaits `ready` gets it too
   return {
     ready,
     destroy() {
@@ -110,7 +110,7 @@ export function mount(root, transport, options = {}) {
   };
 }
 
-// The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
+// The most informative head where it is known, else the first readable entry; no text pane where there is no text.
 function chooseStart(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
@@ -119,7 +119,7 @@ function chooseStart(info, heads) {
   return { ...first, ...second, ...(info.texts || info.reading ? {} : { aside: "heads" }) };
 }
 
-// The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
+// The pooling that suits the first head; the default where the server does not answer.
 async function choosePooling(requests, info, { entry, head, batch }) {
   if (info.only || info.entries[entry]?.readable === false) return {};
   const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
@@ -137,7 +137,7 @@ function keepValid(store) {
   return store.on(fields, check);
 }
 
-/** What must change in a state so that it names only what there is. */
+/** The changes that make a state refer only to what exists. */
 export function repairState(state) {
   const { entries } = state.info;
   const patch = {};
@@ -163,7 +163,7 @@ export function repairState(state) {
   return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !isEqual(state[field], value)));
 }
 
-// The name of the tab says what is looked at; not where the page is a guest in somebody else's document.
+// Keep the title of the document up to date; not in a notebook.
 function followTitle(store, options) {
   if (!options.hash) return () => {};
   const show = ({ info, entry, head }) => {

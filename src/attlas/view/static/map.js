@@ -18,19 +18,19 @@ import { getUnit } from "./weighting.js";
 import { t } from "./words.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
-const FOCUS_DELAY = 260; // ms without a movement after which the view is said to rest
-const ZOOM_REQUEST_DELAY = 90; // ms between two looks at what is wanted while zooming
-const PICTURE_TIMEOUT = 6000; // ms without a new tile after which a picture is made of what is here
-const LABEL_DELAY = 400; // ms after a movement until the canvas is described anew
+const FOCUS_DELAY = 260; // ms without movement before the server is told what is in view
+const ZOOM_REQUEST_DELAY = 90; // ms between two tile requests while zooming
+const PICTURE_TIMEOUT = 6000; // ms without a new tile after which a picture is made of the loaded ones
+const LABEL_DELAY = 400; // ms after a movement before the label of the canvas changes
 
 const PLACE_FIELDS = ["row", "column", "zoom"];
 const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
-// Changes after which the canvas under the overlay is drawn anew.
+// Fields whose change redraws the map.
 const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 const KEYS = t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.");
 
-// At least one tile is painted in each frame, then as many as there is time for; `short` says whether one had to wait.
+// At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
 function createBudget(milliseconds) {
   const deadline = performance.now() + milliseconds;
   let painted = 0;
@@ -98,7 +98,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   let destroyed = false;
 
   const requestDraw = () => {
-    if (!frameRequest && !destroyed) frameRequest = requestAnimationFrame(frame);
+    if (!frameRequest && !destroyed) frameRequest = requestAnimationFrame(drawFrame);
   };
   const invalidate = () => {
     needsDraw = true;
@@ -129,7 +129,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
 
   // ---- frames
 
-  function frame(now) {
+  function drawFrame(now) {
     frameRequest = 0;
     if (destroyed || store.state.zoom === null) return;
     const moving = camera.step(now);
@@ -170,7 +170,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   function requestTiles() {
     const now = performance.now();
     if (camera.zooming() && now - lastRequestTime < ZOOM_REQUEST_DELAY) {
-      clearTimeout(timers.churn); // levels that fly by are not asked for
+      clearTimeout(timers.churn); // levels passed while zooming are not requested
       timers.churn = setTimeout(invalidate, ZOOM_REQUEST_DELAY);
       return;
     }
@@ -191,7 +191,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
     tiles.want([...items.values()]);
   }
 
-  // What the page looks at is computed first.
+  // Tell the server what is in view, so that it is computed first.
   function scheduleFocus() {
     clearTimeout(timers.rest);
     timers.rest = setTimeout(() => {
@@ -199,7 +199,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
       for (const { source, readable } of drawnScene.panes) {
         const { entry, head, batch, variant } = source;
         if (!readable) continue;
-        transport.get("focus", { entry, head, batch, variant, level: drawnScene.level, ...getRegion(drawnScene) }).catch(() => {}); // only a wish
+        transport.get("focus", { entry, head, batch, variant, level: drawnScene.level, ...getRegion(drawnScene) }).catch(() => {}); // not needed
       }
     }, FOCUS_DELAY);
   }
@@ -249,9 +249,9 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
     const { m, n } = getEntry();
     if (matrixShape !== `${m} x ${n}`) {
       matrixShape = `${m} x ${n}`;
-      if (changed.includes("entry") && !changed.includes("zoom")) store.set(computeFitted()); // the old place means nothing there
+      if (changed.includes("entry") && !changed.includes("zoom")) store.set(computeFitted()); // the old position has no meaning there
     }
-    // What was shown as a whole is still shown as a whole when there are two panes.
+    // A fitted map stays fitted when a pane is added or removed.
     if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(computeFitted());
     if (changed.some((field) => PLACE_FIELDS.includes(field))) camera.hold();
     tip.hide();

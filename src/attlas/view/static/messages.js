@@ -1,16 +1,16 @@
-// Answers over the messages of a notebook widget: no port is opened, and nothing leaves the notebook's own channel.
+// A transport over the messages of a notebook widget: no port is opened.
 
 import { TransportError } from "./transport.js";
 
 let pageCount = 0;
 
-export function messageTransport(model) {
+export function createMessageTransport(model) {
   const page = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}-${++pageCount}`;
   const pending = new Map(); // id -> {resolve, reject}
   let requestCount = 0;
 
   const handleMessage = (message, buffers) => {
-    if (message?.type !== "answer" || !pending.has(message.id)) return; // another view's, or given up
+    if (message?.type !== "answer" || !pending.has(message.id)) return; // of another view, or cancelled
     const { resolve, reject } = pending.get(message.id);
     pending.delete(message.id);
     if (message.status !== 200) {
@@ -19,7 +19,7 @@ export function messageTransport(model) {
     }
     const answer = { progress: message.progress, final: message.final, sampled: message.sampled };
     const body = buffers[0];
-    // A view of a larger buffer would drag the whole message along, and may lie at an odd address.
+    // Copied, as it may be a view of a larger buffer at an odd offset.
     const bytes = ArrayBuffer.isView(body) ? new Uint8Array(body.buffer, body.byteOffset, body.byteLength) : new Uint8Array(body);
     if (message.kind === "json") answer.json = JSON.parse(new TextDecoder().decode(bytes));
     else answer.buffer = bytes.slice().buffer;

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats of numbers.
 
 import { t } from "./words.js";
 

@@ -1,7 +1,7 @@
-// Colours in Oklab and back, for palettes that are even to the eye; the report's page has it too.
+// Conversions between sRGB and Oklab, for palettes whose steps look equal.
 
 const cube = (x) => x * x * x;
-/** A channel from 0 to 1 as light. */
+/** An sRGB channel, 0 to 1, as linear light. */
 export const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
 const encodeSrgb = (c) => {
   const bounded = Math.min(1, Math.max(0, c));

@@ -1,6 +1,6 @@
-// The offline page of what is looked at: the server packs its numbers, here they get their state and become a file.
+// The offline page of the shown heads: the server packs the numbers, here the state is added and the file made.
 
-export const dataMark = "/*data*/"; // where the packed numbers go in a page
+export const dataMark = "/*data*/"; // the place of the packed numbers in a page
 
 // The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
 export function listTiles(entry, level) {
@@ -15,13 +15,13 @@ export function listTiles(entry, level) {
   return tiles;
 }
 
-// The heads that are looked at: the first, and the second where two are compared.
+// The shown heads: the first, and the second where two are compared.
 export function listPackedHeads({ entry, head, second, compare }) {
   const first = { entry, head };
   return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
 }
 
-/** What the server is asked for: the heads that are looked at, how, and the pinned cell. */
+/** The parameters of the request for an offline page: the shown heads, the view, and the pinned cell. */
 export function createPackQuery(state) {
   const [first, second] = listPackedHeads(state);
   const { batch, variant, pool, pin } = state;
@@ -29,13 +29,13 @@ export function createPackQuery(state) {
   return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}) };
 }
 
-/** What the offline page begins with: the state, less what belongs to a window. */
+/** The state with which the offline page begins: without the fields of the open page. */
 export function getViewState(state) {
   const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
   return view;
 }
 
-// The file: the page without data, and the data where its mark is. "<" is escaped, so that no token ends the script.
+// The file: the page with the data in place of the marker. "<" is escaped, so that no token ends the script.
 export function createFile(page, data) {
   const text = JSON.stringify(data).replaceAll("<", "\\u003c").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
   const start = page.indexOf(dataMark);

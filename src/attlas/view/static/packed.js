@@ -1,4 +1,4 @@
-// Answers from a packed file: the page runs from a disk, without a server and without a network.
+// A transport over the data of an offline page, which needs no server and no network.
 
 import { unpack } from "./base64.js";
 import { decode, MASKED, PENDING, ZERO } from "./colour.js";
@@ -11,10 +11,10 @@ import { t } from "./words.js";
 const createMissingError = (what) => new TransportError(404, t("This file does not hold {0}", what));
 const tileSide = 256;
 
-export function packedTransport(data) {
+export function createPackedTransport(data) {
   const { parts } = data;
   const { batch, variant, pool } = data.state;
-  // What the page must not offer, because the file does not hold it.
+  // `held` and `only`: what the page may offer, as the file holds nothing else.
   const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
   const unit = getUnit({ info, variant });
   const unpackedParts = new Map();
@@ -25,7 +25,7 @@ export function packedTransport(data) {
     if (!unpackedParts.has(name)) unpackedParts.set(name, unpack(parts[name]));
     return unpackedParts.get(name);
   }
-  // The packed head that a request means, or an error that says what the file holds.
+  // The packed head of a request, or an error where the file does not hold it.
   function findHead({ entry, head, batch, variant }) {
     const packedHead = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
     if (!packedHead) throw createMissingError(t("this head"));
@@ -44,9 +44,9 @@ export function packedTransport(data) {
     if (level < head.finest) throw createMissingError(t("this level of detail"));
     const isInside = y >= 0 && x >= 0 && y * tileSide * 2 ** level < head.entryInfo.m && x * tileSide * 2 ** level < head.entryInfo.n;
     if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
-    return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
+    return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // masked tiles are not stored
   }
-  // A row of which the file holds the largest weights only: the others are NaN, those that the mask hides 0.
+  // A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
   async function getKeptRow(head, i) {
     const { entryInfo, kept: keptCount } = head;
     const [gapBytes, codes] = await Promise.all([getPart(`gaps:${head.name}`), getPart(`kept:${head.name}`)]);
@@ -56,7 +56,7 @@ export function packedTransport(data) {
     for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
     return row;
   }
-  // The largest cell of some rows, where the weights that the file lacks cannot be larger; else nothing.
+  // The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
   async function findKeptLargest({ entryInfo, kept: keptCount, name }, r0, r1, c0, c1) {
     const [gapBytes, codes] = await Promise.all([getPart(`gaps:${name}`), getPart(`kept:${name}`)]);
     const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
@@ -71,8 +71,8 @@ export function packedTransport(data) {
     }
     return best && best[2] >= largestMissing ? [[best[0], best[1], unit * decode(best[2])]] : [];
   }
-  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level or of the
-  // largest weights of a row, and then it is `rounded`.
+  // The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
+  // of the largest weights of a row.
   async function getWeights(params, r0, r1, c0, c1) {
     const head = findHead(params);
     const { n } = head.entryInfo;
@@ -178,19 +178,19 @@ export function packedTransport(data) {
     const result = name === "row" ? await getWeights(params, place, place + 1, 0, head.entryInfo.n) : await getWeights(params, 0, head.entryInfo.m, place, place + 1);
     if (!result.partial) return result;
     const mass = name === "row" ? null : await getPart(`track:${head.name}:column_mass`);
-    // Rows sum to 1, but where a sink takes a share.
+    // Rows sum to 1, except where a sink takes a share.
     return { ...result, total: name === "row" ? (head.entryInfo.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
-  // What each head of an entry gives to some keys from one query, null where the file does not hold these weights.
+  // The weight that each head of an entry gives from one query to some keys; null where the file does not hold it.
   async function getPair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
-    const rowOf = (at, head) => getLine({ entry: at, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+    const fetchRow = (entryIndex, head) => getLine({ entry: entryIndex, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
     const sum = (row) => row.reduce((total, weight) => total + weight, 0);
-    const finite = (value) => (Number.isFinite(value) ? value : null);
-    const other = otherEntry === undefined ? null : await rowOf(otherEntry, otherHead);
-    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => rowOf(entry, head)));
+    const toFinite = (value) => (Number.isFinite(value) ? value : null);
+    const other = otherEntry === undefined ? null : await fetchRow(otherEntry, otherHead);
+    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => fetchRow(entry, head)));
     return {
-      weights: rows.map((row) => row && finite(sum(row.subarray(j0, j1)))),
-      agreement: other && rows.map((row) => row && finite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+      weights: rows.map((row) => row && toFinite(sum(row.subarray(j0, j1)))),
+      agreement: other && rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
     };
   }
   async function getStoredPart(name, what) {
@@ -199,7 +199,7 @@ export function packedTransport(data) {
     return result;
   }
 
-  // Thumbnails are there of more heads than the rest.
+  // The file holds thumbnails of more heads than the packed ones.
   function findThumbnail({ entry, head, variant, pool }) {
     if (variant !== data.state.variant || pool !== data.state.pool) throw createMissingError(t("thumbnails of this kind"));
     return `${entry}:${head}`;
@@ -234,7 +234,7 @@ export function packedTransport(data) {
   };
 }
 
-/** What is known of the numbers of the file, for the help: [title, text]. */
+/** How exact the numbers of the file are, for the help: [title, text]. */
 export function describeNumbers({ packed }) {
   const computed = t("were computed from queries and keys when the page was written");
   if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
@@ -242,7 +242,7 @@ export function describeNumbers({ packed }) {
   return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows)];
 }
 
-// What is not in the file, in words for its foot.
+// What the file holds, for its footer.
 export function describeMissing(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);

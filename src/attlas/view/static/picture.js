@@ -1,4 +1,4 @@
-// The map as a picture to keep: with axes, a colour bar, and what is shown in words.
+// The map as a picture to save: with axes, a colour bar, a title and a caption.
 
 import { getColours, getDivergingColours, getRange } from "./colour.js";
 import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
@@ -8,7 +8,7 @@ import { describeBlock } from "./status.js";
 import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
-// What a picture says under its title; every choice that changes the numbers is named.
+// The caption of a picture; it names every choice that changes the numbers.
 export function formatCaption(state, level) {
   const { info, compare, second } = state;
   const parts = [info.title];
@@ -23,7 +23,7 @@ export function formatCaption(state, level) {
   return parts.join(" · ");
 }
 
-/** `shown`: what `map.picture` gives; `view`: the region of cells that it shows. */
+/** Draw the picture that `map.picture` returns with title and colour bar; `view`: the region of cells that it shows. */
 export function drawPicture({ canvas: source, width, height, level }, view, state, style) {
   const ratio = source.width / Math.max(1, width);
   const top = 58;
@@ -45,8 +45,8 @@ export function drawPicture({ canvas: source, width, height, level }, view, stat
   ctx.drawImage(source, 16, top, width, height);
   drawScale(ctx, state, style, 16, top + height + 14, Math.min(360, width));
   const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
-  const range = (first, a, b) => t("{0} to {1}", formatInteger(first + Math.floor(a)), formatInteger(first + Math.max(Math.floor(a), Math.ceil(b) - 1)));
-  const lines = [t("queries {0}", range(firstQuery, view.r0, view.r1)), t("keys {0}", range(firstKey, view.c0, view.c1))];
+  const formatRange = (first, a, b) => t("{0} to {1}", formatInteger(first + Math.floor(a)), formatInteger(first + Math.max(Math.floor(a), Math.ceil(b) - 1)));
+  const lines = [t("queries {0}", formatRange(firstQuery, view.r0, view.r1)), t("keys {0}", formatRange(firstKey, view.c0, view.c1))];
   ctx.fillStyle = style.soft;
   ctx.textAlign = "right";
   if (width > 560) lines.forEach((text, line) => ctx.fillText(text, 16 + width, top + height + 24 + 16 * line));

@@ -1,4 +1,4 @@
-// What is pointed at: with the pointer, or with keys in the middle of the map. Hover, tooltip, pin.
+// Hover, tooltip and pin: by the pointer, or by keys at the centre of the map.
 
 import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
@@ -10,13 +10,13 @@ import { t } from "./words.js";
 const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
 
 /**
- * `scene()` gives what is drawn; `changed()` asks for a frame; `waits(on)` says that a click has to wait. The result is
- * also what gestures act on.
+ * `scene()` returns what is drawn; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is
+ * also the target of the gestures.
  */
 export function createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed, waits }) {
   let pointer = null; // where the pointer is, in CSS pixels
-  let keyboard = false; // whether the crosshair stands in the middle, for keys
-  let ownsHover = false; // whether the hover is ours to take back
+  let keyboard = false; // whether the crosshair is at the centre, moved by keys
+  let ownsHover = false; // whether the hover was set here
   let pinBefore = null;
   let clickedAt = -Infinity;
   let clickCount = 0;
@@ -47,7 +47,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
-  // Zoomed out a pixel is a block: what is pinned is its largest cell, and a click waits for it.
+  // Zoomed out a pixel is a block: its largest cell is fetched and pinned.
   async function pin(hit) {
     const click = ++clickCount;
     waits(false);
@@ -62,7 +62,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
         const [i, j] = (await tip.largest(target)) ?? [cell.i, cell.j];
         cell = { i, j };
       } catch {
-        // It cannot be had: the cell under the pointer is the best there is.
+        // Not available: the cell under the pointer is pinned.
       }
       if (click !== clickCount) return; // another click, or a double click, has come
       waits(false);
@@ -83,7 +83,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     store.set({ row: clamp(Math.floor(row + rows) + 0.5, 0.5, entry.m - 0.5), column: clamp(Math.floor(column + columns) + 0.5, 0.5, entry.n - 0.5) });
   }
 
-  // Cells that each key moves by, down and to the right.
+  // The rows and columns by which each key moves.
   function getSteps(shift) {
     const { scale, panes } = getScene();
     const { field, entry } = panes[0];
@@ -103,7 +103,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
 
   const pointing = {
     camera,
-    /** Bring hover and tooltip up to date with what is drawn now. */
+    /** Update hover and tooltip for the drawn scene. */
     update() {
       const place = keyboard ? null : pointer;
       if (!keyboard && !place) return;
@@ -125,7 +125,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       const { cell, weight } = tip.reading();
       store.set({ hover: cell ?? { i: hit.i, j: hit.j }, reading: weight });
     },
-    /** The cells that the pixel pointed at stands for, until it is known which of them is the largest. */
+    /** The block of the hovered pixel, until its largest cell is known. */
     block: () => (keyboard || pointer ? tip.reading().block : null),
     point(x, y) {
       pointer = { x, y };
@@ -159,7 +159,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       else setKeyboard(true);
       return true;
     },
-    /** Where keys zoom: about the pointer, or about the middle. */
+    /** The fixed point of a zoom by keys: the pointer, else the centre. */
     centre() {
       const { cx, cy } = getScene().panes[0];
       return keyboard || !pointer ? { x: cx, y: cy } : pointer;

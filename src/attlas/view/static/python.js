@@ -1,6 +1,6 @@
-// What is shown, as the Python that draws it.
+// The Python code that draws the shown cells.
 
-const maxLabelled = 64; // tokens of each side up to which a figure names them
+const maxLabelled = 64; // largest number of rows or columns with token labels
 
 /** Lines of Python that draw the cells in view: {r0, r1, c0, c1} of the head that is shown. */
 export function formatPython({ info, entry, head, batch, pool, colour }, { r0, r1, c0, c1 }) {

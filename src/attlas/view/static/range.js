@@ -1,4 +1,4 @@
-// A range with two handles over a picture (a colour bar, a histogram): dragged, or moved by keys.
+// A range slider with two handles, over a colour bar or a histogram.
 
 import { clamp } from "./geometry.js";
 import { make } from "./elements.js";
@@ -36,7 +36,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
       handle.setAttribute("aria-valuetext", formatValue(value));
     });
   };
-  const change = (nextLow, nextHigh) => {
+  const setValues = (nextLow, nextHigh) => {
     if (nextLow === low && nextHigh === high) return;
     [low, high] = [nextLow, nextHigh];
     update();
@@ -44,8 +44,8 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
   };
   const move = (which, value) => {
     const gap = step();
-    if (which) change(low, clamp(value, Math.min(low + gap, max), max));
-    else change(clamp(value, min, Math.max(high - gap, min)), high);
+    if (which) setValues(low, clamp(value, Math.min(low + gap, max), max));
+    else setValues(clamp(value, min, Math.max(high - gap, min)), high);
   };
   const getValue = (event) => {
     const box = element.getBoundingClientRect();
@@ -62,7 +62,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
     if (!near && value > low && value < high) drag = { from: value, low, high };
     else {
       const [a, b] = pixels.map(Math.abs);
-      // Two handles on one place: the side of the pointer decides.
+      // Both handles are at the same distance: the side of the pointer decides.
       drag = { which: a === b ? Number(value > low) : Number(b < a) };
       handles[drag.which].focus();
       if (!near) move(drag.which, value);
@@ -75,7 +75,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
     if (drag.which !== undefined) move(drag.which, value);
     else {
       const shift = clamp(value - drag.from, min - drag.low, max - drag.high);
-      change(drag.low + shift, drag.high + shift);
+      setValues(drag.low + shift, drag.high + shift);
     }
   });
   const endDrag = () => {
@@ -110,7 +110,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
     element,
     dragging: () => drag !== null,
     set(next) {
-      if (drag !== null) return; // the hand on the handle knows better
+      if (drag !== null) return; // a drag is not interrupted
       ({ min, max, low, high } = { min, max, low, high, ...next });
       update();
     },

@@ -1,15 +1,15 @@
-// A text of the user's own: typed here, read by the model, and continued token by token.
+// The user's own text: typed here, read by the model, and continued token by token.
 
 import { make } from "./elements.js";
 import { formatInteger } from "./numbers.js";
 import { t } from "./words.js";
 
-const POLL_INTERVAL = 200; // ms between two looks at how far the model is
+const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
 const MANY_TOKENS = 10; // tokens that the second button writes
 
-let draft = null; // what was typed and not read yet; it outlives the page of one text
+let draft = null; // typed text that was not read yet; kept when the page is built again
 
-/** Mount the box above the text, where there is a model. `reopen` builds the page anew once another text is there. */
+/** Mount the box above the text, where there is a model. `reopen` builds the page again once another text was read. */
 export function mountReading(element, { store, transport, announce, uid, reopen }) {
   const { info } = store.state;
   const { reading } = info;

@@ -1,22 +1,21 @@
-// One queue for everything that a page asks: few at a time, the most wanted first, nothing that is no longer wanted.
+// One queue for all requests of a page: few at a time, ordered by rank and distance, cancelled when not needed.
 
 import { TransportError } from "./transport.js";
 import { t } from "./words.js";
 
-const MAX_REQUESTS = 6; // what a browser opens to one HTTP/1.1 server
-const MAX_SLOW_REQUESTS = 2; // pictures of whole heads take long; they must not hold up what is looked at
+const MAX_REQUESTS = 6; // connections of a browser to one HTTP/1.1 server
+const MAX_SLOW_REQUESTS = 2; // pictures of whole heads are slow; they must not delay the view
 const MAX_TRIES = 5;
 
-// What a reader waits for comes first; within a rank, what is nearest the centre.
-/** Ranks of requests: the lowest goes first. */
+/** Ranks of requests: the lowest is sent first; within a rank, the one nearest the centre of the view. */
 export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
-/** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
+/** Milliseconds before retry number `count` (from 1), with jitter so that retries do not come at once. */
 export function backoff(count, random = Math.random()) {
   return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * random);
 }
 
-/** Whether another try can help: nobody answered, or the server had trouble of its own. */
+/** Whether a retry can help: no answer, or an error of the server. */
 function isRetryable(error) {
   return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
 }
@@ -24,17 +23,17 @@ function isRetryable(error) {
 /**
  * A transport over another one, with a queue.
  *
- * `get(name, params, {signal, distance, rank})` as in any transport; `rank` puts a request among others than its kind. `distance()` says how far from the centre of the view
- * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
- * requests are being tried again, and null when all is well.
+ * `get(name, params, {signal, distance, rank})` as in any transport. `rank` replaces the rank of the name;
+ * `distance()` is the distance of the answer from the centre of the view, read whenever a request can be sent.
+ * `trouble(listener)` calls `listener(text)` while requests are retried, and `listener(null)` when all is well.
  */
 export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay = backoff } = {}) {
   const waiting = new Set();
   const inFlight = new Set();
   const listeners = new Set();
-  const retrying = new Set(); // between two tries
+  const retrying = new Set(); // waiting for a retry
   let failingCount = 0;
-  let unreachable = false; // whether the last thing heard of the server is that it does not answer
+  let unreachable = false; // whether the last request got no answer
   let closed = false;
 
   const reportTrouble = (text) => listeners.forEach((listener) => listener(text));
@@ -95,7 +94,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     startRequests();
   }
 
-  // One request less that is being tried again; all is well when none is left and the server has been heard.
+  // A request is no longer retried; reports that all is well when no other is and the server has answered.
   function handleRecovery(job, stillFailing = false) {
     if (job.tries) failingCount -= 1;
     if (stillFailing) return;
@@ -137,7 +136,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
 
   return {
     get,
-    /** Call `tell(text | null)` when requests begin to fail, and when they no longer do. */
+    /** Call `listener(text | null)` when requests begin to fail, and when they no longer do. */
     trouble(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);

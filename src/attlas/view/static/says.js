@@ -1,10 +1,10 @@
-// Over the map: what the head that is shown does, in one sentence with the number behind it; and a box with all numbers.
+// Over the map: one sentence on what the shown head does, and a dialog with the numbers behind it.
 
 import { createDialog, make } from "./elements.js";
 import { formatNumber, getHeadName, formatPercent } from "./numbers.js";
 import { t } from "./words.js";
 
-const otherMeasures = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // beside those that name kinds
+const otherMeasures = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // besides those that define kinds
 
 /** Mount the lines, and the button of the box among the tools of the map. */
 export function mountSays(element, { store, uid, root, tools }) {
@@ -59,7 +59,7 @@ export function mountSays(element, { store, uid, root, tools }) {
   };
 }
 
-/** What is said over the map: a headline, and a sentence with the number behind it. */
+/** The text over the map: a headline, and a sentence with its number. */
 export function describeHead({ info, heads, entry, head, second, compare }) {
   const row = findRow(heads, entry, head);
   const kind = heads?.kinds?.[row?.kinds[0]];
@@ -71,7 +71,7 @@ export function describeHead({ info, heads, entry, head, second, compare }) {
 
 const findRow = (heads, entry, head) => heads?.rows.find((each) => each.entry === entry && each.head === head);
 
-// A kind, how far the head is it, and from where on it is called so.
+// The row of a kind: its score, and the threshold from which a head is of this kind.
 function createKindLine(name, kind, value, reached) {
   const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, make("i"), make("em"));
   bar.firstChild.style.width = `${100 * Math.min(1, value)}%`;
@@ -81,7 +81,7 @@ function createKindLine(name, kind, value, reached) {
   return make("div", { class: reached ? "reached" : "" }, make("dt", {}, t(name)), make("dd", {}, bar, make("span", { class: "why-share" }, formatPercent(value)), make("small", {}, rule)));
 }
 
-// Words in which an address is a link.
+// A text with its addresses as links.
 function createLinks(text) {
   const parts = make("span");
   for (const word of text.split(/(https:\/\/\S+)/)) parts.append(word.startsWith("https://") ? make("a", { href: word, rel: "noreferrer" }, word) : word);

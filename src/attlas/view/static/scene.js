@@ -1,4 +1,4 @@
-// What one frame shows: panes, the heads drawn in them, and which cell of which head is where.
+// The scene of a frame: panes, the heads drawn in them, and the cell at each position.
 
 import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
 import { createLayer } from "./layers.js";
@@ -19,7 +19,7 @@ export function explainRefusal({ info, entry, second, compare }) {
   return null;
 }
 
-// What is written into a pane where more than one head is shown: at its upper right, at its lower left.
+// The names written into a pane where two heads are shown: at its upper right and lower left.
 function getPaneNames(info, compare, source, other) {
   const getName = ({ entry, head }) => getHeadName(info, entry, head);
   if (compare === "side") return { upper: getName(source) };
@@ -59,8 +59,8 @@ export function createScene(state, width, height, dpr, hasSpans) {
 }
 
 /**
- * What cell (i, j) of a pane is: of which head, whether it may be seen, and the block that its pixel stands for.
- * `shown(r, c)` is where the pane shows a cell of that head.
+ * What cell (i, j) of a pane shows: its head, whether the mask allows it, and the block of its pixel.
+ * `shown(r, c)` returns the cell of the pane that shows a cell of that head.
  */
 export function getTarget(scene, pane, i, j) {
   const { entry, source } = pane;
@@ -76,7 +76,7 @@ export function getTarget(scene, pane, i, j) {
   const size = getBlockSide(info, target.source, level);
   const [r0, c0] = [Math.floor(r / size) * size, Math.floor(c / size) * size];
   const block = { r0, r1: Math.min(entry.m, r0 + size), c0, c1: Math.min(entry.n, c0 + size) };
-  // A block is out of sight when all of it is.
+  // A block is masked when all its cells are.
   const allowed = !entry.causal || block.c0 <= block.r1 - 1 + offset;
   const [firstQuery, firstKey] = [entry.first_query, entry.first_key];
   return { ...target, i: r, j: c, level, side: size, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
@@ -93,7 +93,7 @@ export function findCell(scene, x, y) {
   return null;
 }
 
-/** The track at a place of the stage, and the stretch [from, to) of rows or columns under its pixel; null elsewhere. */
+/** The track at a place of the stage, and the rows or columns `from` to `to` - 1 of its pixel; null elsewhere. */
 export function findTrack(scene, x, y) {
   for (const pane of scene.panes) {
     const { gutter, left, top, right, bottom, entry } = pane;

@@ -8,7 +8,7 @@ import { t } from "./words.js";
 
 const maxMatches = 1000; // matches that are asked for; the count is of all
 
-// What was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
+// Parse what was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
 export function parseQuery(typed) {
   const text = typed.trim();
   if (text === "") return typed === "" ? { kind: "nothing" } : { kind: "text", text: typed };
@@ -21,7 +21,7 @@ export function parseQuery(typed) {
   return { kind: "text", text: typed };
 }
 
-// Where a stretch of text or a cell lies in the matrix of an entry, or what is wrong with it, in one sentence.
+// The rows and columns of a range or a cell in the matrix of an entry, or {error}, a sentence.
 function placeQuery(query, entry) {
   const { m, n, first_query: firstQuery, first_key: firstKey } = entry;
   if (query.kind === "cell") {
@@ -84,8 +84,8 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     publish();
   };
 
-  // The cell that shows a token: in the row (or column) that somebody has pinned, where the mask allows it. Else the
-  // token itself is pinned, and the text shows its weights.
+  // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else the cell
+  // of the token itself, which is then pinned.
   const chooseCell = ([start, stop]) => {
     const { info, entry, pin, by } = store.state;
     const entryInfo = info.entries[entry];
@@ -103,7 +103,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     const { cell, isTokenCell } = chooseCell(matches[index]);
     const { info, entry } = store.state;
     const { c0, c1 } = map.view();
-    // At the diagonal of a causal map, what the query may look at lies to the left.
+    // In a causal map the keys of a query are at the left of the diagonal.
     const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, 0.3 * (c1 - c0)) : 0;
     map.centre(cell.i, cell.j - leftShift);
     if (isTokenCell) ownPin = cell;
@@ -140,7 +140,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
       if (!signal.aborted) showResult(error.message ?? t("the search failed"), true);
     }
   }
-  // The first match at or behind what one looks at, so that the map does not jump to the start of the text.
+  // The first match at or after the view, so that the map does not jump to the start of the text.
   function findFirstInView() {
     const { info, entry } = store.state;
     const position = map.visibleRegion().c0 + info.entries[entry].first_key;
@@ -180,7 +180,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
       clear();
       showResult("");
     } else if (query.kind === "text") searchText(query.text);
-    else if (isFinal) goToPlace(query); // half-typed numbers go nowhere
+    else if (isFinal) goToPlace(query); // not while numbers are being typed
     else {
       clear();
       showResult(t("↵ goes there"));
@@ -209,7 +209,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     } else return;
     event.stopPropagation();
   });
-  // "/" opens the search by its name; the panel is the box itself.
+  // The panel "search" means to focus the input.
   const unsubscribe = store.on(["panel"], () => {
     if (store.state.panel !== "search") return;
     store.set({ panel: "" });

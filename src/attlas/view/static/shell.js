@@ -7,7 +7,7 @@ import { getLayerName } from "./numbers.js";
 import { holdsHead } from "./state.js";
 import { t } from "./words.js";
 
-/** Build the layout into `root`; `connect(context)` brings its own controls to life. */
+/** Build the layout in `root`; `connect(context)` connects its controls to the store. */
 export function createShell(root, uid) {
   const createSlot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
   const title = make("h1", { class: "title" });
@@ -120,7 +120,7 @@ export function createShell(root, uid) {
   return {
     ...slots,
     connect,
-    /** Say a line to people who listen to the page. */
+    /** Announce a line to screen readers. */
     announce(text) {
       clearTimeout(announceTimer);
       announceTimer = setTimeout(() => {
@@ -138,7 +138,7 @@ export function createShell(root, uid) {
   };
 }
 
-/** The head one before or after, through layers too; the mean of heads stays the mean. */
+/** The previous or next head, across layers; for the mean of heads, that of the previous or next layer. */
 export function stepHead({ info, entry, head }, by) {
   if (info.held) return stepHeldHead({ info, entry, head }, by);
   if (head === "mean") return stepLayer({ info, entry, head }, by);
@@ -155,13 +155,13 @@ export function stepLayer({ info, entry, head }, by) {
   return { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) };
 }
 
-// Through the heads that a page without a server holds.
+// The previous or next head of those that an offline page holds.
 function stepHeldHead({ info, entry, head }, by) {
   const index = info.held.findIndex((each) => each.entry === entry && each.head === head);
   return info.held[(index + by + info.held.length) % info.held.length];
 }
 
-// Wide pages fold a pane; narrow ones open it as a drawer over the map.
+// Wide pages show or hide a pane; narrow ones open it over the map.
 function togglePane({ panel, aside }, name, isNarrow) {
   if (isNarrow) return { panel: panel === name ? "" : name };
   const open = { heads: aside === "both" || aside === "heads", text: aside === "both" || aside === "text" };

@@ -1,4 +1,4 @@
-// One line under the map: what a pixel stands for, what is being computed, what went wrong.
+// The status line: what a pixel shows, the progress of computations, and errors.
 
 import { make } from "./elements.js";
 import { formatInteger } from "./numbers.js";
@@ -6,7 +6,7 @@ import { getBlockSide } from "./state.js";
 import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
-const POLL_INTERVAL = 1300; // ms between two looks at how far a pass is
+const POLL_INTERVAL = 1300; // ms between two requests for the progress
 
 /** Mount the status line. */
 export function mountStatus(element, { store, transport, map }) {
@@ -37,7 +37,7 @@ export function mountStatus(element, { store, transport, map }) {
         if (timer === null) return;
         store.set({ progress: findJob(json.jobs, store.state) });
       } catch {
-        // The queue says when the server is gone; the next look comes anyway.
+        // The queue reports a lost server; polling goes on.
       }
     } else if (!map.unfinished()) store.set({ progress: null });
     if (timer !== null) timer = setTimeout(poll, POLL_INTERVAL);
@@ -54,7 +54,7 @@ export function mountStatus(element, { store, transport, map }) {
   };
 }
 
-// The pass over what is looked at, else the first that runs.
+// The job of the shown head, else the first one.
 function findJob(jobs, { entry, head, variant }) {
   const current = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
   if (!current || !(current.total > 0)) return null;

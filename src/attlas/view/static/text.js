@@ -1,5 +1,5 @@
-// The text: what a query looks at, or who looks at a key, token by token and as a list. It is the query or key of the
-// pinned cell; while nothing is pinned, that of the token that is pointed at.
+// The text pane: the weights of one query or one key, as colours of the tokens and as a list. It is the query or key
+// of the pinned cell; while nothing is pinned, that of the hovered token.
 
 import { clamp } from "./geometry.js";
 import { getDefaultRange } from "./colour.js";
@@ -13,9 +13,9 @@ import { t } from "./words.js";
 const initialCount = 8; // entries of the list at first
 const expandedCount = 48; // and after "more"
 const maxCachedLines = 24;
-const HOVER_DELAY = 40; // ms over a token until its row is asked for
+const HOVER_DELAY = 40; // ms of hover before the row of a token is requested
 
-// The places of the `count` largest numbers, in descending order, in one pass and without sorting all.
+// The indices of the `count` largest numbers in descending order, in one pass without sorting all.
 export function findLargest(values, count) {
   const best = []; // ascending by value, at most `count` places
   for (let index = 0; index < values.length; index++) {
@@ -31,7 +31,7 @@ export function findLargest(values, count) {
 
 const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
 const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
-// What a list leaves out.
+// Describe the weights that are not in the list.
 function describeOthers({ by: sideButtons, variant }, remaining, total, named) {
   if (sideButtons === "key" || isWeighted({ variant })) {
     const kind = sideButtons === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
@@ -75,7 +75,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   const hasText = store.state.info.texts > 0;
   const hintElement = make("p", { class: "text-hint" }, hasText ? t("Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it.") : t("Click a cell of the map: here are the largest weights of its row."));
   const detailsElement = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, restElement, moreButton));
-  // As high with words as with numbers, so that the text stays where it is when a token is clicked.
+  // Its height is fixed, so that the text does not move when a token is clicked.
   const pinnedElement = make("div", { class: "pinned" }, hintElement, detailsElement);
   const flow = createFlow({ tokens, label: t("Text"), uid, paint, onHover, onPick });
   flow.element.hidden = !hasText;
@@ -95,7 +95,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   // ------------------------------------------------------------------------------------- the row that is shown
 
   const getActiveCell = (state) => state.pin ?? state.pointed;
-  // One end of the pairs that are coloured: position of the first one, and how many.
+  // The coloured side of the pairs: the position of its first token, and their number.
   function getOtherSide(state) {
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     return state.by === "query" ? { first: firstKey, count: n } : { first: firstQuery, count: m };
@@ -144,7 +144,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     try {
       const line = fetchLine(state, activeCell, signal);
       const cell = pin && transport.get("cell", { entry, head, batch, variant, i: pin.i, j: pin.j }, { signal });
-      cell?.catch(() => {}); // told below, after the row
+      cell?.catch(() => {}); // awaited below, after the row
       const answer = await line;
       if (signal.aborted) return;
       ({ weights, rounded, total } = answer);
@@ -203,7 +203,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { first } = getOtherSide(state);
     const places = findLargest(weights, shownCount);
     const shownWeights = weights;
-    // Texts of far tokens are fetched first, so that the list does not change under the pointer.
+    // All texts are fetched first, so that the list does not change under the pointer.
     await Promise.all(places.map((place) => tokens.range(first + place, first + place + 1).catch(() => [])));
     const activeCell = getActiveCell(store.state);
     if (shownWeights !== weights || activeCell === null) return;
@@ -224,14 +224,14 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
           bar,
         );
         const cell = state.by === "query" ? { i: activeCell.i, j: place } : { i: place, j: activeCell.j };
-        const point = () => store.set({ hover: cell, reading: weight });
+        const showHover = () => store.set({ hover: cell, reading: weight });
         button.addEventListener("click", () => {
           map.centre(cell.i, cell.j);
-          point();
+          showHover();
           flow.reveal(first + place);
         });
-        button.addEventListener("focus", point);
-        button.addEventListener("pointerenter", point);
+        button.addEventListener("focus", showHover);
+        button.addEventListener("pointerenter", showHover);
         return make("li", {}, button);
       }),
     );
@@ -245,7 +245,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
 
   let rowMaximum = { of: null, value: 0 }; // the largest weight of the row
 
-  // What a token looks like: its colour, and whether it is the query, a masked key, or a found one.
+  // The style of a token: its background, and classes for the active token, masked tokens and search results.
   function paint(position) {
     const { state } = store;
     const classes = [];
@@ -266,19 +266,19 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     if (hover && position === entry.first_key + hover.j) classes.push("at-key");
     return { classes, background };
   }
-  // The weight of a token in the row that is shown; null where it is no part of it.
+  // The weight of a token in the shown row; null where the row does not contain it.
   function getWeight(position) {
     const { first, count } = getOtherSide(store.state);
     return position >= first && position < first + count ? weights[position - first] : null;
   }
-  // How much colour a weight gets: paper at 0, all of it at the largest of the row.
+  // The share of colour of a weight: none at 0, full at the largest weight of the row.
   function getColourShare(weight) {
     if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
     if (store.state.ink === "linear") return weight / rowMaximum.value;
     const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(store.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
   }
-  // The cell that a token means: in the pinned row or column, else on the diagonal.
+  // The cell of a token: in the pinned row or column, else on the diagonal.
   function getCell(position) {
     const { state } = store;
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
@@ -292,7 +292,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { pin } = store.state;
     const cell = position === null ? null : getCell(position);
     store.set({ hover: cell, reading: cell && pin && weights && isKnown(getWeight(position)) ? getWeight(position) : null });
-    if (cell && !pin) store.set({ pointed: cell }); // it stays, so that one can go on to the list
+    if (cell && !pin) store.set({ pointed: cell }); // not reset, so that the pointer can move to the list
   }
   function onPick(position) {
     const { state } = store;
@@ -340,7 +340,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   flow.start(computeExtent(), store.state.info.text_length);
   showInk();
   load();
-  if (store.state.pointed) flow.reveal(getOwnPosition(store.state)); // a page may begin with a query
+  if (store.state.pointed) flow.reveal(getOwnPosition(store.state)); // the state may begin with a hovered token
   return {
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();

@@ -1,9 +1,9 @@
-// Thumbnails of heads: fetched when they come into view, a few at a time, and painted again when colours change.
+// Thumbnails of heads: fetched when they become visible, few at a time, and repainted when colours change.
 
 import { makeLut } from "./colour.js";
 
 const maxInFlight = 2; // the map's own requests go first
-const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // between looks at one that is not final yet
+const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
 
 export function createThumbs({ store, transport, onArrival }) {
   const cache = new Map(); // key -> {codes, size, sampled, final, tries}
@@ -118,7 +118,7 @@ export function createThumbs({ store, transport, onArrival }) {
     store.on(["batch", "variant", "pool"], repaint),
     store.on(["progress"], ({ progress }) => {
       if (progress !== null) return;
-      // A head has been read: samples of it can be replaced now.
+      // A pass has ended: sampled thumbnails can be replaced.
       for (const [canvas, item] of items) if (item.visible && cache.get(getKey(item))?.final === false) queue.add(canvas);
       startRequests();
     }),

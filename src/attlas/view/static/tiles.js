@@ -1,4 +1,4 @@
-// Tiles of codes: fetched as they are wanted, kept in a bounded cache, painted through a table of colours.
+// Tiles of codes: fetched on demand, kept in a bounded cache, painted through a colour table.
 
 import { TILE } from "./geometry.js";
 import { MASKED, PENDING } from "./colour.js";
@@ -6,7 +6,7 @@ import { RANK } from "./requests.js";
 
 const CODES_BYTES = 2 * TILE * TILE;
 const SURFACE_BYTES = 4 * TILE * TILE;
-const FIRST_POLL = 350; // ms after which a tile that is still being computed is asked for again
+const FIRST_POLL = 350; // ms after which an unfinished tile is requested again
 const LAST_POLL = 4000;
 const RETRY_DELAY = 5000;
 
@@ -55,7 +55,7 @@ export function getTileKey(source, level, y, x) {
   return `${source.key}/${level}/${y}/${x}`;
 }
 
-/** What is asked for: one head (or the mean of heads) of one entry, pooled one way. */
+/** The source of tiles: one head, or the mean of heads, of one entry with one pooling. */
 export function createSource({ entry, head, batch, variant, pool }) {
   return { entry, head, batch, variant, pool, key: `${entry}/${head}/${batch}/${variant}/${pool}` };
 }
@@ -66,7 +66,7 @@ export function createSource({ entry, head, batch, variant, pool }) {
 export function createTiles(transport, { bytes = 192e6, changed }) {
   const cache = new Map(); // key -> tile, least recently used first
   const inFlight = new Map(); // key -> {controller, item}
-  const failures = new Map(); // key -> time before which it is not asked again
+  const failures = new Map(); // key -> time before which it is not requested again
   let usedBytes = 0;
   let timer = 0;
   let frame = 0;
@@ -82,7 +82,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
   function evict() {
     for (const [key, tile] of cache) {
       if (usedBytes <= bytes) return;
-      if (tile.frame === frame) continue; // on the screen now
+      if (tile.frame === frame) continue; // used in this frame
       cache.delete(key);
       usedBytes -= tile.bytes;
     }
@@ -120,14 +120,14 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     }
   }
 
-  // Time at which a wanted tile is to be asked for: 0 = now, Infinity = never again.
+  // Time at which a tile is to be requested: 0: now, Infinity: never again.
   function getDueTime(key) {
     const tile = cache.get(key);
     return Math.max(tile ? tile.next : 0, failures.get(key) ?? 0);
   }
 
   return {
-    /** Begin a frame: what is used from here on stays. */
+    /** Begin a frame: tiles used from now on are not evicted. */
     begin() {
       frame += 1;
     },
@@ -140,7 +140,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       return tile;
     },
     has: (key) => cache.has(key),
-    /** Say what is wanted now: `[{key, name, params, distance}]`. The rest is given up. */
+    /** Say what is wanted now: `[{key, name, params, distance}]`. Other requests are cancelled. */
     want(items) {
       const keys = new Set(items.map((item) => item.key));
       for (const [key, job] of inFlight) {
@@ -166,7 +166,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     surface(tile, palette, budget) {
       const { lut } = palette;
       if (tile.surface && tile.version === palette.version) return tile.surface;
-      if (!budget.left()) return tile.surface; // in the colours or codes of a moment ago
+      if (!budget.left()) return tile.surface; // in older colours or codes
       tile.surface ??= createSurface();
       const { codes } = tile;
       paintSurface(tile.surface, (words) => {

@@ -38,7 +38,7 @@ export function createTokens(transport, length) {
     const existing = chunks.get(index);
     if (existing) return existing;
     const promise = fetchChunk(index).catch((error) => {
-      chunks.delete(index); // asked again when it is next wanted
+      chunks.delete(index); // requested again when next needed
       throw error;
     });
     chunks.set(index, promise);
@@ -63,7 +63,7 @@ export function createTokens(transport, length) {
       const offset = Math.floor(from / CHUNK) * CHUNK;
       return texts.slice(from - offset, to - offset);
     },
-    /** Fetch what is not there yet of positions start to stop - 1; `on` tells when it has come. */
+    /** Fetch the missing texts of positions start to stop - 1; listeners of `on` are called when they arrive. */
     prefetch(start, stop) {
       for (let index = Math.floor(Math.max(0, start) / CHUNK); index * CHUNK < Math.min(length, stop); index++) {
         const chunk = load(index);
@@ -78,7 +78,7 @@ export function createTokens(transport, length) {
     joined(position) {
       return getChunk(position)?.joined.get(position) ?? null;
     },
-    /** Call `tell(start, stop)` when texts have come; returns the function that ends it. */
+    /** Call `listener(start, stop)` when texts have arrived; returns the function that ends it. */
     on(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);

@@ -1,4 +1,4 @@
-// Exact numbers of whole rows and columns beside the map, on the same zoom.
+// Tracks: exact statistics of rows and columns beside the map, at the same zoom.
 
 import { formatNumber } from "./numbers.js";
 import { t } from "./words.js";
@@ -16,7 +16,7 @@ export const TRACKS = {
   max_weight: { label: t("largest weight"), short: t("largest"), log: true },
 };
 
-/** Largest and mean of the numbers of a stretch; NaN where none is there. */
+/** Largest and mean of a range of numbers without NaN; NaN where all are NaN. */
 export function summarise(values, from, to) {
   let largest = -Infinity;
   let sum = 0;
@@ -31,7 +31,7 @@ export function summarise(values, from, to) {
   return count ? { largest, mean: sum / count } : { largest: NaN, mean: NaN };
 }
 
-/** Where the largest number of a stretch is, and what it is; null where none is there. */
+/** The largest number of a range: {index, value}; null where all are NaN. */
 export function findPeak(values, from, to) {
   let best = null;
   for (let k = from; k < to; k++) {
@@ -65,7 +65,7 @@ export function computeTrackRange(values, { log }) {
   }
   const high = largest || 1;
   sample.sort((a, b) => a - b);
-  const getQuantile = (q) => sample[Math.min(sample.length - 1, Math.floor(q * sample.length))] ?? high;
+  const getQuantile = (fraction) => sample[Math.min(sample.length - 1, Math.floor(fraction * sample.length))] ?? high;
   if (!log || high < MIN_LOG_RATIO * getQuantile(0.5)) return { low: 0, high, log: false };
   return { low: Math.max(getQuantile(0.02) / 2, high / 1e6), high, log: true };
 }
@@ -136,7 +136,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
   else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
   if (!track.values) return;
   const height = createHeightScale(track.range, maxHeight);
-  const bar = (style, from, to, barHeight) => {
+  const drawBar = (style, from, to, barHeight) => {
     if (!(barHeight > 0)) return;
     ctx.fillStyle = style;
     if (top) ctx.fillRect(from, base - barHeight, to - from, barHeight);
@@ -152,8 +152,8 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     for (let k = Math.max(0, Math.floor(toCell(low))); k < last; k++) {
       const value = track.values[k];
       const [from, to] = [Math.max(low, Math.round(toPixel(k))), Math.min(high, Math.round(toPixel(k + 1)) - gap)];
-      if (value === value) bar(look.track, from, to, height(value));
-      else if (isComputing) bar(look.pending, from, to, maxHeight);
+      if (value === value) drawBar(look.track, from, to, height(value));
+      else if (isComputing) drawBar(look.pending, from, to, maxHeight);
     }
     return;
   }
@@ -161,16 +161,16 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     const from = Math.max(0, Math.floor(toCell(pixel)));
     const { largest, mean } = summarise(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(toCell(pixel + 1)))));
     if (largest === largest) {
-      bar(look.trackLight, pixel, pixel + 1, height(largest));
-      bar(look.track, pixel, pixel + 1, height(mean));
-    } else if (isComputing) bar(look.pending, pixel, pixel + 1, maxHeight);
+      drawBar(look.trackLight, pixel, pixel + 1, height(largest));
+      drawBar(look.track, pixel, pixel + 1, height(mean));
+    } else if (isComputing) drawBar(look.pending, pixel, pixel + 1, maxHeight);
   }
 }
 
 function createHeightScale({ low, high, log }, maxHeight) {
   if (!log) return (value) => (maxHeight * Math.min(value, high)) / high;
   const span = Math.log(high / low) || 1;
-  // The least value keeps a pixel: zero is not drawn, small is.
+  // Every positive value has at least one pixel.
   return (value) => (value >= low ? 1 + (maxHeight - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
 }
 

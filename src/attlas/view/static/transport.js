@@ -1,4 +1,4 @@
-// How answers reach the page. Every transport has one method, so that the page runs over HTTP, in a notebook and offline.
+// Transports fetch the answers of a page: over HTTP here, from a notebook or an offline file elsewhere.
 
 import { t } from "./words.js";
 
@@ -13,8 +13,8 @@ export class TransportError extends Error {
 }
 
 /** Answers over HTTP from `<base>api/<name>?key=value`. */
-export function httpTransport(base = "./") {
-  let key = null; // from info: makes the address of a final answer change with the content
+export function createHttpTransport(base = "./") {
+  let key = null; // from info: part of each address, so that cached answers change with the content
 
   async function request(name, params, signal) {
     const query = new URLSearchParams();

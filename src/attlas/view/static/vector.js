@@ -1,4 +1,4 @@
-// The visible cells of one head as SVG: for print, where a picture of pixels blurs.
+// The visible cells of one head as SVG, for print.
 
 import { getColour, getColours, getRange } from "./colour.js";
 import { getBarRange, getBarTicks } from "./colourbar.js";
@@ -8,7 +8,7 @@ import { showWhitespace } from "./tokens.js";
 import { isWeighted, describeVariant } from "./weighting.js";
 
 export const vectorLimit = 65_536; // cells
-const maxNamed = 80; // rows or columns up to which each carries its token
+const maxNamed = 80; // largest number of rows or columns that are labelled with tokens
 const [left, top, side, maxCharacters] = [110, 130, 640, 14]; // places in the picture, and characters of a token
 
 const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
@@ -40,7 +40,7 @@ export function createVector({ weights, cells, state, style, textOf }) {
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${box}" font-family="${escapeXml(style.sans)}" font-size="${roundTo2(Math.max(6, Math.min(12, unit * 0.8)))}" fill="${style.soft}">\n<rect width="100%" height="100%" fill="${style.card}"/>\n${parts.join("\n")}\n</svg>\n`;
 }
 
-// One path for each colour, of the runs of equal cells of each row; cells that the mask hides are left out.
+// One path for each colour, made of runs of equal cells in each row; masked cells are left out.
 function createPaths(weights, { r0, r1, c0, c1 }, entry, state) {
   const paths = new Map();
   const width = c1 - c0;

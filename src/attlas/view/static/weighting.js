@@ -1,4 +1,4 @@
-// What the numbers of a picture are: weights, or weights times the norms of their values.
+// The kinds of shown numbers: weights, or weights times the norms of their values.
 
 import { formatNumber, formatPercent } from "./numbers.js";
 import { t } from "./words.js";
@@ -17,7 +17,7 @@ export const getUnit = ({ info, variant }) => info?.units?.[variant] ?? 1;
 /** A weight in percent; a weighted one as it is. */
 export const formatAmount = (number, state) => (isWeighted(state) ? formatNumber(number) : formatPercent(number));
 
-/** What is said of a variant in a caption; "" of plain weights. */
+/** The words for a variant in a caption; "" for plain weights. */
 export function describeVariant({ variant }) {
   return {
     nosink: t("first key excluded, rows renormalised"),

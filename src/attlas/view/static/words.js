@@ -1,5 +1,4 @@
-// The words of the page in the reader's language. English is in the code; another language is one file that gives each
-// of its texts.
+// Translations. English texts are in the code; each other language is one file with a translation of every text.
 
 import { zh } from "./zh.js";
 
