@@ -162,7 +162,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   stage.append(element);
   let timers = [];
   let controller = null;
-  let shown = null;
+  let shownTarget = null;
   let shownDetails = null; // the numbers of the shown target
   let position = null; // of the tooltip
 
@@ -175,7 +175,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
 
   function hide() {
     clear();
-    shown = shownDetails = null;
+    shownTarget = shownDetails = null;
     element.hidden = true;
   }
 
@@ -200,7 +200,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
     } catch {
       return; // requested again at the next movement; the queue reports a lost server
     }
-    if (request.signal.aborted || shown !== target) return;
+    if (request.signal.aborted || shownTarget !== target) return;
     fill(target, details);
     moveTo(position);
     changed();
@@ -213,12 +213,12 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
      * the cells that its pixel stands for, and the weight.
      */
     reading() {
-      if (!shown) return { cell: null, block: null, weight: null };
-      const { i, j, level, block } = shown;
-      const weight = getWeight(shown, shownDetails);
-      if (!level) return { cell: shown.shown(i, j), block: null, weight };
-      if (shownDetails.largest) return { cell: shown.shown(shownDetails.largest[0], shownDetails.largest[1]), block: null, weight };
-      const [first, last] = [shown.shown(block.r0, block.c0), shown.shown(block.r1 - 1, block.c1 - 1)];
+      if (!shownTarget) return { cell: null, block: null, weight: null };
+      const { i, j, level, block } = shownTarget;
+      const weight = getWeight(shownTarget, shownDetails);
+      if (!level) return { cell: shownTarget.toPaneCell(i, j), block: null, weight };
+      if (shownDetails.largest) return { cell: shownTarget.toPaneCell(shownDetails.largest[0], shownDetails.largest[1]), block: null, weight };
+      const [first, last] = [shownTarget.toPaneCell(block.r0, block.c0), shownTarget.toPaneCell(block.r1 - 1, block.c1 - 1)];
       return { cell: null, block: { r0: first.i, r1: last.i + 1, c0: first.j, c1: last.j + 1 }, weight };
     },
     /** The largest cell [i, j, weight] of the block of a target, in rows and columns of its head. */
@@ -226,7 +226,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
     /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
     showTrack({ label, axis, first, from, to, best }, place) {
       clear();
-      shown = shownDetails = null;
+      shownTarget = shownDetails = null;
       element.hidden = false;
       const isRange = to - from > 1;
       const ends = [formatInteger(first + from), formatInteger(first + to - 1)];
@@ -240,13 +240,13 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       moveTo(place);
     },
     show(target, place, { level, pool, spoken = false }) {
-      const unchanged = shown && shown.source.key === target.source.key && shown.level === target.level && shown.block.r0 === target.block.r0 && shown.block.c0 === target.block.c0;
+      const unchanged = shownTarget && shownTarget.source.key === target.source.key && shownTarget.level === target.level && shownTarget.block.r0 === target.block.r0 && shownTarget.block.c0 === target.block.c0;
       if (unchanged) {
         moveTo(place);
         return;
       }
       clear();
-      shown = target;
+      shownTarget = target;
       const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, unitOfSource(target.source)), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
       if (target.other) {
         details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, unitOfSource(target.other));
@@ -278,7 +278,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   };
 }
 
-const createLine = (getName, ...children) => make("div", { class: getName }, ...children);
+const createLine = (name, ...children) => make("div", { class: name }, ...children);
 // The shortest decimal that reads back as this float32; a rounded weight has three digits.
 function formatExact(weight, rounded = false) {
   if (rounded) return `≈ ${formatNumber(weight)}`;

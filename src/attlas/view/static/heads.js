@@ -13,9 +13,9 @@ const orders = { "=": t("in layers"), "-": t("largest first"), "+": t("smallest 
 
 // The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
 function readSort(text, columns) {
-  const [order, updateLabel] = [text[0], text.slice(1)];
-  const column = columns.find((each) => each.name === updateLabel) ?? columns[0] ?? null;
-  return { order: order in orders && column?.name === updateLabel ? order : "=", column };
+  const [order, name] = [text[0], text.slice(1)];
+  const column = columns.find((each) => each.name === name) ?? columns[0] ?? null;
+  return { order: order in orders && column?.name === name ? order : "=", column };
 }
 
 // The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
@@ -59,7 +59,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const controller = new AbortController();
 
   const count = make("span", { class: "heads-count", role: "status" });
-  const statistic = createPicker(t("Statistic"), [], (updateLabel) => setSort({ name: updateLabel }));
+  const statistic = createPicker(t("Statistic"), [], (name) => setSort({ name }));
   const order = createPicker(t("Order"), Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
   const kind = createPicker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
   const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": t("Batch"), class: "batch" });

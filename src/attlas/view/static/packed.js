@@ -141,13 +141,13 @@ export function createPackedTransport(data) {
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
   // of several tokens is one unit.
   function searchText({ text, limit }) {
-    const groups = new Map(data.joined.map(([start, stop, computed]) => [start, { stop, whole: computed }]));
+    const groups = new Map(data.joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
     const units = [];
     let all = "";
     for (let start = 0; start < data.tokens.length; ) {
-      const { stop, whole: computed } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
+      const { stop, whole: characters } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
       units.push({ start, stop, from: all.length });
-      all += computed.toLowerCase();
+      all += characters.toLowerCase();
       start = stop;
     }
     const findUnit = (place) => {

@@ -90,8 +90,8 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     ctx.fillStyle = frameOptions.look.empty;
     for (const [start, stop] of tracks.get(pane.source, "entropy").empty) {
       if (stop <= region.r0 || start >= region.r1) continue;
-      const [getOffset, to] = [py(start), py(stop)];
-      if (to > getOffset) ctx.fillRect(px(region.c0), getOffset, px(region.c1) - px(region.c0), to - getOffset);
+      const [from, to] = [py(start), py(stop)];
+      if (to > from) ctx.fillRect(px(region.c0), from, px(region.c1) - px(region.c0), to - from);
     }
   }
 
@@ -162,7 +162,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
       ctx.fillStyle = frameOptions.look.paper;
       ctx.fillRect(0, 0, canvas.width, canvas.height);
       const results = scene.panes.map(drawPane);
-      return { missing: results.reduce((sum, pattern) => sum + pattern.missing, 0), pending: results.some((pattern) => pattern.pending) };
+      return { missing: results.reduce((sum, result) => sum + result.missing, 0), pending: results.some((result) => result.pending) };
     },
   };
 }

@@ -44,8 +44,8 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     let chosen = null;
     for (const job of waiting) {
       if (isSlow(job) && slowCount >= MAX_SLOW_REQUESTS) continue;
-      job.away = job.distance ? job.distance() : 0;
-      if (!chosen || job.rank < chosen.rank || (job.rank === chosen.rank && job.away < chosen.away)) chosen = job;
+      job.currentDistance = job.distance ? job.distance() : 0;
+      if (!chosen || job.rank < chosen.rank || (job.rank === chosen.rank && job.currentDistance < chosen.currentDistance)) chosen = job;
     }
     return chosen;
   }
@@ -62,7 +62,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
 
   async function sendRequest(job) {
     try {
-      const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
+      const answer = await transport.get(job.name, job.params, { signal: job.controller.signal });
       if (unreachable || job.tries) handleRecovery(job);
       settleJob(job, () => job.resolve(answer));
     } catch (error) {
@@ -72,8 +72,8 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
 
   function handleFailure(job, error) {
     inFlight.delete(job);
-    if (job.stop.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
-      const gaveUp = !closed && !job.stop.signal.aborted && isRetryable(error);
+    if (job.controller.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
+      const gaveUp = !closed && !job.controller.signal.aborted && isRetryable(error);
       if (gaveUp) {
         unreachable = true;
         reportTrouble(error.message);
@@ -98,7 +98,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
   function handleRecovery(job, stillFailing = false) {
     if (job.tries) failingCount -= 1;
     if (stillFailing) return;
-    const answered = !job.stop.signal.aborted;
+    const answered = !job.controller.signal.aborted;
     if (answered) unreachable = false;
     if (!failingCount && !unreachable) reportTrouble(null);
   }
@@ -108,7 +108,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     waiting.delete(job);
     retrying.delete(job);
     clearTimeout(job.timer);
-    job.signal?.removeEventListener("abort", job.giveUp);
+    job.signal?.removeEventListener("abort", job.cancel);
     callback();
     startRequests();
   }
@@ -116,10 +116,10 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
   function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
     return new Promise((resolve, reject) => {
       const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
-      job.stop = new AbortController();
-      job.giveUp = () => {
+      job.controller = new AbortController();
+      job.cancel = () => {
         const wasSent = inFlight.has(job);
-        job.stop.abort();
+        job.controller.abort();
         if (wasSent) return; // the transport rejects
         if (job.tries) handleRecovery(job);
         settleJob(job, () => reject(new TransportError(499, "given up", true)));
@@ -128,7 +128,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
         reject(new TransportError(499, "given up", true));
         return;
       }
-      signal?.addEventListener("abort", job.giveUp);
+      signal?.addEventListener("abort", job.cancel);
       waiting.add(job);
       startRequests();
     });
@@ -145,7 +145,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     counts: () => ({ waiting: waiting.size, flying: inFlight.size }),
     destroy() {
       closed = true;
-      for (const job of [...waiting, ...retrying, ...inFlight]) job.giveUp();
+      for (const job of [...waiting, ...retrying, ...inFlight]) job.cancel();
     },
   };
 }

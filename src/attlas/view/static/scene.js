@@ -60,17 +60,17 @@ export function createScene(state, width, height, dpr, hasSpans) {
 
 /**
  * What cell (i, j) of a pane shows: its head, whether the mask allows it, and the block of its pixel.
- * `shown(r, c)` returns the cell of the pane that shows a cell of that head.
+ * `toPaneCell(r, c)` returns the cell of the pane that shows a cell of that head.
  */
 export function getTarget(scene, pane, i, j) {
   const { entry, source } = pane;
   const { info, level, compare } = scene;
   const offset = getCausalOffset(entry);
   const main = pane.layers.at(-1);
-  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", shown: (r, c) => ({ i: r, j: c }) }];
+  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) }];
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
-    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
+    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
   const size = getBlockSide(info, target.source, level);

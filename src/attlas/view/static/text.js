@@ -32,9 +32,9 @@ export function findLargest(values, count) {
 const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
 const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
 // Describe the weights that are not in the list.
-function describeOthers({ by: sideButtons, variant }, remaining, total, named) {
-  if (sideButtons === "key" || isWeighted({ variant })) {
-    const kind = sideButtons === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
+function describeOthers({ by, variant }, remaining, total, named) {
+  if (by === "key" || isWeighted({ variant })) {
+    const kind = by === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
     return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} other {1}; {2} in all.", formatInteger(remaining), kind, formatNumber(total));
   }
   const kind = remaining === 1 ? t("key") : t("keys");

@@ -26,7 +26,7 @@ export function createTokens(transport, length) {
     const { json } = await transport.get("tokens", { start, stop });
     const chunk = { tokens: json.tokens, joined: new Map() };
     for (const [from, to, whole] of json.joined ?? []) {
-      for (let getChunk = from; getChunk < to; getChunk++) chunk.joined.set(getChunk, { start: from, stop: to, text: whole });
+      for (let position = from; position < to; position++) chunk.joined.set(position, { start: from, stop: to, text: whole });
     }
     chunks.set(index, chunk);
     if (chunks.size > MAX_CHUNKS) chunks.delete(chunks.keys().next().value);
