@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas import reads
-from attlas._compat import tree_leaves, tree_map_only
+from attlas._compat import changes, tree_leaves, tree_map_only
 from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.inputs import transforming
@@ -113,7 +113,7 @@ class Cellwise(LazyTensor):
         self.matrix, self.f, self.tensors = matrix, f, tensors
         self.shape, self.device = matrix.shape, matrix.device
         self.changed: Tensor | None = None
-        self._versions = [None if t.is_inference() else t._version for t in tensors]
+        self._versions = [None if t.is_inference() else changes(t) for t in tensors]
         found = _of_one_cell(matrix, f, tensors)
         self.dtype, self._has_gradient = found.dtype, found.requires_grad
 
@@ -171,7 +171,7 @@ class Cellwise(LazyTensor):
 
     def _check_unchanged(self) -> None:
         for t, version in zip(self.tensors, self._versions, strict=True):
-            if version is not None and t._version != version:
+            if version is not None and changes(t) != version:
                 rule = "the tensors of a function of a matrix must not change before it is computed."
                 fix = "take the sum before they change, or (A * t).to_dense()."
                 raise ModifiedError(self.label, rule, {"t": t}, found="t was changed in place", fix=fix)

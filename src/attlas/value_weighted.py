@@ -53,7 +53,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     >>> from attlas.value_weighted import norms_of, value_weighted
     >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
     >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0]
-    AttentionMatrix(shape=(2, 2), float32, score=_KeyWeighted)
+    AttentionMatrix(shape=(2, 2), torch.float32, score=_KeyWeighted)
     >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0, 1].tolist()
     [2.5, 0.0]
     """

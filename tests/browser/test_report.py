@@ -124,7 +124,8 @@ def test_a_token_tells_where_the_head_looks(tab: Any, atlas: Atlas) -> None:
 def test_heads_that_are_overviews_have_rows_too(tab: Any, atlas: Atlas) -> None:
     tab.evaluate("location.hash = 'e=0&h=1&pin=600.500'")
     open_text(tab)
-    tab.wait_for_function("() => document.querySelectorAll('.largest li').length === 8")
+    tab.wait_for_function("() => document.querySelector('.subject .place').textContent.trim() === '600'")
+    tab.wait_for_function("() => document.querySelector('.largest').innerText.match(/ %$/gm)?.length === 8")
     best = atlas[0][0, 1, 600].topk(8)
     assert [key for key, _ in told(tab)] == best.indices.tolist()
     assert [share for _, share in told(tab)] == pytest.approx(best.values.tolist(), rel=0.06, abs=1e-4)

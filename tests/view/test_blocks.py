@@ -114,7 +114,7 @@ def test_largest_of_many_cells(rows: Any, columns: Any, with_pass: bool, heads: 
         job = PassJob(head, store, "a", {})
         while job.step():
             pass
-        known = job.found
+        known = job.result
         assert known.complete
     found = largest(head, range(*rows), range(*columns), 50, known, None)
     part = A.to_dense()[0].mean(0)[slice(*rows), slice(*columns)]

@@ -49,16 +49,11 @@ def _add(
     examples: str = "",
     aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Add a command; `short` is its line in the list of commands."""
+    """Add a command; `short` is its line in the list of commands, which names no alias."""
     command = commands.add_parser(
-        name,
-        aliases=aliases,
-        help=short,
-        description=description,
-        epilog=examples,
-        formatter_class=Help,
-        allow_abbrev=False,
+        name, help=short, description=description, epilog=examples, formatter_class=Help, allow_abbrev=False
     )
+    commands.choices.update(dict.fromkeys(aliases, command))
     command.set_defaults(module=name)
     return command
 
@@ -74,9 +69,7 @@ _SAMPLE = "timeit.py of the standard library"
 def _demo(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``attlas demo``."""
     about = "Run a trained model on a text, say what each of its heads does, and write a report and pictures."
-    option = _add(
-        commands, "demo", "show what every head of a small trained model does on real text", about
-    ).add_argument
+    option = _add(commands, "demo", "say what every head of a small trained model does", about).add_argument
     option("--text", type=Path, metavar="FILE", help=f"text to read, UTF-8 (default: {_SAMPLE})")
     folder = Path("demo-output")
     option("-o", "--out", type=Path, metavar="DIR", default=folder, help="folder for the report (default: %(default)s)")

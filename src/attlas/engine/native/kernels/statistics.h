@@ -253,7 +253,8 @@ class StatisticsPass {
     // Loops for what is often asked for; what is asked for seldom takes the first that has it.
     if (take<SUMS>(wanted) || take<SUMS | SQUARE_SUMS>(wanted) || take<SUMS | PEAKS>(wanted) ||
         take<SUMS | PEAKS | MOMENTS>(wanted) || take<COLUMNS>(wanted) || take<COLUMNS | COLUMN_MAXIMA>(wanted) ||
-        take<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) || take<EVERYTHING>(wanted))
+        take<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) || take<SUMS | SQUARE_SUMS | PEAKS | COLUMNS | DIAGONALS>(wanted) ||
+        take<EVERYTHING>(wanted))
       return;
     take<EVERYTHING | TOTALS>(wanted);
   }
