@@ -37,6 +37,11 @@ def address(folder: Path) -> Iterator[str]:
     service.close()
 
 
+def answered(page: Any, text: str = "") -> Any:
+    """Wait until the server has saved what the block sends."""
+    return page.expect_response(lambda answer: text in (answer.request.post_data or "") and "bookmarks" in answer.url)
+
+
 def fields(page: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
 
@@ -54,7 +59,7 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
     page.wait_for_function("() => document.querySelectorAll('.bookmark-rows input').length === 2")
     page.get_by_role("textbox", name="Name").fill("a pair")
     page.get_by_role("textbox", name="Sentence").fill("This query looks far back.")
-    with page.expect_response(lambda answer: "looks far back" in (answer.request.post_data or "")):
+    with answered(page, "looks far back"):
         page.keyboard.press("Tab")
     assert page.locator(".bookmarks .export-line").inner_text() == "Kept with the recording."
     found = json.loads((folder / "bookmarks.json").read_text())["bookmarks"]
@@ -65,16 +70,16 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
     page.evaluate("location.hash = 'e=0&h=1&pin=10.5'")
     page.wait_for_selector(READY)
     page.get_by_role("button", name="Bookmarks").click()
-    page.get_by_role("button", name="Bookmark this view").click()
-    page.wait_for_function("() => document.querySelectorAll('.bookmark-rows li').length === 2")
-    page.get_by_role("button", name="Earlier: Head 0·1").click()
+    with answered(page):
+        page.get_by_role("button", name="Bookmark this view").click()
+    with answered(page):
+        page.get_by_role("button", name="Earlier: Head 0·1").click()
     first = page.locator(".bookmark-rows input").first
-    page.wait_for_function("() => document.querySelector('.bookmark-rows input').value === 'Head 0·1'")
     assert [mark.name for mark in attlas.load(folder).bookmarks] == ["Head 0·1", "a pair"]
     other = context.new_page()
     other.goto(f"{address}#panel=bookmarks")
-    other.get_by_role("button", name="Remove: a pair").click()
-    other.wait_for_function("() => document.querySelectorAll('.bookmark-rows li').length === 1")
+    with answered(other):
+        other.get_by_role("button", name="Remove: a pair").click()
     other.close()
     first.fill("again")
     page.keyboard.press("Tab")
