@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.masks.base import Mask
-from attlas.reductions import Dim, axes_of, counted, over_leading, without
-from attlas.tiles import Tile
+from attlas.reductions import Dim, axes_of, counted, over_leading, visiting, without
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -197,9 +194,7 @@ class Cellwise(LazyTensor):
         if dims & {keys, queries}:
             first = keys if keys in dims else queries
             statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
-            if A.mask is not None and not statistic.counts_hidden(A.problem):
-                A = A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
-            sums: Tensor = A.collect(statistic)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
+            sums: Tensor = visiting(A, statistic).collect(statistic)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
         else:
             sums = over_leading(A, "sum", dims, self)
         return sums.reshape(without(A.shape, dims, keepdim))
@@ -218,13 +213,3 @@ class Cellwise(LazyTensor):
     def all(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether all cells along the axes are true."""
         return ~Cellwise(self.matrix, lambda *cells: ~self.f(*cells).bool(), self.tensors).any(dim, keepdim)
-
-
-class _NoTileSkipped(Mask):
-    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
-
-    def __init__(self, mask: Mask) -> None:
-        self.mask = mask
-
-    def allows(self, at: Tile) -> Tensor:
-        return self.mask.allows(at)
