@@ -234,7 +234,9 @@ def test_form_after_a_change_in_place() -> None:
     with torch.no_grad():
         found.clamp_(max=1)
     assert found.requires_grad
-    assert bool(found.zero_().any()) is False
+    assert bool(torch.relu_(found.zero_()).any()) is False
+    torch.testing.assert_close(torch.sigmoid_(found).sum(-1), torch.full_like(found.sum(-1), N / 2))
+    assert torch.equal(found.to_dense(), torch.full_like(D, 0.5))
     found = A.detach() * 1
     found.mul_(p)
     assert found.requires_grad

@@ -248,14 +248,14 @@ class Cellwise(LazyTensor):
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether any cell along the axes is true."""
         if self.dense is not None:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         return self._with(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
 
     @like_tensors
     def all(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether all cells along the axes are true."""
         if self.dense is not None:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         return ~self._with(lambda *cells: ~self.f(*cells).bool(), constant=True).any(dim, keepdim)
 
 
