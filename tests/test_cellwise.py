@@ -50,6 +50,8 @@ OVER_HEADS: dict[str, Callable[[Any], Tensor]] = {
     "mean": lambda A: A.mean(1),
     "batches": lambda A: A.mean((0, 1), keepdim=True),
     "largest": lambda A: A.amax(1),
+    "of a function of 0": lambda A: (1 - A).sum(1) + A.exp().mean(1) + (A == 0).any(1) + (A > 0).all(0).sum(0),
+    "of batches, with numbers of each cell": lambda A: torch.where(W > 0, A, KEYS).sum((0, 1)) + (A - W).abs().sum(0),
     "of a product": lambda A: (A * W).clamp(min=0).mean(1),
 }
 MASKS: dict[str, Any] = {
@@ -162,9 +164,88 @@ def test_a_tensor_that_changes_before_it_is_used() -> None:
     with pytest.raises(attlas.ModifiedError, match="t was changed in place"):
         found.sum(-1)
 
+    with pytest.raises(attlas.ModifiedError, match="t was changed in place"):
+        (found + 1).sum(-1)
+    for use in (lambda: found.detach().sum(), found.any, found.all):
+        with pytest.raises(attlas.ModifiedError, match="t was changed in place"):
+            use()
+    t = W.clone()
+    total = (A * t).sum()
+    t.zero_()
+    with pytest.raises(attlas.ModifiedError, match="t was changed in place"):
+        total.backward()
 
-def test_truths_have_no_gradient() -> None:
+
+def test_what_is_made_without_a_graph_is_constant() -> None:
+    A, leaves = matrix(attlas.Causal())
+    D = A.to_dense()
+
+    def loss(cells: Any) -> Tensor:
+        with torch.no_grad():
+            constant = cells * 1.0 + cells.clamp(max=0.2)
+        assert not constant.requires_grad
+        assert not constant.sum(-1).requires_grad
+        assert not (constant + 1).sum(-1).requires_grad
+        with torch.no_grad():
+            large = cells > 0.2
+        return (constant * cells).sum() + (cells.square() * large * (cells * 1).detach()).sum()
+
+    wanted = torch.autograd.grad(loss(D), leaves)
+    for a, b in zip(torch.autograd.grad(loss(A), leaves), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_comparisons_are_indices() -> None:
+    A, t = matrix(attlas.Causal())[0], numbers(2, 4, M, N)
+    D, wanted = A.to_dense(), t.clone()
+    torch.testing.assert_close(t[A > 0.2], t[D > 0.2])
+    chosen = [((cells > 0.2) & ~(cells * 2 > 1.5)) | (cells == 0) for cells in (A, D)]
+    t[chosen[0]] = 0
+    wanted[chosen[1]] = 0
+    torch.testing.assert_close(t, wanted)
+
+
+def test_no_deviation_has_no_slope() -> None:
+    A, leaves = matrix(attlas.Causal(-2))
+    q = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    B = attlas.attend(q, torch.full((4, 2), 1000.0, dtype=torch.float64) * torch.arange(4)[:, None])
+    for name, cells, tensors in (("std", A, leaves), ("std", B, (q,)), ("norm", A, leaves)):
+        for dim in (-1, -2):
+            found, wanted = (
+                torch.autograd.grad(getattr(x, name)(dim=dim).sum(), tensors) for x in (cells, cells.to_dense())
+            )
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_form_after_a_change_in_place() -> None:
+    A, _ = matrix(None)
+    D, p = A.to_dense(), KEYS.clone().requires_grad_()
+    found = A.detach() * 2
+    assert found.transpose_(-1, -2).shape == found.to_dense().shape == (2, 4, N, M)
+    found.squeeze_().unsqueeze_(0)
+    assert (found.ndim, len(found), found.sum(0).shape) == (5, 1, (2, 4, N, M))
+    found = A * 1
+    same = found
+    same *= 3
+    same += W
+    assert same is found
+    torch.testing.assert_close(found.sum(-1), (D * 3 + W).sum(-1))
+    with torch.no_grad():
+        found.clamp_(max=1)
+    assert found.requires_grad
+    assert bool(torch.relu_(found.zero_()).any()) is False
+    torch.testing.assert_close(torch.sigmoid_(found).sum(-1), torch.full_like(found.sum(-1), N / 2))
+    assert torch.equal(found.to_dense(), torch.full_like(D, 0.5))
+    found = A.detach() * 1
+    found.mul_(p)
+    assert found.requires_grad
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), p)[0], D.detach().sum((0, 1, 2)))
+
+
+def test_truths_have_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     A, (q, *_) = matrix(None)
+    monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", A.numel() * 8 - 1)
     assert not (A > 0.1).requires_grad
     assert not (A > 0.1).float().sum().requires_grad
     for name in ("backward", "requires_grad_", "retain_grad", "register_hook"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from functools import partial, partialmethod
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.masks.base import Mask
-from attlas.reductions import Dim, axes_of, counted, over_leading, without
-from attlas.tiles import Tile
+from attlas.reductions import Dim, axes_of, counted, over_leading, visiting, without
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -47,9 +46,16 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     plain_tensors = [x for x in leaves if isinstance(x, Tensor)]
     if matrix.problem.is_symbolic or transforming() or not all(_can_broadcast(t, matrix) for t in plain_tensors):
         return NotImplemented
+    recorded = torch.is_grad_enabled() and matrix.requires_grad
+    constants = {x.constant for x in leaves if isinstance(x, Cellwise) and x.has_gradient}
+    constants |= {False for x in leaves if isinstance(x, LazyTensor) and not isinstance(x, Cellwise)}
+    if recorded and len(constants) > 1:  # the gradient is that of some of the cells
+        return NotImplemented
     tensors: list[Tensor] = []
     for x in leaves:
-        tensors += x.tensors if isinstance(x, Cellwise) else [x] if isinstance(x, Tensor) else []
+        if isinstance(x, Cellwise):
+            x.check_unchanged()
+        tensors += x.tensors if isinstance(x, Cellwise) else [x.detach()] if isinstance(x, Tensor) else []
 
     def f(cells: Tensor, *values: Tensor) -> Tensor:
         remaining = iter(values)
@@ -65,7 +71,10 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     example = _apply_to_one_cell(matrix, f, tuple(tensors))
     if not isinstance(example, Tensor) or example.is_complex():  # a comparison with another type, as in A == None
         return NotImplemented
-    return Cellwise(matrix, f, tuple(tensors))
+    small = matrix.numel() * matrix.dtype.itemsize <= graph.DENSE_LIMIT
+    if example.dtype is torch.bool and small:  # torch takes indices as tensors only, as in t[A > 0.1] = 0
+        return NotImplemented
+    return Cellwise(matrix, f, tuple(tensors), constant=not recorded or True in constants)
 
 
 def _apply_to_one_cell(matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
@@ -104,17 +113,21 @@ class Cellwise(LazyTensor):
         ``f(cells, *tensors)``, the function of a tensor of weights.
     tensors : tuple of Tensor
         The further arguments of `f`; each broadcasts to the matrix.
+    constant : bool
+        Whether no gradient is recorded: it was made without a graph, or detached.
     """
 
     label = "f(A)"
 
-    def __init__(self, matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...] = ()) -> None:
-        self.matrix, self.f, self.tensors = matrix, f, tensors
+    def __init__(
+        self, matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...], constant: bool
+    ) -> None:
+        self.matrix, self.f, self.tensors, self.constant = matrix, f, tensors, constant
         self.shape, self.device = matrix.shape, matrix.device
         self.dense: Tensor | None = None  # what stands for the function after a change in place
         self._versions = [None if t.is_inference() else changes(t) for t in tensors]
         example = _apply_to_one_cell(matrix, f, tensors)
-        self.dtype, self._has_gradient = example.dtype, example.requires_grad
+        self.dtype, self.has_gradient = example.dtype, example.requires_grad
 
     def __repr__(self) -> str:
         return f"Cellwise({self.matrix!r}, {self.dtype})"
@@ -122,20 +135,31 @@ class Cellwise(LazyTensor):
     @property
     def requires_grad(self) -> bool:
         """Whether the weights record a graph, and the function has a gradient."""
-        return self.matrix.requires_grad and self._has_gradient
+        if self.dense is not None:
+            return self.dense.requires_grad
+        return self.matrix.requires_grad and self.has_gradient and not self.constant
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
         if self.dense is not None:
             return self.dense.detach()
-        return Cellwise(self.matrix.detach(), self.f, self.tensors)
+        return self._with(self.f, constant=True)
+
+    def _with(self, f: Callable[..., Tensor], constant: bool) -> Cellwise:
+        """Return another function of the same cells and tensors."""
+        self.check_unchanged()
+        return Cellwise(self.matrix, f, self.tensors, constant)
 
     def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
         """Return the function of all weights as a Tensor; refused above `limit` bytes."""
         if self.dense is not None:
             return self.dense
-        self._check_unchanged()
-        return self.f(self.matrix.to_dense(limit), *self.tensors)
+        self.check_unchanged()
+        with self._grad_mode():
+            return self.f(self.matrix.to_dense(limit), *self.tensors)
+
+    def _grad_mode(self) -> Any:
+        return torch.no_grad() if self.constant else nullcontext()
 
     def lazily(self, function: str) -> Callable[..., Any] | None:
         """Return the method that computes a function of torch without the dense tensor; None where there is none."""
@@ -151,24 +175,32 @@ class Cellwise(LazyTensor):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._make_dense()[key] = value
+        self._read_form()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not name.endswith("_") or name in ("requires_grad_", "set_"):
             return super().__getattr__(name)
-        method = getattr(self._make_dense(), name)
+        return partial(self._change, name)
 
-        def run(*args: Any, **kwargs: Any) -> Cellwise:
-            method(*args, **kwargs)
-            return self
-
-        return run
+    def _change(self, name: str, *args: Any, **kwargs: Any) -> Cellwise:
+        """Run a method that changes the tensor in place."""
+        getattr(self._make_dense(), name)(*args, **kwargs)
+        self._read_form()
+        return self
 
     def _make_dense(self) -> Tensor:
         """Replace the function by its dense tensor, and return this, for a change in place."""
-        self.dense = self.to_dense()
+        with torch.enable_grad():  # a change without a graph leaves that of the function
+            self.dense = self.to_dense()
         return self.dense
 
-    def _check_unchanged(self) -> None:
+    def _read_form(self) -> None:
+        """Read shape and dtype from the dense tensor, after a change in place."""
+        dense = self.to_dense()
+        self.shape, self.dtype, self.device = dense.shape, dense.dtype, dense.device
+
+    def check_unchanged(self) -> None:
+        """Raise a ModifiedError if a tensor was changed in place since the function was made."""
         for t, version in zip(self.tensors, self._versions, strict=True):
             if version is not None and changes(t) != version:
                 rule = "the tensors of a function of a matrix must not change before it is computed."
@@ -177,15 +209,18 @@ class Cellwise(LazyTensor):
 
     def in_problem_axes(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], torch.dtype, bool]:
         """Return the function, its tensors with axes (batch, heads, m, n), its dtype, and whether it has a gradient."""
-        self._check_unchanged()
         A = self.matrix
+
+        def f(*cells: Tensor) -> Tensor:
+            self.check_unchanged()  # a backward computes the function again
+            return self.f(*cells)
 
         def with_leading_axes(t: Tensor) -> Tensor:
             t = t.reshape((1,) * (A.ndim - t.ndim) + t.shape)
             return t.expand(*A.shape[:-2], *t.shape[-2:]).reshape(*A.problem.shape[:2], *t.shape[-2:])
 
         tensors = tuple(with_leading_axes(t) if t.ndim else t for t in self.tensors)
-        return self.f, tensors, self.dtype, self._has_gradient
+        return f, tensors, self.dtype, self.has_gradient
 
     @like_tensors
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -194,14 +229,14 @@ class Cellwise(LazyTensor):
         keys, queries = A.ndim - 1, A.ndim - 2
         if self.dense is not None or A.problem.is_symbolic or transforming():
             return self.to_dense().sum(sorted(dims), keepdim)
-        if dims & {keys, queries}:
-            first = keys if keys in dims else queries
-            statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
-            if A.mask is not None and not statistic.counts_hidden(A.problem):
-                A = A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
-            sums: Tensor = A.collect(statistic)[0].unsqueeze(first).sum(sorted(dims), keepdim=True)
-        else:
-            sums = over_leading(A, "sum", dims, self)
+        with self._grad_mode():
+            if dims & {keys, queries}:
+                first = keys if keys in dims else queries
+                statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
+                sums: Tensor = visiting(A, statistic).collect(statistic)[0].unsqueeze(first)
+                sums = sums.sum(sorted(dims), keepdim=True)
+            else:
+                sums = over_leading(A, "sum", dims, self)
         return sums.reshape(without(A.shape, dims, keepdim))
 
     @like_tensors
@@ -212,19 +247,17 @@ class Cellwise(LazyTensor):
     @like_tensors
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether any cell along the axes is true."""
-        return Cellwise(self.matrix, lambda *cells: self.f(*cells).bool(), self.tensors).sum(dim, keepdim) > 0
+        if self.dense is not None:
+            return NotImplemented  # type: ignore[no-any-return]
+        return self._with(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
 
     @like_tensors
     def all(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether all cells along the axes are true."""
-        return ~Cellwise(self.matrix, lambda *cells: ~self.f(*cells).bool(), self.tensors).any(dim, keepdim)
+        if self.dense is not None:
+            return NotImplemented  # type: ignore[no-any-return]
+        return ~self._with(lambda *cells: ~self.f(*cells).bool(), constant=True).any(dim, keepdim)
 
 
-class _NoTileSkipped(Mask):
-    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
-
-    def __init__(self, mask: Mask) -> None:
-        self.mask = mask
-
-    def allows(self, at: Tile) -> Tensor:
-        return self.mask.allows(at)
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(Cellwise, f"__i{_name}__", partialmethod(Cellwise._change, f"__i{_name}__"))

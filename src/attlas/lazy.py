@@ -168,6 +168,8 @@ def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs:
                 found = owner.cellwise(func, args, kwargs)
             if found is not NotImplemented:
                 return found
+    if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], LazyTensor):  # as torch.relu_
+        return getattr(args[0], name)(*args[1:], **kwargs)
     args, kwargs = written_out(where, (args, kwargs))
     return func(*args, **kwargs)
 
@@ -230,7 +232,7 @@ _UNARY = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert
 def _operator(name: str) -> Callable[..., Any]:
     def run(self: LazyTensor, *args: Any) -> Any:
         found = NotImplemented
-        if name.strip("_") in _CELLWISE:
+        if name.strip("_") in _CELLWISE and name != "__float__":
             found = self.cellwise(getattr(torch.Tensor, name), (self, *args), {})
         return self._call(name, *args) if found is NotImplemented else found
 

@@ -106,6 +106,13 @@ class _OfCells(Statistic):
         )
         return weights if self.f is None else self.f(weights, *some)
 
+    def counts_hidden(self, problem: Problem) -> bool:
+        """Return whether the sums are right where tiles that nothing may see are skipped."""
+        batch, heads, m, n = problem.shape
+        zero = torch.zeros(1, 1, 1, 1, dtype=problem.dtype, device=problem.device)
+        tiles = (problem.tile(range(batch), range(heads), rows, range(n)) for rows in cut(m, 64))
+        return all(bool((self.cells(zero, at) == 0).all()) for at in tiles)
+
     def slopes(self, part: Part, grad: Tensor) -> Tensor:
         """Return the gradient in the weights of a part, from that in its numbers."""
         if self.f is None:
@@ -153,13 +160,7 @@ class CellSums(_OfCells):
         return any(t.ndim and t.shape[self._axis] > 1 for t in self.tensors)
 
     def counts_hidden(self, problem: Problem) -> bool:
-        """Return whether the sums are right where tiles that nothing may see are skipped."""
-        if not self._varies:
-            return True
-        batch, heads, m, n = problem.shape
-        zero = torch.zeros(1, 1, 1, 1, dtype=problem.dtype, device=problem.device)
-        tiles = (problem.tile(range(batch), range(heads), rows, range(n)) for rows in cut(m, 64))
-        return all(bool((self.cells(zero, at) == 0).all()) for at in tiles)
+        return not self._varies or super().counts_hidden(problem)
 
     def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
         b, h, rows = at.place

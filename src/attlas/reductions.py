@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -14,7 +15,9 @@ from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, check_size
+from attlas.masks.base import Mask
 from attlas.stats import columns, largest, rows
+from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -29,6 +32,7 @@ __all__ = [
     "max_along",
     "over_leading",
     "reduced",
+    "visiting",
     "without",
 ]
 
@@ -150,6 +154,8 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     check_size(f"A.{name}()", [A], size, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
     statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
+    if cells is not None:
+        A = visiting(A, statistic)
 
     def compute() -> tuple[list[Any], Tensor]:
         return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._exact_lse()
@@ -161,6 +167,23 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
         (result,), _ = tiled.collect(A.problem, [statistic], A.plan, A._lse)
     total: Tensor = result[0].reshape(*kept, m, n)
     return total
+
+
+def visiting(A: AttentionMatrix, statistic: Any) -> AttentionMatrix:
+    """Return the matrix whose pass gives a statistic of functions of the weights all cells that it counts."""
+    if A.mask is None or statistic.counts_hidden(A.problem):
+        return A
+    return A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
+
+
+class _NoTileSkipped(Mask):
+    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+
+    def allows(self, at: Tile) -> Tensor:
+        return self.mask.allows(at)
 
 
 def exchanged(name: str, A: Any, dim: Dim = None, keepdim: bool = False) -> Tensor:

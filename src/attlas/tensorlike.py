@@ -17,10 +17,11 @@ from torch import Tensor
 
 from attlas import products
 from attlas._compat import parse_to
-from attlas.cellwise import cellwise
+from attlas.cellwise import Cellwise, cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
+from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.reductions import Dim, axes_of, axis_of, counted, without
 
@@ -283,13 +284,15 @@ class TensorLike(LazyTensor):
     @like_tensors
     def std(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
         """Return the standard deviation of the weights over axes; see `var`."""
-        return self.var(dim, correction=correction, keepdim=keepdim).sqrt()
+        return _sqrt(self.var(dim, correction=correction, keepdim=keepdim))
 
     def count_nonzero(self, dim: Dim = None) -> Tensor:
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
-        cells: Any = self
-        found: Tensor = (cells != 0).sum(dim)
-        return found
+        A = _me(self)
+        if A.problem.is_symbolic or transforming():
+            found: Tensor = self._call("count_nonzero", dim)
+            return found
+        return Cellwise(A, lambda cells: cells != 0, (), constant=True).sum(dim)
 
     def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """Return the Euclidean norm of the weights over axes; other norms are those of the dense tensor."""
@@ -297,12 +300,16 @@ class TensorLike(LazyTensor):
             found: Tensor = self._call("norm", p, dim, keepdim, dtype)
             return found
         cells: Any = self
-        squares: Tensor = cells.square().sum(dim, keepdim)
-        return squares.sqrt()
+        return _sqrt(cells.square().sum(dim, keepdim))
 
 
 def _me(matrix: TensorLike) -> AttentionMatrix:
     return matrix  # type: ignore[return-value]  # nothing else inherits this class
+
+
+def _sqrt(t: Tensor) -> Tensor:
+    """Return the square root, whose slope at 0 counts as 0, as that of `torch.std` and `torch.norm`."""
+    return torch.where(t == 0, 0.0, t.where(t != 0, 1.0).sqrt())
 
 
 def _moved(problem: Problem, device: torch.device, dtype: torch.dtype | None) -> Problem:
