@@ -1,5 +1,6 @@
 """Sums, maxima and counts of blocks, by the kernels and by tiles, against the dense matrix."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attlas
+from attlas.value_weighted import value_weighted
 from attlas.view.blocks import Blocks, count_cells, edges_of
 from attlas.view.exact import ButFirst, Head, Listed
 from attlas.view.largest import largest
@@ -83,10 +85,11 @@ def test_sampled_rows_are_exact(backend: Any) -> None:
     bias = attlas.ScaledDot() + attlas.TensorBias(torch.randn(3, 400, 500))
     for score in (attlas.ScaledDot(), bias):
         A = attlas.attend(q, k, score=score, mask=attlas.Causal(), plan=attlas.Plan(backend))
-        dense = A.to_dense()[0].double()
         allowed = (torch.arange(500) <= rows[:, None] + 100).numpy()
-        for some in (slice(1, 2), slice(0, 3)):
-            table = Head(A[:, some]).sampled(rows, columns, "max")
+        weighted = value_weighted(A, 9 * torch.rand(1, 3, 500))
+        for matrix, some in itertools.product((A, weighted), (slice(1, 2), slice(0, 3))):
+            dense = matrix.to_dense()[0].double()
+            table = Head(matrix[:, some]).sampled(rows, columns, "max")
             weights = dense[some].mean(0)[rows].numpy()
             np.testing.assert_allclose(table.sum, np.add.reduceat(weights, columns[:-1], 1), rtol=1e-5)
             np.testing.assert_allclose(table.max, np.maximum.reduceat(weights, columns[:-1], 1), rtol=1e-5)

@@ -86,7 +86,8 @@ def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     runs = problem.allowed_runs
     mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
-    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)))
+    lse = A._exact_lse()[:, :, rows.to(A.device)] if problem.partial else None
+    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)), lse)
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
