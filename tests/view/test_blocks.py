@@ -96,6 +96,17 @@ def test_sampled_rows_are_exact(backend: Any) -> None:
             assert (table.cells == np.add.reduceat(allowed.astype(int), columns[:-1], 1)).all()
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_pass_over_value_weighted_weights(heads: int) -> None:
+    A = attlas.attend(torch.randn(1, heads, 70, 8), torch.randn(1, heads, 80, 8), mask=attlas.Causal())
+    weighted = value_weighted(A, 9 * torch.rand(1, heads, 80))
+    dense, band = weighted.to_dense()[0].mean(0).numpy(), Head(weighted).band(range(70), 16)
+    np.testing.assert_allclose(band.max_weight, dense.max(1), rtol=1e-5)
+    np.testing.assert_allclose(band.column_mass, dense.sum(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(band.column_max, dense.max(0), rtol=1e-5, atol=1e-7)
+    assert np.isnan([band.entropy, band.effective_keys]).all()  # they are no shares
+
+
 def test_masks_keep_their_contract() -> None:
     attlas.testing.check_mask(ButFirst())
     first = torch.tensor([[[0, 2, 5, 5] * 300]])
