@@ -8,14 +8,14 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from attlas.errors import AttlasError, FileError
 
-__all__ = ["discard_folder", "replace_folder", "sync_folder", "whole_file"]
+__all__ = ["discard_folder", "lock_folder", "replace_folder", "sync_folder", "whole_file"]
 
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 _NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
@@ -132,6 +132,19 @@ def replace_folder(folder: Path, target: Path) -> None:
 def discard_folder(old: Path, target: Path) -> None:
     """Remove what `target` was; under a name first that is never put back, since half of it may stay."""
     shutil.rmtree(old.rename(target.with_name(f".{target.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock a folder waiting; without effect where the system cannot lock a folder."""
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)  # ends the lock too
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def sync_folder(folder: Path) -> None:

@@ -26,13 +26,13 @@ VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis"
 
 # The colours of places of the matrix, read from the canvas; where a place is, the page's own geometry says.
 PIXELS = """async ({places, zoom, row, column, m, n}) => {
-  const { panesOf, placed } = await import(new URL("./geometry.js", document.baseURI).href);
+  const { computePanes, placePane } = await import(new URL("./geometry.js", document.baseURI).href);
   const info = await (await fetch("./api/info")).json();
   const stage = document.querySelector(".stage");
   const hasSpans = Object.keys(info.spans ?? {}).length > 0;
   const dpr = window.devicePixelRatio;
-  const [box] = panesOf(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans });
-  const pane = placed(box, { row, column, scale: 2 ** zoom, dpr, m, n });
+  const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans });
+  const pane = placePane(box, { row, column, scale: 2 ** zoom, dpr, m, n });
   const canvas = document.querySelector(".stage .base");
   const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
   context.drawImage(canvas, 0, 0);

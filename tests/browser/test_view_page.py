@@ -244,12 +244,12 @@ def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
     # Polled: the picture comes in steps, and a busy machine shows the first of them for a while.
     page.wait_for_function(
         """async ([n, key]) => {
-          const { panesOf, placed } = await import(new URL("./geometry.js", document.baseURI).href);
+          const { computePanes, placePane } = await import(new URL("./geometry.js", document.baseURI).href);
           const hash = new URLSearchParams(location.hash.slice(1));
           const [row, column, zoom] = ["r", "c", "z"].map((name) => Number(hash.get(name)));
           const stage = document.querySelector(".stage");
-          const [box] = panesOf(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans: false });
-          const pane = placed(box, { row, column, scale: 2 ** zoom, dpr: 1, m: n, n });
+          const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans: false });
+          const pane = placePane(box, { row, column, scale: 2 ** zoom, dpr: 1, m: n, n });
           const canvas = document.querySelector(".stage .base");
           const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
           copy.drawImage(canvas, 0, 0);
@@ -465,9 +465,9 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
         assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
     caption = page.evaluate(
         """async () => {
-          const { captionOf } = await import(new URL("./picture.js", document.baseURI).href);
+          const { formatCaption } = await import(new URL("./picture.js", document.baseURI).href);
           const info = { title: "file.py · tiny", model: "tiny" };
-          return captionOf({ info, pool: "max", variant: "plain", compare: "none", second: null }, 2);
+          return formatCaption({ info, pool: "max", variant: "plain", compare: "none", second: null }, 2);
         }"""
     )
     assert caption == "file.py · tiny · a pixel shows the largest weight of 4 × 4 cells"

@@ -67,7 +67,7 @@ def test_the_widget_is_a_module_with_a_render_function(tmp_path: Path) -> None:
 def test_numbers_in_tables_read_back_as_the_same_float32(tmp_path: Path) -> None:
     values = "[0, 1, 0.1, 1 / 3, 1e-7, 1.17549435e-38, 0.30000001192092896, 2 ** -149]"
     body = (
-        f"const values = {values}.map(Math.fround);\nconst texts = values.map($numbers.float32Text);\n"
+        f"const values = {values}.map(Math.fround);\nconst texts = values.map($numbers.formatFloat32);\n"
         "console.log(JSON.stringify([texts, texts.every((text, i) => Math.fround(Number(text)) === values[i])]));"
     )
     texts, same = run(bundle.script("numbers.js") + body, tmp_path)
@@ -100,9 +100,9 @@ def test_largest_weights_without_sorting(tmp_path: Path) -> None:
     body = (
         "let seed = 7; const next = () => (seed = (seed * 48271) % 2147483647) / 2147483647;\n"
         "const values = Float32Array.from({ length: 5000 }, () => (next() < 0.2 ? 0 : next()));\n"
-        "const found = $text.largest(values, 48).map((i) => values[i]);\n"
+        "const found = $text.findLargest(values, 48).map((i) => values[i]);\n"
         "const sorted = [...values].sort((a, b) => b - a).slice(0, 48);\n"
-        "console.log(JSON.stringify([found.join() === sorted.join(), $text.largest(new Float32Array(9), 4)]));"
+        "console.log(JSON.stringify([found.join() === sorted.join(), $text.findLargest(new Float32Array(9), 4)]));"
     )
     assert run(bundle.script("text.js") + body, tmp_path) == [True, []]
 
@@ -113,7 +113,7 @@ def test_levels_that_fit_in_an_offline_page(tmp_path: Path) -> None:
     assert levels_that_fit(entry, 24 << 20) == [9, 8, 7, 6, 5]  # 1 + 3 + 10 + 28 + 91 tiles; the next level has 325
     body = (
         f"const entry = {json.dumps(entry)};\n"
-        "const tiles = (level) => $pack.tilesOf(entry, level).map((t) => [t.y, t.x]);\n"
+        "const tiles = (level) => $pack.listTiles(entry, level).map((t) => [t.y, t.x]);\n"
         "console.log(JSON.stringify([tiles(8), [9, 8, 7, 6, 5].map((level) => tiles(level).length)]));"
     )
     coarse, counts = run(bundle.script("pack.js") + body, tmp_path)

@@ -2,9 +2,11 @@
 
 import json
 from contextlib import closing
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is in the extra `corpus`")
 pytest.importorskip("starlette", reason="starlette is in the extra `view`")
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra `hf`")
 
-from attlas.view import CorpusService, export_corpus  # noqa: E402
+from attlas.view import CorpusService, Server, export_corpus  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,27 @@ def test_only_some_texts_stay_open(corpus: Any, model: Any, monkeypatch: pytest.
             ask(service, "open", corpus=0, row=0, text=text)
         assert service.opened(1) is None
         assert service.opened(3) is not None
+
+
+def test_an_opened_text_takes_bookmarks(corpus: Any, model: Any) -> None:
+    marks = [{"name": "a pair", "at": "e=0", "says": ""}]
+    with (
+        closing(CorpusService([corpus], loaders=[lambda: model])) as service,
+        Server(service, port=0) as server,
+        closing(HTTPConnection(urlsplit(server.url).netloc)) as client,
+    ):
+
+        def post(page: str) -> int:
+            headers = {"Content-Type": "application/json", "Origin": f"http://{urlsplit(server.url).netloc}"}
+            body = json.dumps({"before": [], "bookmarks": marks})
+            client.request("POST", f"{urlsplit(server.url).path}{page}api/bookmarks", body, headers)
+            answer = client.getresponse()
+            answer.read()
+            return answer.status
+
+        ask(service, "open", corpus=0, row=0, text=corpus.samples(0, 0)[0].text)
+        assert [post(page) for page in ("", "text/9/", "text/1/")] == [405, 404, 200]
+        assert json.loads(service.opened(1).answer("info", {}).body)["bookmarks"] == marks
 
 
 def test_wrong_questions_are_refused(corpus: Any) -> None:

@@ -1,6 +1,7 @@
 """A text of the user's own: read by the model, written on, refused where it is too long, and nothing is lost."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -115,6 +116,9 @@ def test_a_model_that_fails_is_shown_and_stop_stops(loaded: tuple[Any, Any]) -> 
     assert service.change("read", {"stop": True}).status == 200
     assert finished(service)["tokens"] < 256
     service.close()
+    threads = threading.active_count()
+    assert service.change("read", {"text": "ab"}).status == 503
+    assert threading.active_count() == threads
 
 
 def test_posts_of_the_own_page_alone_are_taken(service: ReadingService) -> None:

@@ -75,10 +75,12 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
         If the file is not as attlas writes it.
     """
     path = folder / BOOKMARKS
-    if not path.exists():
-        return []
     with errors_name_file(folder, BOOKMARKS):
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+        if path.is_symlink():  # also one that leads nowhere, which exists() does not see
+            raise FormatError("a symbolic link, and no plain file")
+        if not path.exists():
+            return []
+        if not path.is_file() or path.stat().st_size > _LARGEST:
             raise FormatError("not a plain file of bookmarks")
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
@@ -91,14 +93,23 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark], where: str = "s
 
     Raises
     ------
+    FormatError
+        If `read_bookmarks` would refuse them.
     RecordingError
-        If the file cannot be written.
+        If the file cannot be written, or is a symbolic link: whoever made the recording chose where that leads.
     """
     listed = [asdict(bookmark) for bookmark in bookmarks]
     bookmarks_from(listed)
     path = folder / BOOKMARKS
+    if path.is_symlink():
+        rule, fix = "the bookmarks must be a plain file of the folder.", f"remove {path}."
+        raise RecordingError(where, rule, {"path": str(path)}, found="a symbolic link", fix=fix)
     if not listed and not path.exists():
         return
+    content = {"format": _FORMAT, "version": _VERSION, "bookmarks": listed}
+    # Half of a surrogate pair, which UTF-8 does not have, becomes \udXXX: an escape of JSON as well.
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    if len(text) > _LARGEST:
+        raise FormatError(f"the bookmarks take {len(text):,} bytes, more than {_LARGEST:,}")
     with whole_file(path, where, RecordingError) as unfinished:
-        content = {"format": _FORMAT, "version": _VERSION, "bookmarks": listed}
-        unfinished.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="ascii")
+        unfinished.write_bytes(text)

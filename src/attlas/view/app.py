@@ -77,18 +77,22 @@ def application(
     """
     mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say something else
 
-    async def api(request: Request) -> Response:
+    def shown_by(request: Request) -> AnyService:
         shown: AnyService | None = service
         if isinstance(service, CorpusService) and "text" in request.path_params:
             shown = service.opened(request.path_params["text"])
         if shown is None:
             raise HTTPException(404, "this text was closed; open it again from its corpus")
-        return await _answer(request, shown, closing)
+        return shown
+
+    async def api(request: Request) -> Response:
+        return await _answer(request, shown_by(request), closing)
 
     async def change(request: Request) -> Response:
-        if isinstance(service, CorpusService):
+        shown = shown_by(request)
+        if isinstance(shown, CorpusService):
             raise HTTPException(405)
-        return await _change(request, service)
+        return await _change(request, shown)
 
     async def open_ticket(request: Request) -> Response:
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():

@@ -93,6 +93,7 @@ class ReadingService:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._closed = False
 
     @property
     def source(self) -> Any:
@@ -131,7 +132,7 @@ class ReadingService:
         Returns
         -------
         Answer
-            409 while the model reads another one.
+            409 while the model reads another one, 503 after `close`.
         """
         if name != "read":
             return self._service.change(name, content)
@@ -154,6 +155,8 @@ class ReadingService:
         if type(more) is not int or not 0 <= more <= _MOST_NEW or (text is None and not more):
             raise QuestionError(400, f"more must be a number of tokens from 1 to {_MOST_NEW}")
         with self._lock:
+            if self._closed:
+                raise QuestionError(503, "the viewer was closed")
             if self._thread is not None and self._thread.is_alive():
                 raise QuestionError(409, "the model is still reading; stop it first")
             self._stopped.clear()
@@ -163,9 +166,10 @@ class ReadingService:
         return json_answer({}, final=False)
 
     def close(self) -> None:
-        """Stop the model and close what is shown."""
-        self._stopped.set()
-        with self._lock:
+        """Stop the model and close what is shown. No text is read afterwards."""
+        with self._lock:  # which a start clears the event under
+            self._closed = True
+            self._stopped.set()
             thread = self._thread
         if thread is not None:
             thread.join()

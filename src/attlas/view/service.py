@@ -15,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from attlas.atlas import Atlas
-from attlas.atlas.bookmarks import bookmarks_from, write_bookmarks
+from attlas.atlas.bookmarks import bookmarks_from, read_bookmarks, write_bookmarks
 from attlas.atlas.serialization import FormatError
 from attlas.errors import AttlasError, RecordingError
+from attlas.files import lock_folder
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
 from attlas.view.codes import Array
@@ -270,18 +271,21 @@ class Service:
         Returns
         -------
         Answer
-            409 where another page has changed them since.
+            409 where another page, of this viewer or of another one, has changed them since.
         """
         if name != "bookmarks":
             return refusal(404, f"nothing of this name is kept: {name[:40]!a}")
         sent = content if isinstance(content, dict) else {}
-        with self._bookmarks_lock:
-            if sent.get("before") != self._bookmarks():
-                return refusal(409, "the bookmarks were changed on another page; reload this one")
+        folder = None if self._folder is None else Path(self._folder)
+        with self._bookmarks_lock, contextlib.nullcontext() if folder is None else lock_folder(folder):
             try:
+                if folder is not None:  # another viewer may have written the file; a page that reloads shows it
+                    self._source.atlas.bookmarks = read_bookmarks(folder)
+                if sent.get("before") != self._bookmarks():
+                    return refusal(409, "the bookmarks were changed on another page; reload this one")
                 bookmarks = bookmarks_from(sent.get("bookmarks"))
-                if self._folder is not None:
-                    write_bookmarks(Path(self._folder), bookmarks, "view")
+                if folder is not None:
+                    write_bookmarks(folder, bookmarks, "view")
             except FormatError as error:
                 return refusal(400, str(error))
             except RecordingError as error:

@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const from = (name) => import(`${process.env.STATIC}/${name}`);
-const { rebinned } = await from("corpus-charts.js");
+const { rebin } = await from("corpus-charts.js");
 const { CORPUS_DEFAULTS, readCorpusHash, writeCorpusHash } = await from("corpus-state.js");
-const { domainOf, linked, openedAt, selectionOf } = await from("corpus-data.js");
-const { weightsOf } = await from("corpus-text.js");
+const { computeDomain, haveSameHeads, getOpenHeads, getSelection } = await from("corpus-data.js");
+const { indexWeights } = await from("corpus-text.js");
 
 const corpus = (rows) => ({ title: "a", measures: [{ name: "u" }, { name: "v" }], rows });
 const rows = { layer: [0, 0, 1], head: [0, 1, 0], u: [1, 2, 4], v: [0.5, null, 0.25] };
@@ -24,29 +24,29 @@ test("a link brings the state back", () => {
 test("bins of a wider domain keep every text", () => {
   const found = { min: 2, max: 4, counts: [3, 0, 1, 6] };
   for (const domain of [[2, 4], [0, 10], [2, 4.0001], [-5, 4]]) {
-    const { edges, values } = rebinned(found, domain);
+    const { edges, values } = rebin(found, domain);
     assert.equal(edges.length, values.length + 1);
     assert.ok(Math.abs(values.reduce((a, b) => a + b) - 10) < 1e-9, String(domain));
   }
-  const even = rebinned(found, [2, 4], 4).values;
+  const even = rebin(found, [2, 4], 4).values;
   assert.deepEqual(even.map((value) => Math.round(value)), [3, 0, 1, 6]);
-  assert.equal(rebinned({ min: 1, max: 1, counts: [7] }, [0, 1], 4).values[3], 7);
+  assert.equal(rebin({ min: 1, max: 1, counts: [7] }, [0, 1], 4).values[3], 7);
 });
 
 test("a brush selects the same heads of a corpus of the same model, and by number elsewhere", () => {
   const info = { corpora: [corpus(rows), corpus({ ...rows, u: [9, 9, 9] })] };
   const brush = { corpus: 0, x0: 0.5, x1: 4, y0: 0, y1: 1 };
-  assert.ok(linked(info));
-  assert.deepEqual(selectionOf({ info, brush, x: "u", y: "v" }).map((set) => [...set]), [[0, 2], [0, 2]]);
+  assert.ok(haveSameHeads(info));
+  assert.deepEqual(getSelection({ info, brush, x: "u", y: "v" }).map((set) => [...set]), [[0, 2], [0, 2]]);
   const other = { corpora: [corpus(rows), corpus({ layer: [0, 0], head: [0, 1], u: [9, 1], v: [0.5, 0.5] })] };
-  assert.ok(!linked(other));
-  assert.deepEqual(selectionOf({ info: other, brush, x: "u", y: "v" }).map((set) => [...set]), [[0, 2], [1]]);
-  assert.deepEqual(domainOf(other, "v"), [0.25, 0.5]);
-  assert.deepEqual(openedAt({ info: other, open: null }, 0, { layer: 1, head: 0 }), [{ layer: 1, head: 0 }, { layer: 0, head: 0 }]);
+  assert.ok(!haveSameHeads(other));
+  assert.deepEqual(getSelection({ info: other, brush, x: "u", y: "v" }).map((set) => [...set]), [[0, 2], [1]]);
+  assert.deepEqual(computeDomain(other, "v"), [0.25, 0.5]);
+  assert.deepEqual(getOpenHeads({ info: other, open: null }, 0, { layer: 1, head: 0 }), [{ layer: 1, head: 0 }, { layer: 0, head: 0 }]);
 });
 
 test("the weights of a window are found by query and by key", () => {
-  const { of } = weightsOf({ first: 10, counts: [1, 2, 2], keys: [10, 10, 3, 11, 12], weights: [1, 0.2, 0.7, 0.4, 0.5] });
-  assert.deepEqual(of(1), { keys: [[-7, 0.7], [0, 0.2]], queries: [[2, 0.4]] });
-  assert.deepEqual(of(0), { keys: [[0, 1]], queries: [[0, 1], [1, 0.2]] });
+  const { getPairs } = indexWeights({ first: 10, counts: [1, 2, 2], keys: [10, 10, 3, 11, 12], weights: [1, 0.2, 0.7, 0.4, 0.5] });
+  assert.deepEqual(getPairs(1), { keys: [[-7, 0.7], [0, 0.2]], queries: [[2, 0.4]] });
+  assert.deepEqual(getPairs(0), { keys: [[0, 1]], queries: [[0, 1], [1, 0.2]] });
 });

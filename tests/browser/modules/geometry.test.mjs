@@ -2,15 +2,15 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const at = process.env.STATIC;
-const { TILE, beyondDiagonal, fitting, levelFor, panesOf, placed } = await import(`${at}/geometry.js`);
-const { cellUnder, refusal, sceneOf, targetOf } = await import(`${at}/scene.js`);
-const { wantedBy } = await import(`${at}/layers.js`);
+const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/geometry.js`);
+const { findCell, explainRefusal, createScene, getTarget } = await import(`${at}/scene.js`);
+const { listWantedTiles } = await import(`${at}/layers.js`);
 const { createCamera } = await import(`${at}/camera.js`);
-const { wheelZoom, arrowStep } = await import(`${at}/gestures.js`);
+const { computeWheelZoom, computeArrowStep } = await import(`${at}/gestures.js`);
 const { fillRatio } = await import(`${at}/tiles.js`);
-const { emptyRuns, rangeOfTrack, summary } = await import(`${at}/tracks.js`);
-const { shortRatio, shortWeight } = await import(`${at}/cells.js`);
-const { visible, createTokens } = await import(`${at}/tokens.js`);
+const { findEmptyRuns, computeTrackRange, summarise } = await import(`${at}/tracks.js`);
+const { formatShortRatio, formatShortWeight } = await import(`${at}/cells.js`);
+const { showWhitespace, createTokens } = await import(`${at}/tokens.js`);
 const { DEFAULTS, createStore } = await import(`${at}/state.js`);
 
 const entry = (changes = {}) => ({ heads: [0, 1], m: 5000, n: 5000, first_query: 0, first_key: 0, batch: 1, levels: 6, causal: true, readable: true, ...changes });
@@ -19,16 +19,16 @@ const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [entry(), entry
 test("a block is one to two device pixels wide, or a cell", () => {
   for (let zoom = -12; zoom < 6; zoom += 0.01) {
     const pixels = 2 ** zoom;
-    const level = levelFor(pixels, 30);
+    const level = chooseLevel(pixels, 30);
     const block = pixels * 2 ** level;
     assert.ok(block >= 0.999 && (block < 2 || level === 0), `${zoom}`);
   }
-  assert.equal(levelFor(2 ** -20, 5), 4);
+  assert.equal(chooseLevel(2 ** -20, 5), 4);
 });
 
 test("cells and pixels are each other's inverse", () => {
-  const [pane] = panesOf(900, 700, 4, { hasSpans: true });
-  const here = placed(pane, { row: 1234.5, column: 987.25, scale: 4, dpr: 2, m: 5000, n: 5000 });
+  const [pane] = computePanes(900, 700, 4, { hasSpans: true });
+  const here = placePane(pane, { row: 1234.5, column: 987.25, scale: 4, dpr: 2, m: 5000, n: 5000 });
   for (const j of [900, 987.25, 1100]) assert.ok(Math.abs(here.column(here.X(j)) - j) < 1e-9);
   assert.equal(here.X(987.25), pane.cx);
   assert.equal(here.py(1300), Math.round(2 * here.Y(1300)));
@@ -38,9 +38,9 @@ test("cells and pixels are each other's inverse", () => {
 test("fit shows the whole matrix, of every shape and in every window", () => {
   for (const [m, n] of [[5000, 5000], [1, 4000], [300, 100000], [12, 9], [1000000, 1000000]]) {
     for (const [width, height] of [[680, 640], [390, 500], [1500, 900], [300, 250]]) {
-      const { row, column, zoom } = fitting(width, height, { m, n }, { hasSpans: true }, 6);
-      const [pane] = panesOf(width, height, 2 ** zoom, { hasSpans: true });
-      const here = placed(pane, { row, column, scale: 2 ** zoom, dpr: 1, m, n });
+      const { row, column, zoom } = computeFit(width, height, { m, n }, { hasSpans: true }, 6);
+      const [pane] = computePanes(width, height, 2 ** zoom, { hasSpans: true });
+      const here = placePane(pane, { row, column, scale: 2 ** zoom, dpr: 1, m, n });
       const box = [here.X(0) - pane.field.x, here.Y(0) - pane.field.y, width - here.X(n), height - here.Y(m)];
       for (const gap of box) assert.ok(gap > -0.01, `${[m, n, width, height]}: ${box}`);
     }
@@ -49,9 +49,9 @@ test("fit shows the whole matrix, of every shape and in every window", () => {
 
 test("the centre stays where it is when the gutters open for tokens", () => {
   for (const zoom of [0, 3, 3.2, 3.4, 3.6, 6]) {
-    const [pane] = panesOf(900, 700, 2 ** zoom, {});
-    assert.equal(pane.cx, panesOf(900, 700, 1, {})[0].cx);
-    assert.equal(pane.cy, panesOf(900, 700, 1, {})[0].cy);
+    const [pane] = computePanes(900, 700, 2 ** zoom, {});
+    assert.equal(pane.cx, computePanes(900, 700, 1, {})[0].cx);
+    assert.equal(pane.cy, computePanes(900, 700, 1, {})[0].cy);
   }
 });
 
@@ -63,7 +63,7 @@ test("only tiles behind the diagonal are left out", () => {
         for (let x = 0; x * size < one.n; x++) {
           const r1 = Math.min(one.m, (y + 1) * size);
           const any = x * size <= r1 - 1 + first_query; // its lower left cell
-          assert.equal(beyondDiagonal(one, r1, x * size), !any);
+          assert.equal(isBeyondDiagonal(one, r1, x * size), !any);
         }
       }
     }
@@ -71,11 +71,11 @@ test("only tiles behind the diagonal are left out", () => {
 });
 
 test("what is in view is wanted, nearest first, with a ring only when all is calm", () => {
-  const scene = sceneOf(state(), 900, 700, 1, false);
+  const scene = createScene(state(), 900, 700, 1, false);
   const [layer] = scene.panes[0].layers;
   assert.equal(layer.level, 3);
-  const busy = wantedBy(layer, false);
-  const calm = wantedBy(layer, true);
+  const busy = listWantedTiles(layer, false);
+  const calm = listWantedTiles(layer, true);
   assert.ok(calm.length > busy.length || layer.region.r1 === 5000);
   const size = TILE * 8;
   for (const item of busy.filter((one) => one.params.level === 3)) {
@@ -88,30 +88,30 @@ test("what is in view is wanted, nearest first, with a ring only when all is cal
 });
 
 test("every cell of a pane is found again under its pixel", () => {
-  const scene = sceneOf(state({ zoom: 3, row: 100.5, column: 90.5 }), 900, 700, 1, false);
+  const scene = createScene(state({ zoom: 3, row: 100.5, column: 90.5 }), 900, 700, 1, false);
   const [pane] = scene.panes;
-  const found = cellUnder(scene, pane.X(93.5), pane.Y(101.5));
+  const found = findCell(scene, pane.X(93.5), pane.Y(101.5));
   assert.deepEqual([found.i, found.j], [101, 93]);
-  assert.equal(cellUnder(scene, pane.left - 1, pane.Y(100)), null);
-  assert.equal(targetOf(scene, pane, 101, 93).allowed, true);
-  assert.equal(targetOf(scene, pane, 93, 101).allowed, false);
+  assert.equal(findCell(scene, pane.left - 1, pane.Y(100)), null);
+  assert.equal(getTarget(scene, pane, 101, 93).allowed, true);
+  assert.equal(getTarget(scene, pane, 93, 101).allowed, false);
 });
 
 test("triangle: a cell of the empty triangle is the second head's mirrored one", () => {
-  const scene = sceneOf(state({ zoom: 3, second: { entry: 1, head: 1 }, compare: "triangle" }), 900, 700, 1, false);
-  const target = targetOf(scene, scene.panes[0], 2490, 2510);
+  const scene = createScene(state({ zoom: 3, second: { entry: 1, head: 1 }, compare: "triangle" }), 900, 700, 1, false);
+  const target = getTarget(scene, scene.panes[0], 2490, 2510);
   assert.deepEqual([target.i, target.j, target.source.entry, target.source.head, target.allowed], [2510, 2490, 1, 1, true]);
-  assert.equal(targetOf(scene, scene.panes[0], 2510, 2490).source.entry, 0);
+  assert.equal(getTarget(scene, scene.panes[0], 2510, 2490).source.entry, 0);
 });
 
 test("comparisons that cannot be drawn say why", () => {
-  assert.equal(refusal(state()), null);
-  assert.match(refusal(state({ compare: "ratio" })), /choose a second head/);
+  assert.equal(explainRefusal(state()), null);
+  assert.match(explainRefusal(state({ compare: "ratio" })), /choose a second head/);
   const other = { entries: [entry(), entry({ m: 10 })] };
-  assert.match(refusal(state({ compare: "ratio", second: { entry: 1, head: 0 }, info: other })), /different parts/);
-  assert.equal(refusal(state({ compare: "side", second: { entry: 1, head: 0 }, info: other })), null);
+  assert.match(explainRefusal(state({ compare: "ratio", second: { entry: 1, head: 0 }, info: other })), /different parts/);
+  assert.equal(explainRefusal(state({ compare: "side", second: { entry: 1, head: 0 }, info: other })), null);
   const open = { entries: [entry({ causal: false }), entry()] };
-  assert.match(refusal(state({ compare: "triangle", second: { entry: 1, head: 0 }, info: open })), /causal/);
+  assert.match(explainRefusal(state({ compare: "triangle", second: { entry: 1, head: 0 }, info: open })), /causal/);
 });
 
 test("a zoom keeps the cell under the pointer, and stays within bounds", () => {
@@ -132,11 +132,11 @@ test("a zoom keeps the cell under the pointer, and stays within bounds", () => {
 });
 
 test("wheels of all kinds zoom by bounded steps", () => {
-  assert.ok(wheelZoom({ deltaY: -100, deltaMode: 0, ctrlKey: false }) > 0);
-  assert.ok(wheelZoom({ deltaY: 3, deltaMode: 1, ctrlKey: false }) < 0);
-  assert.ok(Math.abs(wheelZoom({ deltaY: 1e9, deltaMode: 2, ctrlKey: true })) < 4);
-  assert.equal(arrowStep(64, 600, false), 1);
-  assert.ok(arrowStep(0.01, 600, true) > arrowStep(0.01, 600, false));
+  assert.ok(computeWheelZoom({ deltaY: -100, deltaMode: 0, ctrlKey: false }) > 0);
+  assert.ok(computeWheelZoom({ deltaY: 3, deltaMode: 1, ctrlKey: false }) < 0);
+  assert.ok(Math.abs(computeWheelZoom({ deltaY: 1e9, deltaMode: 2, ctrlKey: true })) < 4);
+  assert.equal(computeArrowStep(64, 600, false), 1);
+  assert.ok(computeArrowStep(0.01, 600, true) > computeArrowStep(0.01, 600, false));
 });
 
 test("a ratio is masked where either is, and even where they are equal", () => {
@@ -148,27 +148,27 @@ test("a ratio is masked where either is, and even where they are equal", () => {
 
 test("tracks: largest and mean of a stretch, empty rows, one scale for all", () => {
   const values = Float32Array.from([NaN, 2, 4, NaN, NaN, 1]);
-  assert.deepEqual(summary(values, 0, 3), { largest: 4, mean: 3 });
-  assert.ok(Number.isNaN(summary(values, 3, 5).largest));
-  assert.deepEqual(emptyRuns(values), [[0, 1], [3, 5]]);
+  assert.deepEqual(summarise(values, 0, 3), { largest: 4, mean: 3 });
+  assert.ok(Number.isNaN(summarise(values, 3, 5).largest));
+  assert.deepEqual(findEmptyRuns(values), [[0, 1], [3, 5]]);
   const even = Float32Array.from({ length: 5000 }, (_, k) => 1 + (k % 7) / 10);
-  assert.equal(rangeOfTrack(even, { log: true }).log, false);
+  assert.equal(computeTrackRange(even, { log: true }).log, false);
   even[0] = 4000;
-  const spread = rangeOfTrack(even, { log: true });
+  const spread = computeTrackRange(even, { log: true });
   assert.ok(spread.log && spread.low > 0 && spread.high === 4000);
 });
 
 test("numbers fit their cells", () => {
-  assert.deepEqual([1, 0.9999999, 0.5, 0.0123, 0.0000321, 0].map((w) => shortWeight(w, 40)), ["1.0", "1.0", ".500", ".012", "3e−5", "0"]);
-  assert.deepEqual([0.0123, 0.0000321].map((w) => shortWeight(w, 60)), [".0123", "3.2e−5"]);
-  assert.deepEqual([1.25, -0.5, Infinity, 0].map(shortRatio), ["+1.3", "−0.5", "∞", "0.0"]);
+  assert.deepEqual([1, 0.9999999, 0.5, 0.0123, 0.0000321, 0].map((w) => formatShortWeight(w, 40)), ["1.0", "1.0", ".500", ".012", "3e−5", "0"]);
+  assert.deepEqual([0.0123, 0.0000321].map((w) => formatShortWeight(w, 60)), [".0123", "3.2e−5"]);
+  assert.deepEqual([1.25, -0.5, Infinity, 0].map(formatShortRatio), ["+1.3", "−0.5", "∞", "0.0"]);
 });
 
 test("whitespace is made visible, every script is left as it is", () => {
-  assert.equal(visible(" a\n\tb "), "·a↵⇥b·");
-  assert.equal(visible("日本語 العربية 👩‍🚀"), "日本語·العربية·👩‍🚀");
-  assert.equal(visible(""), "∅");
-  assert.equal(visible("\u0000\u007f"), "␀␡");
+  assert.equal(showWhitespace(" a\n\tb "), "·a↵⇥b·");
+  assert.equal(showWhitespace("日本語 العربية 👩‍🚀"), "日本語·العربية·👩‍🚀");
+  assert.equal(showWhitespace(""), "∅");
+  assert.equal(showWhitespace("\u0000\u007f"), "␀␡");
 });
 
 test("tokens are asked for once, in chunks, and again after a failure", async () => {
@@ -196,8 +196,8 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
 });
 
 test("the cache of tiles is bounded in bytes, drops the oldest, and gives up what is not wanted", async () => {
-  const { createTiles, sourceOf, tileKey } = await import(`${at}/tiles.js`);
-  const source = sourceOf({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
+  const { createTiles, createSource, getTileKey } = await import(`${at}/tiles.js`);
+  const source = createSource({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
   const aborted = [];
   const asked = [];
   let slow = false;
@@ -211,7 +211,7 @@ test("the cache of tiles is bounded in bytes, drops the oldest, and gives up wha
   };
   const limit = 8 * 2 * TILE * TILE;
   const tiles = createTiles(transport, { bytes: limit, changed() {} });
-  const item = (x) => ({ key: tileKey(source, 0, 0, x), name: "tile", params: { x }, distance: x });
+  const item = (x) => ({ key: getTileKey(source, 0, 0, x), name: "tile", params: { x }, distance: x });
   for (let x = 0; x < 30; x++) {
     tiles.begin();
     tiles.want([item(x)]);

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { DEFAULTS, bindHash, createStore, readHash, same, writeHash } = await import(`${process.env.STATIC}/state.js`);
-const { repaired } = await import(`${process.env.STATIC}/main.js`);
-const { headStep, layerStep } = await import(`${process.env.STATIC}/shell.js`);
+const { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } = await import(`${process.env.STATIC}/state.js`);
+const { repairState } = await import(`${process.env.STATIC}/main.js`);
+const { stepHead, stepLayer } = await import(`${process.env.STATIC}/shell.js`);
 
 const full = {
   entry: 3, head: "mean", batch: 1, pool: "mean", variant: "nosink", second: { entry: 2, head: 5 }, compare: "ratio", row: 60321.5, column: 102.25,
@@ -47,10 +47,10 @@ test("listeners hear of what they asked for, once, and only of changes", () => {
 });
 
 test("equal values are equal", () => {
-  assert.ok(same({ i: 1, j: 2 }, { i: 1, j: 2 }));
-  assert.ok(!same({ i: 1, j: 2 }, { i: 1, j: 3 }));
-  assert.ok(!same(null, { i: 1 }));
-  assert.ok(same(NaN, NaN));
+  assert.ok(isEqual({ i: 1, j: 2 }, { i: 1, j: 2 }));
+  assert.ok(!isEqual({ i: 1, j: 2 }, { i: 1, j: 3 }));
+  assert.ok(!isEqual(null, { i: 1 }));
+  assert.ok(isEqual(NaN, NaN));
 });
 
 test("the hash follows the store, and the store the hash", async () => {
@@ -79,9 +79,9 @@ const info = { entries: [{ heads: [0, 1, 2], m: 10, n: 10, batch: 1 }, { heads: 
 
 test("a state is repaired to what there is", () => {
   const broken = { ...DEFAULTS, info, entry: 9, head: 7, batch: 3, second: { entry: 5, head: 0 }, pin: { i: 10, j: 0 }, low: 3, high: 2 };
-  const patch = repaired(broken);
+  const patch = repairState(broken);
   assert.deepEqual(patch, { entry: 0, head: 2, batch: 0, second: null, pin: null, low: -8, high: 0 });
-  assert.deepEqual(repaired({ ...broken, ...patch }), {});
+  assert.deepEqual(repairState({ ...broken, ...patch }), {});
 });
 
 test("[ and ] walk through all heads, { and } through layers", () => {
@@ -89,11 +89,11 @@ test("[ and ] walk through all heads, { and } through layers", () => {
   const seen = [];
   for (let k = 0; k < 5; k++) {
     seen.push(`${at.entry}.${at.head}`);
-    at = { ...at, ...headStep(at, 1) };
+    at = { ...at, ...stepHead(at, 1) };
   }
   assert.deepEqual(seen, ["0.0", "0.1", "0.2", "1.0", "1.1"]);
   assert.deepEqual([at.entry, at.head], [0, 0]);
-  assert.deepEqual(headStep(at, -1), { entry: 1, head: 1 });
-  assert.deepEqual(layerStep({ info, entry: 0, head: 2 }, 1), { entry: 1, head: 1 });
-  assert.deepEqual(headStep({ info, entry: 0, head: "mean" }, 1), { entry: 1, head: "mean" });
+  assert.deepEqual(stepHead(at, -1), { entry: 1, head: 1 });
+  assert.deepEqual(stepLayer({ info, entry: 0, head: 2 }, 1), { entry: 1, head: 1 });
+  assert.deepEqual(stepHead({ info, entry: 0, head: "mean" }, 1), { entry: 1, head: "mean" });
 });

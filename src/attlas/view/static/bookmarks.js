@@ -1,84 +1,84 @@
-// Named views, kept with the recording: a list to edit, and a tour through them with a sentence each.
+// Bookmarks: named views stored with the recording, a dialog to edit them, and a tour through them.
 
 import { createDialog, make } from "./elements.js";
-import { viewOf, writeHash } from "./state.js";
+import { readView, writeHash } from "./state.js";
 import { t } from "./words.js";
 
 /** Mount the button and the list, and in `element` the line of a tour. */
 export function mountBookmarks(element, { store, transport, announce, uid, root, button }) {
   let list = store.state.info.bookmarks ?? []; // as it is shown
-  let kept = list; // as the server has it
-  let sending = Promise.resolve();
-  const canKeep = Boolean(transport.send);
-  const open = make("button", { type: "button", class: "icon", hidden: !canKeep && !list.length, title: t("Bookmarks: named views of this recording, and a tour through them"), "aria-label": t("Bookmarks") }, "☆");
-  open.addEventListener("click", () => store.set({ panel: "bookmarks" }));
-  button.append(open);
+  let saved = list; // as the server stores it
+  let pending = Promise.resolve();
+  const canSave = Boolean(transport.send);
+  const openButton = make("button", { type: "button", class: "icon", hidden: !canSave && !list.length, title: t("Bookmarks: named views of this recording, and a tour through them"), "aria-label": t("Bookmarks") }, "☆");
+  openButton.addEventListener("click", () => store.set({ panel: "bookmarks" }));
+  button.append(openButton);
   const dialog = createDialog(root, t("Bookmarks"), uid, () => {
     if (store.state.panel === "bookmarks") store.set({ panel: "" });
   });
   dialog.element.classList.add("bookmarks");
   const rows = make("ol", { class: "bookmark-rows" });
-  const says = make("p", { class: "export-line", role: "status" });
-  const add = make("button", { type: "button", class: "toggle", hidden: !canKeep }, t("Bookmark this view"));
-  const start = make("button", { type: "button", class: "toggle" }, t("Start the tour"));
-  start.addEventListener("click", () => go(0));
+  const message = make("p", { class: "export-line", role: "status" });
+  const add = make("button", { type: "button", class: "toggle", hidden: !canSave }, t("Bookmark this view"));
+  const startButton = make("button", { type: "button", class: "toggle" }, t("Start the tour"));
+  startButton.addEventListener("click", () => goTo(0));
   add.addEventListener("click", () => {
     const { info, entry, head } = store.state;
-    const given = info.entries[entry];
-    const name = t("Head {0}", `${given.layer}·${head === "mean" ? t("mean") : given.heads[head]}`);
-    keep([...list, { name, at: hereOf(store.state), says: "" }]);
+    const layer = info.entries[entry];
+    const name = t("Head {0}", `${layer.layer}·${head === "mean" ? t("mean") : layer.heads[head]}`);
+    save([...list, { name, at: getViewHash(store.state), says: "" }]);
   });
-  dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, start), says);
+  dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, startButton), message);
 
-  // Shows a list and keeps it, or says why not and shows again what is kept. One after another: what was typed meanwhile
-  // stays, and is kept by the next one.
-  function keep(next, typed = false) {
+  // Shows a list and sends it to the server. If that fails, the stored list is shown again. Requests are sent one after
+  // another, so that edits made meanwhile are sent by the next one.
+  function save(next, typed = false) {
     list = next;
-    if (!typed) fill();
-    sending = sending.then(send);
+    if (!typed) showRows();
+    pending = pending.then(sendBookmarks);
   }
-  async function send() {
+  async function sendBookmarks() {
     try {
-      kept = (await transport.send("bookmarks", { bookmarks: list, before: kept })).json.bookmarks;
-      says.textContent = store.state.info.keeps ? t("Kept with the recording.") : t("Kept until the viewer is closed, and in pages that are exported.");
+      saved = (await transport.send("bookmarks", { bookmarks: list, before: saved })).json.bookmarks;
+      message.textContent = store.state.info.keeps ? t("Kept with the recording.") : t("Kept until the viewer is closed, and in pages that are exported.");
     } catch (error) {
-      says.textContent = `${error.message}.`;
-      list = kept;
-      fill();
+      message.textContent = `${error.message}.`;
+      list = saved;
+      showRows();
     }
-    store.set({ info: { ...store.state.info, bookmarks: kept } });
+    store.set({ info: { ...store.state.info, bookmarks: saved } });
   }
-  const changed = (at, patch) => list.map((each, other) => (other === at ? { ...each, ...patch } : each));
-  function fill() {
+  const withChange = (index, patch) => list.map((each, other) => (other === index ? { ...each, ...patch } : each));
+  function showRows() {
     const focused = document.activeElement?.dataset?.keep;
-    rows.replaceChildren(...list.map(row));
-    start.disabled = !list.length;
+    rows.replaceChildren(...list.map(createRow));
+    startButton.disabled = !list.length;
     if (!list.length) rows.append(make("li", { class: "bookmark-none" }, t("None yet. A bookmark keeps head, place, zoom, colours and pin under a name; in their order they are a tour.")));
     if (focused) rows.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
-  function row({ name, says: sentence }, at) {
-    const edit = (field, value, label, placeholder) => {
-      const input = make("input", { value, placeholder, readOnly: !canKeep, maxLength: field === "name" ? 200 : 2000, "aria-label": label, "data-keep": `${field}${at}` });
-      input.addEventListener("change", () => keep(changed(at, { [field]: input.value }), true));
+  function createRow({ name, says: sentence }, index) {
+    const createInput = (field, value, label, placeholder) => {
+      const input = make("input", { value, placeholder, readOnly: !canSave, maxLength: field === "name" ? 200 : 2000, "aria-label": label, "data-keep": `${field}${index}` });
+      input.addEventListener("change", () => save(withChange(index, { [field]: input.value }), true));
       return input;
     };
-    const act = (text, label, run, off = false) => {
-      const made = make("button", { type: "button", class: "icon", title: label, "aria-label": `${label}: ${name}`, disabled: off, "data-keep": `${label}${at}` }, text);
-      made.addEventListener("click", run);
-      return made;
+    const createButton = (text, label, onClick, disabled = false) => {
+      const button = make("button", { type: "button", class: "icon", title: label, "aria-label": `${label}: ${name}`, disabled: disabled, "data-keep": `${label}${index}` }, text);
+      button.addEventListener("click", onClick);
+      return button;
     };
-    const moved = (by) => {
+    const withMove = (by) => {
       const next = [...list];
-      next.splice(at + by, 0, ...next.splice(at, 1));
+      next.splice(index + by, 0, ...next.splice(index, 1));
       return next;
     };
-    const buttons = [act("→", t("Go there"), () => go(at, false))];
-    if (canKeep) {
-      buttons.push(act("↑", t("Earlier"), () => keep(moved(-1)), at === 0));
-      buttons.push(act("↓", t("Later"), () => keep(moved(1)), at === list.length - 1));
-      buttons.push(act("×", t("Remove"), () => keep(list.filter((_, other) => other !== at))));
+    const buttons = [createButton("→", t("Go there"), () => goTo(index, false))];
+    if (canSave) {
+      buttons.push(createButton("↑", t("Earlier"), () => save(withMove(-1)), index === 0));
+      buttons.push(createButton("↓", t("Later"), () => save(withMove(1)), index === list.length - 1));
+      buttons.push(createButton("×", t("Remove"), () => save(list.filter((_, other) => other !== index))));
     }
-    const fields = [edit("name", name, t("Name"), ""), edit("says", sentence ?? "", t("Sentence"), t("A sentence that the tour shows here"))];
+    const fields = [createInput("name", name, t("Name"), ""), createInput("says", sentence ?? "", t("Sentence"), t("A sentence that the tour shows here"))];
     return make("li", {}, make("div", { class: "bookmark-fields" }, ...fields), make("div", { class: "bookmark-buttons" }, ...buttons));
   }
 
@@ -86,54 +86,54 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   const count = make("span", { class: "tour-count" });
   const name = make("b");
   const sentence = make("span");
-  const step = (text, label, by) => {
-    const made = make("button", { type: "button", class: "icon", title: label, "aria-label": label }, text);
-    made.addEventListener("click", () => go(store.state.tour + by));
-    return made;
+  const createStepButton = (text, label, by) => {
+    const button = make("button", { type: "button", class: "icon", title: label, "aria-label": label }, text);
+    button.addEventListener("click", () => goTo(store.state.tour + by));
+    return button;
   };
-  const [back, next] = [step("‹", t("Previous step  p"), -1), step("›", t("Next step  n"), 1)];
-  const end = make("button", { type: "button", class: "icon", title: t("End the tour  Esc"), "aria-label": t("End the tour") }, "×");
-  end.addEventListener("click", () => store.set({ tour: null }));
-  element.append(count, make("p", { class: "tour-says" }, name, " ", sentence), back, next, end);
-  function go(at, touring = true) {
-    if (!list[at]) return;
-    store.set({ ...viewOf(list[at].at), panel: "", tour: touring ? at : null });
+  const [back, next] = [createStepButton("‹", t("Previous step  p"), -1), createStepButton("›", t("Next step  n"), 1)];
+  const endButton = make("button", { type: "button", class: "icon", title: t("End the tour  Esc"), "aria-label": t("End the tour") }, "×");
+  endButton.addEventListener("click", () => store.set({ tour: null }));
+  element.append(count, make("p", { class: "tour-says" }, name, " ", sentence), back, next, endButton);
+  function goTo(index, touring = true) {
+    if (!list[index]) return;
+    store.set({ ...readView(list[index].at), panel: "", tour: touring ? index : null });
   }
   function show({ tour }) {
-    const mark = tour === null ? null : list[tour];
-    element.hidden = !mark;
-    if (!mark) return;
+    const bookmark = tour === null ? null : list[tour];
+    element.hidden = !bookmark;
+    if (!bookmark) return;
     count.textContent = `${tour + 1} / ${list.length}`;
-    name.textContent = mark.name;
-    sentence.textContent = mark.says ?? "";
+    name.textContent = bookmark.name;
+    sentence.textContent = bookmark.says ?? "";
     [back.disabled, next.disabled] = [tour === 0, tour === list.length - 1];
-    announce(t("Step {0} of {1}: {2}. {3}", tour + 1, list.length, mark.name, mark.says ?? ""));
+    announce(t("Step {0} of {1}: {2}. {3}", tour + 1, list.length, bookmark.name, bookmark.says ?? ""));
   }
-  const off = [
+  const subscriptions = [
     store.on(["panel"], () => {
       if (store.state.panel !== "bookmarks") return dialog.close();
-      says.textContent = "";
-      fill();
+      message.textContent = "";
+      showRows();
       return dialog.open();
     }),
     store.on(["tour", "info"], show),
     store.on(["step"], ({ tour, step: by }) => {
-      if (by && tour !== null) go(tour + by);
+      if (by && tour !== null) goTo(tour + by);
       if (by) store.set({ step: 0 });
     }),
   ];
-  fill();
+  showRows();
   show(store.state);
   if (store.state.panel === "bookmarks") dialog.open();
   return {
     destroy() {
-      for (const each of off) each();
+      for (const unsubscribe of subscriptions) unsubscribe();
       dialog.destroy();
-      open.remove();
+      openButton.remove();
       element.replaceChildren();
     },
   };
 }
 
-// This view as a bookmark keeps it: without what is open, and without how this reader likes the page.
-const hereOf = (state) => writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
+// The view as a bookmark stores it: without open dialogs and without settings of the page.
+const getViewHash = (state) => writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });

@@ -1,35 +1,35 @@
-// Where the map looks: panning, zooming about a point, and the short movements between.
+// The centre and zoom of the map: panning, zooming about a point, and their animations.
 
+import { clamp } from "./geometry.js";
 import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
 
-const EASE = 45; // ms in which a zoom covers two thirds of what is left
-const GLIDE = 260; // ms in which a thrown map loses two thirds of its speed
-const STILL = 0.02; // CSS pixels per ms under which it stops
+const EASE = 45; // ms in which a zoom covers two thirds of the remaining way
+const GLIDE = 260; // ms in which a released map loses two thirds of its speed
+const MIN_SPEED = 0.02; // CSS pixels per ms; a slower map stops
 
 /**
- * `frame()` gives `{cx, cy, scale}` of the pane that is moved in, `bounds()` `{m, n, least}` (least: smallest zoom),
+ * `frame(x, y)` returns the pane at a point, `bounds()` returns `{m, n, least}` (least: smallest zoom),
  * `moved()` asks for a frame.
  */
 export function createCamera({ store, frame, bounds, moved, reduced }) {
-  let zooming = null; // {target, x, y}: the point that stays where it is
+  let zooming = null; // {target, x, y}: the target zoom, and the point that stays fixed
   let glide = null; // {vx, vy}
   let flight = null; // {from, to, start}
-  let last = 0;
+  let lastTime = 0;
 
-  function place(row, column, zoom) {
+  function moveTo(row, column, zoom) {
     const { m, n } = bounds();
-    const clamp = (value, most) => Math.min(most, Math.max(0, value));
-    store.set({ row: clamp(row, m), column: clamp(column, n), zoom });
+    store.set({ row: clamp(row, 0, m), column: clamp(column, 0, n), zoom });
   }
 
-  const bounded = (zoom) => Math.min(ZOOM_MAX, Math.max(bounds().least, zoom));
+  const clampZoom = (zoom) => clamp(zoom, bounds().least, ZOOM_MAX);
 
   function zoomTo(zoom, x, y) {
     const { row, column, zoom: before } = store.state;
     const { cx, cy } = frame(x, y);
     // The cell under (x, y) stays under it.
     const shift = 1 / 2 ** before - 1 / 2 ** zoom;
-    place(row + (y - cy) * shift, column + (x - cx) * shift, zoom);
+    moveTo(row + (y - cy) * shift, column + (x - cx) * shift, zoom);
   }
 
   function stop() {
@@ -37,7 +37,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
   }
 
   function start() {
-    last = performance.now();
+    lastTime = performance.now();
     moved();
   }
 
@@ -45,12 +45,12 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     stop,
     panBy(dx, dy) {
       const scale = 2 ** store.state.zoom;
-      place(store.state.row - dy / scale, store.state.column - dx / scale, store.state.zoom);
+      moveTo(store.state.row - dy / scale, store.state.column - dx / scale, store.state.zoom);
     },
-    /** Zoom by a number of doublings about a point; `now` leaves out the short movement. */
+    /** Zoom by a number of doublings about a point; `now`: without an animation. */
     zoomBy(doublings, x, y, { now = false } = {}) {
       glide = flight = null;
-      const target = bounded((zooming?.target ?? store.state.zoom) + doublings);
+      const target = clampZoom((zooming?.target ?? store.state.zoom) + doublings);
       if (now || reduced()) {
         zooming = null;
         zoomTo(target, x, y);
@@ -64,49 +64,49 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
       glide = { vx, vy };
       start();
     },
-    /** Go to a place; nearby along a straight way, else at once. */
+    /** Go to a cell and zoom; animated where it is near. */
     goTo(row, column, zoom) {
       stop();
-      const to = { row, column, zoom: zoom === undefined ? store.state.zoom : bounded(zoom) };
+      const to = { row, column, zoom: zoom === undefined ? store.state.zoom : clampZoom(zoom) };
       const from = { row: store.state.row, column: store.state.column, zoom: store.state.zoom };
-      const far = Math.max(Math.abs(to.row - from.row), Math.abs(to.column - from.column)) * 2 ** Math.min(from.zoom, to.zoom);
-      if (reduced() || from.zoom === null || far > 4000) {
-        place(to.row, to.column, to.zoom);
+      const distance = Math.max(Math.abs(to.row - from.row), Math.abs(to.column - from.column)) * 2 ** Math.min(from.zoom, to.zoom);
+      if (reduced() || from.zoom === null || distance > 4000) {
+        moveTo(to.row, to.column, to.zoom);
         return;
       }
       flight = { from, to, start: performance.now() };
       start();
     },
-    /** Bring a place that came from elsewhere, as from a link, back into bounds. */
+    /** Move the centre and zoom, as from a link, into their bounds. */
     hold() {
       const { row, column, zoom } = store.state;
-      place(row, column, Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
+      moveTo(row, column, Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
     },
     moving: () => Boolean(zooming || glide || flight),
     zooming: () => Boolean(zooming || flight),
-    /** Take one step; called at the start of a frame. Returns whether there is more to come. */
+    /** Advance the animations; called at the start of a frame. Returns whether one still runs. */
     step(now) {
-      const elapsed = Math.min(50, Math.max(1, now - last));
-      last = now;
+      const elapsed = Math.min(50, Math.max(1, now - lastTime));
+      lastTime = now;
       if (zooming) {
         const { zoom } = store.state;
-        const left = zooming.target - zoom;
-        const done = Math.abs(left) < 0.004;
-        zoomTo(done ? zooming.target : zoom + left * (1 - Math.exp(-elapsed / EASE)), zooming.x, zooming.y);
+        const remaining = zooming.target - zoom;
+        const done = Math.abs(remaining) < 0.004;
+        zoomTo(done ? zooming.target : zoom + remaining * (1 - Math.exp(-elapsed / EASE)), zooming.x, zooming.y);
         if (done) zooming = null;
       }
       if (flight) {
-        const t = Math.min(1, (now - flight.start) / 220);
-        const eased = t * t * (3 - 2 * t);
-        const mix = (field) => flight.from[field] + eased * (flight.to[field] - flight.from[field]);
-        place(mix("row"), mix("column"), mix("zoom"));
-        if (t >= 1) flight = null;
+        const progress = Math.min(1, (now - flight.start) / 220);
+        const eased = progress * progress * (3 - 2 * progress);
+        const interpolate = (field) => flight.from[field] + eased * (flight.to[field] - flight.from[field]);
+        moveTo(interpolate("row"), interpolate("column"), interpolate("zoom"));
+        if (progress >= 1) flight = null;
       }
       if (glide) {
         this.panBy(glide.vx * elapsed, glide.vy * elapsed);
         const loss = Math.exp(-elapsed / GLIDE);
         glide = { vx: glide.vx * loss, vy: glide.vy * loss };
-        if (Math.hypot(glide.vx, glide.vy) < STILL) glide = null;
+        if (Math.hypot(glide.vx, glide.vy) < MIN_SPEED) glide = null;
       }
       return Boolean(zooming || glide || flight);
     },

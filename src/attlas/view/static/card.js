@@ -1,46 +1,46 @@
-// A picture to share: what the head does in large letters, beside the map as it is shown.
+// A picture to share: a headline on what the head does, beside the map.
 
 const [WIDTH, HEIGHT, EDGE] = [1200, 630, 56];
-const TEXT = 470; // pixels of the column of words
+const TEXT = 470; // width of the text column in pixels
 
-/** Draw the card: `shown` is what `map.picture` gives, `words` a headline and a sentence. */
+/** Draw the card: the picture that `map.picture` returns, beside a headline and a sentence. */
 export function drawCard({ canvas: source, width, height }, { headline, sentence }, title, style) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [WIDTH, HEIGHT];
-  const pen = canvas.getContext("2d");
-  pen.fillStyle = style.card;
-  pen.fillRect(0, 0, WIDTH, HEIGHT);
+  const ctx = canvas.getContext("2d");
+  ctx.fillStyle = style.card;
+  ctx.fillRect(0, 0, WIDTH, HEIGHT);
   let y = EDGE + 22;
-  pen.fillStyle = style.soft;
-  pen.font = `22px ${style.sans}`;
-  pen.fillText(title, EDGE, y, TEXT);
-  y = column(pen, headline, `600 46px ${style.sans}`, style.ink, y + 76, 56);
-  column(pen, sentence, `25px ${style.sans}`, style.soft, y + 18, 36);
-  pen.fillStyle = style.ink;
-  pen.font = `600 24px ${style.sans}`;
-  pen.fillText("attlas", EDGE, HEIGHT - EDGE);
-  const room = { x: EDGE + TEXT + 40, y: 36, w: WIDTH - EDGE - TEXT - 40 - 36, h: HEIGHT - 72 };
-  const scale = Math.min(room.w / width, room.h / height);
-  pen.imageSmoothingQuality = "high";
-  pen.drawImage(source, room.x + (room.w - scale * width) / 2, room.y + (room.h - scale * height) / 2, scale * width, scale * height);
+  ctx.fillStyle = style.soft;
+  ctx.font = `22px ${style.sans}`;
+  ctx.fillText(title, EDGE, y, TEXT);
+  y = drawParagraph(ctx, headline, `600 46px ${style.sans}`, style.ink, y + 76, 56);
+  drawParagraph(ctx, sentence, `25px ${style.sans}`, style.soft, y + 18, 36);
+  ctx.fillStyle = style.ink;
+  ctx.font = `600 24px ${style.sans}`;
+  ctx.fillText("attlas", EDGE, HEIGHT - EDGE);
+  const area = { x: EDGE + TEXT + 40, y: 36, w: WIDTH - EDGE - TEXT - 40 - 36, h: HEIGHT - 72 };
+  const scale = Math.min(area.w / width, area.h / height);
+  ctx.imageSmoothingQuality = "high";
+  ctx.drawImage(source, area.x + (area.w - scale * width) / 2, area.y + (area.h - scale * height) / 2, scale * width, scale * height);
   return canvas;
 }
 
-// A word, or one Chinese character, with the blanks and the Chinese punctuation behind it: no line begins with those.
-const PARTS = /(?:[\u3400-\u9fff]|[^\s\u3000-\u9fff\uff00-\uffef]+)[\u3000-\u303f\uff00-\uffef]*\s*/gu;
+// A word or one Chinese character, with the blanks and Chinese punctuation after it: a line must not begin with those.
+const WORDS = /(?:[\u3400-\u9fff]|[^\s\u3000-\u9fff\uff00-\uffef]+)[\u3000-\u303f\uff00-\uffef]*\s*/gu;
 
-// Words in lines of the column; returns where the next line would stand.
-function column(pen, text, font, colour, top, line) {
-  pen.font = font;
-  pen.fillStyle = colour;
-  let [row, y] = ["", top];
-  for (const part of text.match(PARTS) ?? []) {
-    if (row && pen.measureText(row + part.trimEnd()).width > TEXT) {
-      pen.fillText(row, EDGE, y);
-      [row, y] = ["", y + line];
+// Draw a wrapped text; returns the y of the next line.
+function drawParagraph(ctx, text, font, colour, y0, line) {
+  ctx.font = font;
+  ctx.fillStyle = colour;
+  let [line_, y] = ["", y0];
+  for (const word of text.match(WORDS) ?? []) {
+    if (line_ && ctx.measureText(line_ + word.trimEnd()).width > TEXT) {
+      ctx.fillText(line_, EDGE, y);
+      [line_, y] = ["", y + line];
     }
-    row += part;
+    line_ += word;
   }
-  pen.fillText(row, EDGE, y, TEXT);
+  ctx.fillText(line_, EDGE, y, TEXT);
   return y + line;
 }

@@ -1,39 +1,39 @@
-// Single cells: grid lines, numbers in the cells, and everything that is known of one cell.
+// Single cells: grid lines, the numbers in the cells, and the details of one cell.
 
-import { colourOf, contrastColourOf, contrastOf, inkOn } from "./colour.js";
+import { getColour, getContrastColour, computeContrast, chooseTextColour } from "./colour.js";
 
 const GRID_FROM = 9; // pixels a cell
 const NUMBERS_FROM = 36;
-const FAINT = 1e-3; // weights whose numbers are paler
+const FAINT = 1e-3; // smaller weights are written paler
 const BLOCK = 32; // cells of a side that are fetched together
 const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
 
-/** A weight in as many characters as fit into a cell of `pixels`, with three digits at most: all are right, of codes too. */
-export function shortWeight(weight, pixels) {
+/** A weight that fits into a cell of `pixels`, with at most three digits, which codes have too. */
+export function formatShortWeight(weight, pixels) {
   if (weight === 0) return "0";
-  const places = pixels >= 54 && weight < 0.1 ? 4 : 3;
-  const fixed = weight.toFixed(places);
+  const decimals = pixels >= 54 && weight < 0.1 ? 4 : 3;
+  const fixed = weight.toFixed(decimals);
   if (fixed.startsWith("1")) return "1.0";
-  if (weight >= 0.95 * 10 ** -places) return fixed.slice(1);
+  if (weight >= 0.95 * 10 ** -decimals) return fixed.slice(1);
   return weight.toExponential(pixels >= 54 ? 1 : 0).replace("-", "−");
 }
 
 /** A difference in log2, with its sign. */
-export function shortRatio(log2) {
+export function formatShortRatio(log2) {
   if (!Number.isFinite(log2)) return log2 > 0 ? "∞" : log2 < 0 ? "−∞" : "";
   return `${log2 > 0 ? "+" : log2 < 0 ? "−" : ""}${Math.abs(log2).toFixed(1)}`;
 }
 
-/** Exact weights, fetched in blocks for the numbers in cells and one by one for what is pointed at. */
+/** A cache of exact weights: fetched in blocks for the numbers in cells, one by one for the hovered cell. */
 export function createCells(transport, { changed }) {
   const blocks = new Map();
   const cells = new Map();
   let destroyed = false;
 
-  const trim = (map, most) => {
+  const evictOldest = (map, max) => {
     for (const key of map.keys()) {
-      if (map.size <= most) return;
+      if (map.size <= max) return;
       map.delete(key);
     }
   };
@@ -45,17 +45,17 @@ export function createCells(transport, { changed }) {
     try {
       const { buffer } = await transport.get("region", { entry: source.entry, head, batch, variant, r0, r1, c0, c1 });
       blocks.set(key, { values: new Float32Array(buffer), width: c1 - c0 });
-      trim(blocks, KEPT_BLOCKS);
+      evictOldest(blocks, KEPT_BLOCKS);
       if (!destroyed) changed();
     } catch {
-      blocks.delete(key); // asked for again when it is next drawn
+      blocks.delete(key); // requested again at the next drawing
     }
   }
 
-  const cellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
+  const getCellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
 
   return {
-    /** The exact weight of a cell if its block is here; else null, and the block is asked for. */
+    /** The exact weight of a cell if its block is loaded; else null, and the block is requested. */
     weight(source, entry, i, j) {
       const [y, x] = [Math.floor(i / BLOCK), Math.floor(j / BLOCK)];
       const key = `${source.entry}/${source.head}/${source.batch}/${source.variant}/${y}/${x}`;
@@ -66,27 +66,27 @@ export function createCells(transport, { changed }) {
       }
       return block ? block.values[(i - y * BLOCK) * block.width + (j - x * BLOCK)] : null;
     },
-    /** What is already known of a cell, without asking. */
-    known: (source, i, j) => cells.get(cellKey(source, i, j)) ?? null,
-    /** Everything about one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
+    /** The details of a cell if they are cached, else null. */
+    known: (source, i, j) => cells.get(getCellKey(source, i, j)) ?? null,
+    /** Fetch the details of one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
     async exact(source, i, j, signal) {
-      const key = cellKey(source, i, j);
+      const key = getCellKey(source, i, j);
       if (!cells.has(key)) {
         const { entry, head, batch, variant } = source;
         const { json } = await transport.get("cell", { entry, head, batch, variant, i, j }, { signal });
         cells.set(key, json);
-        trim(cells, KEPT_CELLS);
+        evictOldest(cells, KEPT_CELLS);
       }
       return cells.get(key);
     },
-    /** Where the largest weight of a block is: [i, j, weight, whether that is rounded], or null. */
+    /** Fetch the largest cell of a block: [i, j, weight, whether the weight is rounded], or null. */
     async largest(source, { r0, r1, c0, c1 }, signal) {
       const key = `top/${source.entry}/${source.head}/${source.batch}/${source.variant}/${r0}/${r1}/${c0}/${c1}`;
       if (!cells.has(key)) {
         const { entry, head, batch, variant } = source;
         const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
         cells.set(key, json.cells.length ? [...json.cells[0], json.rounded ?? false] : null);
-        trim(cells, KEPT_CELLS);
+        evictOldest(cells, KEPT_CELLS);
       }
       return cells.get(key);
     },
@@ -100,16 +100,16 @@ export function createCells(transport, { changed }) {
 export function drawGrid(ctx, pane, { scale, dpr, look }) {
   if (scale < GRID_FROM) return;
   const { region, px, py } = pane;
-  const wide = Math.max(1, Math.round(dpr * (scale > 30 ? 1 : 0.6)));
+  const lineWidth = Math.max(1, Math.round(dpr * (scale > 30 ? 1 : 0.6)));
   ctx.fillStyle = look.paper;
   ctx.globalAlpha = Math.min(0.8, (scale - GRID_FROM) / 24 + 0.12);
   const [left, right, top, bottom] = [px(region.c0), px(region.c1), py(region.r0), py(region.r1)];
-  for (let j = region.c0 + 1; j < region.c1; j++) ctx.fillRect(px(j), top, wide, bottom - top);
-  for (let i = region.r0 + 1; i < region.r1; i++) ctx.fillRect(left, py(i), right - left, wide);
+  for (let j = region.c0 + 1; j < region.c1; j++) ctx.fillRect(px(j), top, lineWidth, bottom - top);
+  for (let i = region.r0 + 1; i < region.r1; i++) ctx.fillRect(left, py(i), right - left, lineWidth);
   ctx.globalAlpha = 1;
 }
 
-/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` says whose number a cell shows. */
+/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` returns the head and cell whose number is shown. */
 export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
   if (scale < NUMBERS_FROM || layers[0].level > 0) return;
   const { region, X, Y } = pane;
@@ -117,7 +117,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
   ctx.textAlign = "center";
   ctx.textBaseline = "middle";
   ctx.save();
-  const ratio = layers[0].other;
+  const otherSource = layers[0].other;
   for (let i = region.r0; i < region.r1; i++) {
     for (let j = region.c0; j < region.c1; j++) {
       const target = targetAt(i, j);
@@ -125,16 +125,16 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       const weight = cells.weight(target.source, target.entry, target.i, target.j);
       if (weight === null) continue;
       let [text, colour] = [null, null];
-      if (ratio) {
-        const other = cells.weight(ratio, target.entry, target.i, target.j);
+      if (otherSource) {
+        const other = cells.weight(otherSource, target.entry, target.i, target.j);
         if (other === null) continue;
-        const value = contrastOf(weight, other, state);
-        const short = state.compare === "difference" ? `${value < 0 ? "−" : ""}${shortWeight(Math.abs(value), scale)}` : shortRatio(value);
-        [text, colour] = [short, contrastColourOf(value, state)];
-      } else [text, colour] = [shortWeight(weight, scale), colourOf(weight, state)];
+        const value = computeContrast(weight, other, state);
+        const short = state.compare === "difference" ? `${value < 0 ? "−" : ""}${formatShortWeight(Math.abs(value), scale)}` : formatShortRatio(value);
+        [text, colour] = [short, getContrastColour(value, state)];
+      } else [text, colour] = [formatShortWeight(weight, scale), getColour(weight, state)];
       if (colour === "transparent") continue;
-      ctx.fillStyle = inkOn(colour);
-      ctx.globalAlpha = !ratio && weight < FAINT ? 0.62 : 1; // what matters stands out
+      ctx.fillStyle = chooseTextColour(colour);
+      ctx.globalAlpha = !otherSource && weight < FAINT ? 0.62 : 1; // small weights are paler
       ctx.fillText(text, X(j + 0.5), Y(i + 0.5) + 0.5);
     }
   }

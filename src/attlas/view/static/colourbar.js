@@ -1,64 +1,64 @@
 // The colour bar: which weights get which colours, and how cells become one pixel.
 
-import { colourOf, colours, divergingColours, rangeOf } from "./colour.js";
-import { make, picker, segmented } from "./elements.js";
-import { digits, superscript, ticks, whole } from "./numbers.js";
+import { getColour, getColours, getDivergingColours, getRange } from "./colour.js";
+import { make, createPicker, createSegmented } from "./elements.js";
+import { formatNumber, formatSuperscript, computeTicks, formatInteger } from "./numbers.js";
 import { createRange } from "./range.js";
-import { PALETTES, isContrast, sideOf } from "./state.js";
-import { WEIGHTED, isWeighted, numberName, unitOf } from "./weighting.js";
+import { PALETTES, isContrast, getBlockSide } from "./state.js";
+import { WEIGHTED, isWeighted, getNumberName, getUnit } from "./weighting.js";
 import { t } from "./words.js";
 
-const LOWEST = -64; // log2 of the smallest weight that a code tells apart
-const SPAN = 16; // octaves below the largest weight in view that "fit" shows
-const RATIO = 12; // octaves to each side that the bar of a comparison shows
+const MIN_LOG2 = -64; // log2 of the smallest weight that a code tells apart
+const FIT_OCTAVES = 16; // octaves below the largest weight in view that "fit" shows
+const RATIO_OCTAVES = 12; // octaves to each side that the bar of a comparison shows
 
-// The stretch of weights over which the bar is drawn; wider than the brush, so that there is room to drag.
-export function barOf(state) {
-  const { low, high } = rangeOf(state);
-  if (state.colour === "log") return { min: low < -40 ? LOWEST : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
+// The range over which the bar is drawn: wider than the chosen range, so that its handles can be dragged outwards.
+export function getBarRange(state) {
+  const { low, high } = getRange(state);
+  if (state.colour === "log") return { min: low < -40 ? MIN_LOG2 : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
   let max = 1;
   // 1, 0.5, 0.2, 0.1, ...: the smallest that leaves a fifth of the bar free.
-  for (const smaller of steps()) {
+  for (const smaller of generateSteps()) {
     if (smaller < high * 1.25) break;
     max = smaller;
   }
   return { min: 0, max };
 }
-/** The stretch over which the bar of a comparison is drawn, equal in the middle. */
-export function contrastBar({ compare, difference }, reach = null) {
-  let max = reach ?? RATIO;
+/** The range over which the bar of a comparison is drawn; 0 is in the middle. */
+export function getContrastBarRange({ compare, difference }, reach = null) {
+  let max = reach ?? RATIO_OCTAVES;
   if (compare === "difference" && reach === null) {
     max = 1;
-    for (const smaller of steps()) if (smaller >= difference * 1.25) max = smaller;
+    for (const smaller of generateSteps()) if (smaller >= difference * 1.25) max = smaller;
   }
   return { min: -max, max };
 }
 
-/** Marks of that bar. */
-export function contrastMarks({ compare, ...state }, { max }) {
-  const text = (at) => {
-    if (at === 0) return t("equal");
-    return compare === "ratio" ? `${at > 0 ? "" : "1/"}${digits(2 ** Math.abs(at), 2)}×` : `${at > 0 ? "+" : "−"}${digits(Math.abs(at) * unitOf(state), 2)}`;
+/** The ticks of the bar of a comparison. */
+export function getContrastTicks({ compare, ...state }, { max }) {
+  const formatTick = (value) => {
+    if (value === 0) return t("equal");
+    return compare === "ratio" ? `${value > 0 ? "" : "1/"}${formatNumber(2 ** Math.abs(value), 2)}×` : `${value > 0 ? "+" : "−"}${formatNumber(Math.abs(value) * getUnit(state), 2)}`;
   };
-  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: text(at) }));
+  return [-max, -max / 2, 0, max / 2, max].map((at) => ({ at, text: formatTick(at) }));
 }
 
-function* steps() {
+function* generateSteps() {
   for (let power = 0; power > -12; power--) {
     for (const factor of [1, 0.5, 0.2]) yield factor * 10 ** power;
   }
 }
 
-// Marks of the axis: [{at (a value of the scale), text}], powers of ten on a log scale.
-export function marksOf(state, { min, max }, room) {
-  const unit = unitOf(state);
-  if (state.colour === "linear") return ticks(unit * min, unit * max, room / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : digits(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
+// The ticks of the bar: [{at (a value of the scale), text}]; powers of ten on a log scale.
+export function getBarTicks(state, { min, max }, width) {
+  const unit = getUnit(state);
+  if (state.colour === "linear") return computeTicks(unit * min, unit * max, width / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : formatNumber(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
   const decades = (max - min) / Math.log2(10);
-  const every = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(room / 52))));
+  const powerStep = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(width / 52))));
   const marks = [];
   const shift = Math.log2(unit);
-  for (let power = Math.floor(Math.log10(unit) + 1e-9); power * Math.log2(10) - shift >= min - 1e-9; power -= every) {
-    const text = power >= -2 && power < 5 ? String(Number((10 ** power).toFixed(2))) : `10${superscript(power)}`;
+  for (let power = Math.floor(Math.log10(unit) + 1e-9); power * Math.log2(10) - shift >= min - 1e-9; power -= powerStep) {
+    const text = power >= -2 && power < 5 ? String(Number((10 ** power).toFixed(2))) : `10${formatSuperscript(power)}`;
     marks.push({ at: power * Math.log2(10) - shift, text });
   }
   return marks;
@@ -66,9 +66,9 @@ export function marksOf(state, { min, max }, room) {
 
 export function mountColourbar(element, { store, transport, map, announce }) {
   let bar = { min: -24, max: 0 };
-  let fitting = null;
-  const isRatio = () => isContrast(store.state.compare);
-  const isLog = () => (isRatio() ? store.state.compare === "ratio" : store.state.colour === "log");
+  let fitRequest = null;
+  const isComparison = () => isContrast(store.state.compare);
+  const isLog = () => (isComparison() ? store.state.compare === "ratio" : store.state.colour === "log");
 
   const canvas = make("canvas", { class: "bar-canvas", height: 1, width: 256, "aria-hidden": "true" });
   const marker = make("i", { class: "bar-marker", hidden: true });
@@ -77,10 +77,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     label: t("Colour range"),
     names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    say: (value) => (store.state.compare === "difference" ? digits(value * unitOf(store.state), 2) : isRatio() ? t("{0} times", digits(2 ** value, 2)) : `${numberName(store.state)} ${digits((isLog() ? 2 ** value : value) * unitOf(store.state), 2)}`),
+    formatValue: (value) => (store.state.compare === "difference" ? formatNumber(value * getUnit(store.state), 2) : isComparison() ? t("{0} times", formatNumber(2 ** value, 2)) : `${getNumberName(store.state)} ${formatNumber((isLog() ? 2 ** value : value) * getUnit(store.state), 2)}`),
     onInput(low, high) {
-      if (!isRatio()) store.set({ low, high });
-      // A comparison is even to both sides: the handle that was moved says how far.
+      if (!isComparison()) store.set({ low, high });
+      // The range of a comparison is symmetric: the moved handle sets both sides.
       else {
         const { compare } = store.state;
         const now = store.state[compare];
@@ -89,11 +89,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     },
     onDone: () => render(),
   });
-  const read = make("output", { class: "bar-read", "aria-live": "off" });
+  const readingElement = make("output", { class: "bar-read", "aria-live": "off" });
   const fit = make("button", { type: "button", class: "text-button", title: t("Fit the range to the largest weight in view") }, t("fit"));
   const reset = make("button", { type: "button", class: "text-button", title: t("The range that the page began with") }, t("reset"));
-  const label = make("span", { class: "bar-title" }, t("weight"));
-  const scale = segmented(
+  const titleElement = make("span", { class: "bar-title" }, t("weight"));
+  const scale = createSegmented(
     t("Colour scale"),
     [
       { value: "log", text: t("log"), title: t("Colour by the logarithm of the weight") },
@@ -101,7 +101,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     ],
     setScale,
   );
-  const pool = segmented(
+  const pool = createSegmented(
     t("A pixel of many cells shows"),
     [
       { value: "mean", text: t("mean"), title: t("A pixel of many cells shows the mean over its allowed pairs") },
@@ -109,10 +109,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     ],
     (value) => store.set({ pool: value }),
   );
-  const palette = picker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
-  const numbers = picker(t("Numbers"), [{ value: "plain", text: t("weight") }, ...Object.keys(store.state.info?.units ?? {}).map((value) => ({ value, text: WEIGHTED[value] }))], (variant) => {
+  const palette = createPicker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
+  const numbers = createPicker(t("Numbers"), [{ value: "plain", text: t("weight") }, ...Object.keys(store.state.info?.units ?? {}).map((value) => ({ value, text: WEIGHTED[value] }))], (variant) => {
     store.set({ variant, low: null, high: null });
-    announce(numberName({ variant }));
+    announce(getNumberName({ variant }));
   });
   numbers.select.title = t("‖A v‖: each weight times the norm of its value. ‖A v W‖: of its value behind the output projection, what the key adds to the residual stream.");
   const sink = make("input", { type: "checkbox" });
@@ -125,13 +125,13 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   const plot = make("div", { class: "bar-plot" }, make("div", { class: "bar-strip" }, canvas, range.element, marker), axis);
   element.classList.add("colourbar");
   element.append(
-    make("div", { class: "bar" }, make("div", { class: "bar-words" }, label, read), plot, make("div", { class: "bar-buttons" }, fit, reset)),
+    make("div", { class: "bar" }, make("div", { class: "bar-words" }, titleElement, readingElement), plot, make("div", { class: "bar-buttons" }, fit, reset)),
     make(
       "div",
       { class: "bar-controls" },
-      group(t("Colours"), scale.element, palette.element),
-      group(t("Pixel"), pool.element),
-      numbers.select.length > 1 ? group(t("Numbers"), numbers.element) : null,
+      createGroup(t("Colours"), scale.element, palette.element),
+      createGroup(t("Pixel"), pool.element),
+      numbers.select.length > 1 ? createGroup(t("Numbers"), numbers.element) : null,
       sinkLabel,
     ),
   );
@@ -139,31 +139,31 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   function setScale(colour) {
     const { state } = store;
     if (colour === state.colour) return;
-    const { high } = rangeOf(state);
-    const log = rangeOf({ ...state, colour: "log", low: null, high: null });
-    const wanted = colour === "linear" ? { low: 0, high: 2 ** high } : { low: log.low, high: Math.max(Math.log2(high), log.low + 1) };
-    store.set({ colour, ...wanted });
+    const { high } = getRange(state);
+    const log = getRange({ ...state, colour: "log", low: null, high: null });
+    const newRange = colour === "linear" ? { low: 0, high: 2 ** high } : { low: log.low, high: Math.max(Math.log2(high), log.low + 1) };
+    store.set({ colour, ...newRange });
   }
   reset.addEventListener("click", () => store.set({ low: null, high: null, ratio: 4, difference: 0.1 }));
   fit.addEventListener("click", async () => {
-    fitting?.abort();
-    fitting = new AbortController();
-    const { signal } = fitting;
+    fitRequest?.abort();
+    fitRequest = new AbortController();
+    const { signal } = fitRequest;
     const { state } = store;
     fit.disabled = true;
     try {
       const { r0, r1, c0, c1 } = map.visibleRegion();
       const { entry, head, batch, variant } = state;
       const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
-      const found = json.cells[0]?.[2] ?? 0;
-      const largest = found / unitOf(state);
+      const largestNumber = json.cells[0]?.[2] ?? 0;
+      const largest = largestNumber / getUnit(state);
       if (signal.aborted || !(largest > 0)) return;
       if (store.state.colour === "linear") store.set({ low: 0, high: largest });
       else {
         const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
-        store.set({ low: Math.max(LOWEST, high - SPAN), high });
+        store.set({ low: Math.max(MIN_LOG2, high - FIT_OCTAVES), high });
       }
-      announce(t("The largest weight in view is {0}", digits(found)));
+      announce(t("The largest weight in view is {0}", formatNumber(largestNumber)));
     } catch (error) {
       if (!signal.aborted) announce(error.message);
     } finally {
@@ -171,11 +171,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
-  const shownRange = (state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : rangeOf(state));
+  const getShownRange = (state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : getRange(state));
   function paint(state) {
     const context = canvas.getContext("2d");
-    const { low, high } = shownRange(state);
-    const bytes = isContrast(state.compare) ? divergingColours(state) : colours(state);
+    const { low, high } = getShownRange(state);
+    const bytes = isContrast(state.compare) ? getDivergingColours(state) : getColours(state);
     const image = context.createImageData(256, 1);
     for (let x = 0; x < 256; x++) {
       const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
@@ -184,14 +184,14 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
     context.putImageData(image, 0, 0);
   }
-  const placeOf = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
+  const getPosition = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
   function showMarks(marks) {
     axis.replaceChildren(
       ...marks.map(({ at, text }) => {
         const mark = make("span", {}, text);
-        mark.style.left = `${100 * placeOf(at)}%`;
-        mark.classList.toggle("first", placeOf(at) < 0.02);
-        mark.classList.toggle("last", placeOf(at) > 0.98);
+        mark.style.left = `${100 * getPosition(at)}%`;
+        mark.classList.toggle("first", getPosition(at) < 0.02);
+        mark.classList.toggle("last", getPosition(at) > 0.98);
         return mark;
       }),
     );
@@ -200,30 +200,30 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const { state } = store;
     const { reading } = state;
     marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
-    read.textContent = "";
+    readingElement.textContent = "";
     if (marker.hidden) return;
-    const share = reading / unitOf(state);
-    const value = state.colour === "log" ? Math.log2(share) : share;
-    marker.style.left = `${100 * placeOf(value)}%`;
+    const code = reading / getUnit(state);
+    const value = state.colour === "log" ? Math.log2(code) : code;
+    marker.style.left = `${100 * getPosition(value)}%`;
     const patch = make("i", { class: "patch" });
-    patch.style.background = colourOf(reading, state);
-    read.replaceChildren(patch, digits(reading));
+    patch.style.background = getColour(reading, state);
+    readingElement.replaceChildren(patch, formatNumber(reading));
   }
   function showTitle(state) {
-    const text = titleOf(state, map.level());
-    if (label.textContent !== text) label.textContent = text;
+    const text = formatTitle(state, map.level());
+    if (titleElement.textContent !== text) titleElement.textContent = text;
   }
   function render() {
     const { state } = store;
     const ratio = isContrast(state.compare);
     element.classList.toggle("is-ratio", ratio);
-    if (!range.dragging()) bar = ratio ? contrastBar(state) : barOf(state);
-    const room = plot.clientWidth || 320;
+    if (!range.dragging()) bar = ratio ? getContrastBarRange(state) : getBarRange(state);
+    const width = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
-    if (ratio) showMarks(contrastMarks(state, bar));
-    else showMarks(marksOf(state, bar, room));
-    range.set({ ...bar, ...shownRange(state) });
+    if (ratio) showMarks(getContrastTicks(state, bar));
+    else showMarks(getBarTicks(state, bar, width));
+    range.set({ ...bar, ...getShownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
     const otherPool = only && { mean: "max", max: "mean" }[only.pool];
@@ -241,33 +241,33 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     showReading();
   }
 
-  const offReading = store.on(["reading"], showReading);
-  const offZoom = store.on(["zoom"], showTitle);
-  const off = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
-  const resized = new ResizeObserver(render);
-  resized.observe(plot);
+  const unsubscribeReading = store.on(["reading"], showReading);
+  const unsubscribeZoom = store.on(["zoom"], showTitle);
+  const unsubscribe = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
+  const resizeObserver = new ResizeObserver(render);
+  resizeObserver.observe(plot);
   render();
   return {
     destroy() {
-      offReading();
-      offZoom();
-      off();
-      resized.disconnect();
-      fitting?.abort();
+      unsubscribeReading();
+      unsubscribeZoom();
+      unsubscribe();
+      resizeObserver.disconnect();
+      fitRequest?.abort();
       element.replaceChildren();
     },
   };
 }
 
-// What the colours stand for: the weight of a cell, or of a block.
-function titleOf(state, level) {
+// The title of the bar: what the colours show.
+function formatTitle(state, level) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
-  if (!level) return numberName(state);
-  const side = whole(sideOf(state.info, state, level));
-  if (isWeighted(state)) return `${numberName(state)}, ${t(state.pool)}`;
+  if (!level) return getNumberName(state);
+  const side = formatInteger(getBlockSide(state.info, state, level));
+  if (isWeighted(state)) return `${getNumberName(state)}, ${t(state.pool)}`;
   return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
 }
 
-function group(title, ...parts) {
+function createGroup(title, ...parts) {
   return make("div", { class: "control" }, make("span", { class: "control-title", "aria-hidden": "true" }, title), ...parts);
 }

@@ -1,8 +1,8 @@
 // A second head beside the first: which one, and how the two are shown.
 
-import { make, segmented } from "./elements.js";
-import { headName, layerName } from "./numbers.js";
-import { counterpart, holds } from "./state.js";
+import { make, createSegmented } from "./elements.js";
+import { getHeadName, getLayerName } from "./numbers.js";
+import { findCounterpart, holdsHead } from "./state.js";
 import { t } from "./words.js";
 
 const modes = [
@@ -14,18 +14,18 @@ const modes = [
 ];
 
 // Two heads can be compared where their cells mean the same pairs of tokens.
-export function comparable(info, first, second) {
+export function canCompare(info, first, second) {
   const [a, b] = [info.entries[first], info.entries[second]];
-  return sameCells(a, b) && b.readable !== false;
+  return haveSameCells(a, b) && b.readable !== false;
 }
 
 // Positions count from where the text of their recording begins.
-export function sameCells(a, b) {
-  const place = (entry, field) => entry[field] - (entry.origin ?? 0);
-  return a.m === b.m && a.n === b.n && place(a, "first_query") === place(b, "first_query") && place(a, "first_key") === place(b, "first_key");
+export function haveSameCells(a, b) {
+  const getOffset = (entry, field) => entry[field] - (entry.origin ?? 0);
+  return a.m === b.m && a.n === b.n && getOffset(a, "first_query") === getOffset(b, "first_query") && getOffset(a, "first_key") === getOffset(b, "first_key");
 }
 
-const says = {
+const descriptions = {
   none: t("Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too."),
   side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
   triangle: t("Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty."),
@@ -35,64 +35,64 @@ const says = {
 
 export function mountCompare(element, { store, announce, uid }) {
   const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": t("Compare two heads"), hidden: true });
-  const open = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, t("Compare"));
-  const choice = make("select", { "aria-label": t("Second head"), id: uid("second") });
-  const swap = make("button", { type: "button", class: "icon", title: t("Swap the two heads"), "aria-label": t("Swap the two heads") }, "⇄");
-  const how = segmented(t("How two heads are shown"), modes, (compare) => pick(compare));
-  const words = make("p", { class: "compare-says" });
+  const openButton = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, t("Compare"));
+  const headSelect = make("select", { "aria-label": t("Second head"), id: uid("second") });
+  const swapButton = make("button", { type: "button", class: "icon", title: t("Swap the two heads"), "aria-label": t("Swap the two heads") }, "⇄");
+  const modeButtons = createSegmented(t("How two heads are shown"), modes, (compare) => selectMode(compare));
+  const description = make("p", { class: "compare-says" });
   box.append(
-    make("label", { class: "compare-label", htmlFor: choice.id }, t("Second head")),
-    make("div", { class: "compare-line" }, choice, swap),
-    how.element,
-    words,
+    make("label", { class: "compare-label", htmlFor: headSelect.id }, t("Second head")),
+    make("div", { class: "compare-line" }, headSelect, swapButton),
+    modeButtons.element,
+    description,
   );
-  element.append(open, box);
+  element.append(openButton, box);
 
-  open.addEventListener("click", () => store.set({ panel: store.state.panel === "compare" ? "" : "compare" }));
-  const outside = (event) => {
+  openButton.addEventListener("click", () => store.set({ panel: store.state.panel === "compare" ? "" : "compare" }));
+  const closeOutside = (event) => {
     if (store.state.panel === "compare" && !element.contains(event.target)) store.set({ panel: "" });
   };
-  document.addEventListener("pointerdown", outside);
+  document.addEventListener("pointerdown", closeOutside);
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
     store.set({ panel: "" });
-    open.focus();
+    openButton.focus();
   });
 
-  let listed = null;
-  function list() {
+  let listedFor = null;
+  function showHeads() {
     const { info, entry } = store.state;
-    if (!info || listed === `${info.key}:${entry}`) return;
-    listed = `${info.key}:${entry}`;
-    const groups = info.entries.flatMap((given, index) => {
-      const heads = [...given.heads.keys(), "mean"].filter((head) => holds(info, index, head));
-      if (!heads.length || !comparable(info, entry, index)) return [];
-      const options = heads.map((head) => make("option", { value: `${index}:${head}` }, headName(info, index, head)));
-      return [make("optgroup", { label: layerName(info, index) }, ...options)];
+    if (!info || listedFor === `${info.key}:${entry}`) return;
+    listedFor = `${info.key}:${entry}`;
+    const groups = info.entries.flatMap((layer, index) => {
+      const heads = [...layer.heads.keys(), "mean"].filter((head) => holdsHead(info, index, head));
+      if (!heads.length || !canCompare(info, entry, index)) return [];
+      const options = heads.map((head) => make("option", { value: `${index}:${head}` }, getHeadName(info, index, head)));
+      return [make("optgroup", { label: getLayerName(info, index) }, ...options)];
     });
-    choice.replaceChildren(make("option", { value: "" }, t("no second head")), ...groups);
+    headSelect.replaceChildren(make("option", { value: "" }, t("no second head")), ...groups);
   }
   const parse = (value) => {
     const [entry, head] = value.split(":");
     return { entry: Number(entry), head: head === "mean" ? "mean" : Number(head) };
   };
-  function pick(compare) {
+  function selectMode(compare) {
     const { second, info, entry, head } = store.state;
     if (compare !== "none" && second === null) {
-      // A mode without a head: the next head of the layer, so that something is seen at once.
+      // No second head is chosen yet: take the next head of the layer.
       const heads = info.entries[entry].heads.length;
-      const held = info.held?.find((each) => each.entry !== entry || each.head !== head);
-      const other = held ? held : heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
+      const otherHeld = info.held?.find((each) => each.entry !== entry || each.head !== head);
+      const other = otherHeld ? otherHeld : heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
       store.set({ second: other, compare });
     } else store.set({ compare });
   }
-  choice.addEventListener("change", () => {
-    const second = choice.value ? parse(choice.value) : null;
+  headSelect.addEventListener("change", () => {
+    const second = headSelect.value ? parse(headSelect.value) : null;
     const { compare } = store.state;
     store.set({ second, compare: second === null ? "none" : compare === "none" ? "side" : compare });
   });
-  swap.addEventListener("click", () => {
+  swapButton.addEventListener("click", () => {
     const { entry, head, second } = store.state;
     store.set({ entry: second.entry, head: second.head, second: { entry, head } });
     announce(t("The two heads are swapped"));
@@ -101,46 +101,46 @@ export function mountCompare(element, { store, announce, uid }) {
   function render() {
     const { info, entry, second, compare, panel } = store.state;
     if (!info) return;
-    list();
-    const usable = second !== null && info.entries[second.entry] !== undefined && comparable(info, entry, second.entry);
+    showHeads();
+    const usable = second !== null && info.entries[second.entry] !== undefined && canCompare(info, entry, second.entry);
     if (second !== null && !usable) {
       store.set({ second: null, compare: "none" });
       announce(t("The second head has another shape and is closed"));
       return;
     }
     box.hidden = panel !== "compare";
-    open.setAttribute("aria-expanded", String(!box.hidden));
-    open.classList.toggle("on", compare !== "none");
-    open.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare).text);
-    words.textContent = says[compare];
-    choice.value = second === null ? "" : `${second.entry}:${second.head}`;
-    swap.disabled = second === null;
-    const given = info.entries[entry];
-    const causal = given.causal && (second === null || info.entries[second.entry].causal);
-    const only = info.held ? t("This file holds one head only") : t("There is one head only");
-    const alone = info.held ? info.held.length < 2 : given.heads.length < 2 && info.entries.length < 2;
-    how.set(compare, {
-      side: alone && only,
-      triangle: alone ? only : !causal && t("Only a causal map has an empty triangle"),
-      ratio: alone && only,
-      difference: alone && only,
+    openButton.setAttribute("aria-expanded", String(!box.hidden));
+    openButton.classList.toggle("on", compare !== "none");
+    openButton.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare).text);
+    description.textContent = descriptions[compare];
+    headSelect.value = second === null ? "" : `${second.entry}:${second.head}`;
+    swapButton.disabled = second === null;
+    const layer = info.entries[entry];
+    const causal = layer.causal && (second === null || info.entries[second.entry].causal);
+    const reason = info.held ? t("This file holds one head only") : t("There is one head only");
+    const isOnlyHead = info.held ? info.held.length < 2 : layer.heads.length < 2 && info.entries.length < 2;
+    modeButtons.set(compare, {
+      side: isOnlyHead && reason,
+      triangle: isOnlyHead ? reason : !causal && t("Only a causal map has an empty triangle"),
+      ratio: isOnlyHead && reason,
+      difference: isOnlyHead && reason,
     });
     if (compare === "triangle" && !causal) store.set({ compare: "side" });
   }
-  // Beside a second recording: the same head there goes along.
-  const offHead = store.on(["entry", "head"], (state, changed) => {
+  // With a second recording, the second head follows the first.
+  const unsubscribeHead = store.on(["entry", "head"], (state, changed) => {
     const { info, entry, head, second } = state;
     if (changed.includes("second") || !second || (info.entries[second.entry]?.recording ?? "") === (info.entries[entry].recording ?? "")) return;
-    const other = counterpart(info, entry);
+    const other = findCounterpart(info, entry);
     if (other !== null) store.set({ second: { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) } });
   });
-  const off = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
+  const unsubscribe = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
   render();
   return {
     destroy() {
-      off();
-      offHead();
-      document.removeEventListener("pointerdown", outside);
+      unsubscribe();
+      unsubscribeHead();
+      document.removeEventListener("pointerdown", closeOutside);
       element.replaceChildren();
     },
   };

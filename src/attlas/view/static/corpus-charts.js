@@ -1,119 +1,119 @@
 // The figures of a head: histograms, the spread of a number over the texts, and where the head stands among all.
 
-import { svg, svgRoot } from "./figure.js";
-import { digits, percent, ticks, whole } from "./numbers.js";
+import { createSvg, createSvgRoot } from "./figure.js";
+import { formatNumber, formatPercent, computeTicks, formatInteger } from "./numbers.js";
 import { t } from "./words.js";
 
 const margin = { left: 46, right: 20, top: 12, bottom: 40 };
 
-function frame(width, height, look, label, titleX) {
-  const figure = svgRoot(width, height, look, label);
-  figure.append(svg("text", { x: (margin.left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 11.5, fill: look.ink }, titleX));
+function createFrame(width, height, look, label, titleX) {
+  const figure = createSvgRoot(width, height, look, label);
+  figure.append(createSvg("text", { x: (margin.left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 11.5, fill: look.ink }, titleX));
   return figure;
 }
-function sharesUp(figure, top, width, height, look, most) {
-  const y = (share) => height - margin.bottom - (share / top) * (height - margin.top - margin.bottom);
-  for (const share of ticks(0, top, most)) {
-    figure.append(svg("line", { x1: margin.left, x2: width - margin.right, y1: y(share), y2: y(share), stroke: look.line }), svg("text", { x: margin.left - 6, y: y(share) + 4, "text-anchor": "end" }, share === 0 ? "0" : `${Number((100 * share).toPrecision(3))} %`));
+function drawShareAxis(figure, maxShare, width, height, look, most) {
+  const toY = (share) => height - margin.bottom - (share / maxShare) * (height - margin.top - margin.bottom);
+  for (const share of computeTicks(0, maxShare, most)) {
+    figure.append(createSvg("line", { x1: margin.left, x2: width - margin.right, y1: toY(share), y2: toY(share), stroke: look.line }), createSvg("text", { x: margin.left - 6, y: toY(share) + 4, "text-anchor": "end" }, share === 0 ? "0" : `${Number((100 * share).toPrecision(3))} %`));
   }
-  return y;
+  return toY;
 }
 
-/** Bars between the `edges` of bins, as shares of all; `at(value)`: an even axis, or one step for each bin. */
-export function histogram({ edges, values, width, height, look, title, label, even = true, marks = [] }) {
+/** Bars between the `edges` of bins, as shares of all; `linear`: an axis of numbers, else one step for each bin. */
+export function drawHistogram({ edges, values, width, height, look, title, label, linear = true, marks = [] }) {
   const total = values.reduce((sum, value) => sum + value, 0);
   const shares = values.map((value) => (total ? value / total : 0));
-  const figure = frame(width, height, look, label, title);
-  const y = sharesUp(figure, Math.max(...shares, 1e-9) * 1.05, width, height, look, 4);
+  const figure = createFrame(width, height, look, label, title);
+  const toY = drawShareAxis(figure, Math.max(...shares, 1e-9) * 1.05, width, height, look, 4);
   const [left, right, floor] = [margin.left, width - margin.right, height - margin.bottom];
   const [low, high] = [edges[0], edges.at(-1)];
-  const x = (k) => left + (even ? (edges[k] - low) / (high - low) : k / values.length) * (right - left);
-  const place = (value) => left + ((value - low) / (high - low)) * (right - left);
-  shares.forEach((share, k) => {
+  const toX = (i) => left + (linear ? (edges[i] - low) / (high - low) : i / values.length) * (right - left);
+  const toPixel = (value) => left + ((value - low) / (high - low)) * (right - left);
+  shares.forEach((share, i) => {
     if (!share) return;
-    const bar = svg("rect", { x: x(k) + 0.5, y: y(share), width: Math.max(0.8, x(k + 1) - x(k) - 1), height: Math.max(0.8, floor - y(share)), fill: look.track });
-    bar.append(svg("title", {}, t("{0} to {1}: {2}", digits(edges[k]), digits(edges[k + 1]), percent(share))));
+    const bar = createSvg("rect", { x: toX(i) + 0.5, y: toY(share), width: Math.max(0.8, toX(i + 1) - toX(i) - 1), height: Math.max(0.8, floor - toY(share)), fill: look.track });
+    bar.append(createSvg("title", {}, t("{0} to {1}: {2}", formatNumber(edges[i]), formatNumber(edges[i + 1]), formatPercent(share))));
     figure.append(bar);
   });
-  figure.append(svg("line", { x1: left, x2: right, y1: floor, y2: floor, stroke: look.frame }));
-  if (even) for (const value of ticks(low, high, width / 90)) figure.append(svg("text", { x: place(value), y: floor + 15, "text-anchor": "middle" }, tick(value)));
+  figure.append(createSvg("line", { x1: left, x2: right, y1: floor, y2: floor, stroke: look.frame }));
+  if (linear) for (const value of computeTicks(low, high, width / 90)) figure.append(createSvg("text", { x: toPixel(value), y: floor + 15, "text-anchor": "middle" }, formatTick(value)));
   else {
     const step = Math.ceil(values.length / Math.max(1, Math.floor((right - left) / 44)));
-    edges.forEach((edge, k) => {
-      if (k % step === 0) figure.append(svg("text", { x: x(k), y: floor + 15, "text-anchor": "middle" }, whole(edge)));
+    edges.forEach((edge, i) => {
+      if (i % step === 0) figure.append(createSvg("text", { x: toX(i), y: floor + 15, "text-anchor": "middle" }, formatInteger(edge)));
     });
   }
   for (const { value, text } of marks) {
     if (value === null || value < low || value > high) continue;
-    figure.append(svg("line", { x1: place(value), x2: place(value), y1: margin.top, y2: floor, stroke: look.accent, "stroke-width": 1.5 }));
-    const end = place(value) > (left + right) / 2;
-    figure.append(svg("text", { x: place(value) + (end ? -5 : 5), y: margin.top + 9, "text-anchor": end ? "end" : "start", fill: look.ink, stroke: look.card, "stroke-width": 3, "paint-order": "stroke" }, text));
+    figure.append(createSvg("line", { x1: toPixel(value), x2: toPixel(value), y1: margin.top, y2: floor, stroke: look.accent, "stroke-width": 1.5 }));
+    const isRightHalf = toPixel(value) > (left + right) / 2;
+    figure.append(createSvg("text", { x: toPixel(value) + (isRightHalf ? -5 : 5), y: margin.top + 9, "text-anchor": isRightHalf ? "end" : "start", fill: look.ink, stroke: look.card, "stroke-width": 3, "paint-order": "stroke" }, text));
   }
   return figure;
 }
-const tick = (value) => (Number.isInteger(value) ? whole(value) : String(value)).replace("-", "−");
+const formatTick = (value) => (Number.isInteger(value) ? formatInteger(value) : String(value)).replace("-", "−");
 
-/** The shares of texts in `count` even bins of a domain, from those of finer bins between `min` and `max`. */
-export function rebinned({ min, max, counts }, [low, high], count = 32) {
-  const edges = Array.from({ length: count + 1 }, (_, k) => low + ((high - low) * k) / count);
-  const cumulated = counts.reduce((sums, each) => [...sums, sums.at(-1) + each], [0]);
-  const total = cumulated.at(-1);
-  const below = (value) => {
+/** Counts in `count` equal bins of a domain, from the counts of finer bins between `min` and `max`. */
+export function rebin({ min, max, counts }, [low, high], count = 32) {
+  const edges = Array.from({ length: count + 1 }, (_, i) => low + ((high - low) * i) / count);
+  const cumulative = counts.reduce((sums, each) => [...sums, sums.at(-1) + each], [0]);
+  const total = cumulative.at(-1);
+  const countBelow = (value) => {
     if (value >= max) return total;
     if (value <= min) return 0;
     const place = ((value - min) / (max - min)) * counts.length;
-    const k = Math.floor(place);
-    return cumulated[k] + (place - k) * counts[k];
+    const i = Math.floor(place);
+    return cumulative[i] + (place - i) * counts[i];
   };
-  // Texts that have the largest number of the domain belong to its last bin.
-  const values = edges.slice(1).map((edge, k) => (k === count - 1 ? total : below(edge)) - below(edges[k]));
-  return { edges, values: min === max && min >= high ? values.map((_, k) => (k === count - 1 ? total : 0)) : values };
+  // The last bin includes the upper end of the domain.
+  const values = edges.slice(1).map((edge, i) => (i === count - 1 ? total : countBelow(edge)) - countBelow(edges[i]));
+  return { edges, values: min === max && min >= high ? values.map((_, i) => (i === count - 1 ? total : 0)) : values };
 }
 
-/** How a measure is spread over the texts; below it a box of the middle half, its line the median, and whiskers. */
-export function spread({ found, domain, width, height, look, title, label, mark }) {
-  const figure = histogram({ ...rebinned(found, domain), width, height: height - 22, look, title: "", label, marks: mark === null ? [] : [{ value: mark, text: t("all {0}", digits(mark)) }] });
-  const all = svgRoot(width, height, look, label, ...figure.childNodes);
+/** A histogram of a measure over the texts, above a box plot. */
+export function drawSpread({ distribution, domain, width, height, look, title, label, markedValue }) {
+  const figure = drawHistogram({ ...rebin(distribution, domain), width, height: height - 22, look, title: "", label, marks: markedValue === null ? [] : [{ value: markedValue, text: t("all {0}", formatNumber(markedValue)) }] });
+  const all = createSvgRoot(width, height, look, label, ...figure.childNodes);
   const [left, right] = [margin.left, width - margin.right];
-  const x = (value) => left + ((Math.min(domain[1], Math.max(domain[0], value)) - domain[0]) / (domain[1] - domain[0])) * (right - left);
-  const [low, quarter, median, threequarters, high] = found.box.map(x);
+  const toX = (value) => left + ((Math.min(domain[1], Math.max(domain[0], value)) - domain[0]) / (domain[1] - domain[0])) * (right - left);
+  const [low, quarter, median, threequarters, high] = distribution.box.map(toX);
   const y = height - 32;
   all.append(
-    svg("line", { x1: low, x2: high, y1: y, y2: y, stroke: look.track, "stroke-width": 1.5 }),
-    svg("rect", { x: quarter, y: y - 5, width: Math.max(1.5, threequarters - quarter), height: 10, fill: look.card, stroke: look.track, "stroke-width": 1.5 }),
-    svg("line", { x1: median, x2: median, y1: y - 7, y2: y + 7, stroke: look.ink, "stroke-width": 2.5 }),
-    svg("text", { x: (left + right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 11.5, fill: look.ink }, title),
+    createSvg("line", { x1: low, x2: high, y1: y, y2: y, stroke: look.track, "stroke-width": 1.5 }),
+    createSvg("rect", { x: quarter, y: y - 5, width: Math.max(1.5, threequarters - quarter), height: 10, fill: look.card, stroke: look.track, "stroke-width": 1.5 }),
+    createSvg("line", { x1: median, x2: median, y1: y - 7, y2: y + 7, stroke: look.ink, "stroke-width": 2.5 }),
+    createSvg("text", { x: (left + right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 11.5, fill: look.ink }, title),
   );
   return all;
 }
 
-/** One line: every head of the corpus as a tick, this one as a long one. */
-export function strip({ values, own, width, look, label }) {
+/** A line with a tick for every head of the corpus; the tick of this head is longer. */
+export function drawStrip({ values, value, width, look, label }) {
   const known = values.filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
-  const x = (value) => 3 + (high > low ? (value - low) / (high - low) : 0.5) * (width - 6);
-  const figure = svg("svg", { viewBox: `0 0 ${width} 16`, width: "100%", height: 16, preserveAspectRatio: "none", role: "img", "aria-label": label });
-  const path = known.map((value) => `M${x(value).toFixed(1)} 5v6`).join("");
-  figure.append(svg("line", { x1: 0, x2: width, y1: 15, y2: 15, stroke: look.line }), svg("path", { d: path, stroke: look.faint, "stroke-width": 1, "stroke-opacity": known.length > 200 ? 0.25 : 0.6, "vector-effect": "non-scaling-stroke" }));
-  if (own !== null) figure.append(svg("line", { x1: x(own), x2: x(own), y1: 1, y2: 15, stroke: look.accent, "stroke-width": 3, "vector-effect": "non-scaling-stroke" }));
+  const toX = (value) => 3 + (high > low ? (value - low) / (high - low) : 0.5) * (width - 6);
+  const figure = createSvg("svg", { viewBox: `0 0 ${width} 16`, width: "100%", height: 16, preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const path = known.map((value) => `M${toX(value).toFixed(1)} 5v6`).join("");
+  figure.append(createSvg("line", { x1: 0, x2: width, y1: 15, y2: 15, stroke: look.line }), createSvg("path", { d: path, stroke: look.faint, "stroke-width": 1, "stroke-opacity": known.length > 200 ? 0.25 : 0.6, "vector-effect": "non-scaling-stroke" }));
+  if (value !== null) figure.append(createSvg("line", { x1: toX(value), x2: toX(value), y1: 1, y2: 15, stroke: look.accent, "stroke-width": 3, "vector-effect": "non-scaling-stroke" }));
   return figure;
 }
 
-/** Bars of tokens by their share of weight; `spell(text)` makes whitespace visible. */
-export function tokenBars({ tokens, width, look, label, spell }) {
-  const line = 21;
-  const most = Math.max(...tokens.map(({ share }) => share), 1e-12);
-  const figure = svgRoot(width, Math.max(line, line * tokens.length) + 2, look, label);
+/** Bars of tokens by their share of weight; `showText(text)` makes whitespace visible. */
+export function drawTokenBars({ tokens, width, look, label, showText }) {
+  const lineHeight = 21;
+  const maxShare = Math.max(...tokens.map(({ share }) => share), 1e-12);
+  const figure = createSvgRoot(width, Math.max(lineHeight, lineHeight * tokens.length) + 2, look, label);
   const [start, end] = [Math.min(150, 0.42 * width), width - 52];
-  const longest = Math.max(4, Math.floor((start - 12) / 6.7));
-  tokens.forEach(({ token, share }, k) => {
-    const y = line * k + 14;
-    const shown = [...spell(token)];
-    const text = shown.length > longest ? `${shown.slice(0, longest - 1).join("")}…` : shown.join("");
+  const maxCharacters = Math.max(4, Math.floor((start - 12) / 6.7));
+  tokens.forEach(({ token, share }, i) => {
+    const y = lineHeight * i + 14;
+    const shown = [...showText(token)];
+    const text = shown.length > maxCharacters ? `${shown.slice(0, maxCharacters - 1).join("")}…` : shown.join("");
     figure.append(
-      svg("text", { x: start - 8, y, "text-anchor": "end", "font-family": look.mono, "font-size": 11.5, fill: look.ink, "xml:space": "preserve" }, text),
-      svg("rect", { x: start, y: y - 10, width: Math.max(1, (share / most) * (end - start)), height: 13, rx: 1.5, fill: look.track }),
-      svg("text", { x: start + (share / most) * (end - start) + 5, y }, percent(share)),
+      createSvg("text", { x: start - 8, y, "text-anchor": "end", "font-family": look.mono, "font-size": 11.5, fill: look.ink, "xml:space": "preserve" }, text),
+      createSvg("rect", { x: start, y: y - 10, width: Math.max(1, (share / maxShare) * (end - start)), height: 13, rx: 1.5, fill: look.track }),
+      createSvg("text", { x: start + (share / maxShare) * (end - start) + 5, y }, formatPercent(share)),
     );
   });
   return figure;

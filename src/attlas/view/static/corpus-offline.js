@@ -6,16 +6,16 @@ import { TransportError } from "./transport.js";
 
 export function startOffline() {
   const data = JSON.parse(document.getElementById("attlas-data").textContent);
-  const kept = new Map();
-  async function answer(key) {
+  const answers = new Map();
+  async function readAnswer(key) {
     if (!data.answers[key]) throw new TransportError(404, "this file does not hold it");
     return JSON.parse(new TextDecoder().decode(await unpack(data.answers[key])));
   }
   mountCorpus(document.querySelector(".attlas"), {
     async get(name, params = {}) {
       const key = [name, ...Object.values(params)].join(":");
-      if (!kept.has(key)) kept.set(key, answer(key));
-      return { json: await kept.get(key), progress: 1, final: true };
+      if (!answers.has(key)) answers.set(key, readAnswer(key));
+      return { json: await answers.get(key), progress: 1, final: true };
     },
   });
 }

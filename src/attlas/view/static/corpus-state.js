@@ -1,6 +1,6 @@
 // The state of the page of a corpus, and how a link writes it.
 
-import { same } from "./state.js";
+import { isEqual } from "./state.js";
 
 /** What the page shows before anything is chosen; `x`, `y`, `size`, `colour` and `measure` name measures. */
 export const CORPUS_DEFAULTS = Object.freeze({
@@ -25,21 +25,21 @@ export const CORPUS_DEFAULTS = Object.freeze({
   dark: false,
 });
 
-const word = { write: String, read: (text) => text.slice(0, 200) };
-const flag = { write: (value) => (value ? "1" : "0"), read: (text) => text === "1" };
-const headText = (head) => (head ? `${head.layer}.${head.head}` : "");
+const textCodec = { write: String, read: (text) => text.slice(0, 200) };
+const flagCodec = { write: (value) => (value ? "1" : "0"), read: (text) => text === "1" };
+const formatHead = (head) => (head ? `${head.layer}.${head.head}` : "");
 const FIELDS = {
-  x: ["x", word],
-  y: ["y", word],
-  size: ["s", word],
-  colour: ["c", word],
-  xlog: ["xl", flag],
-  ylog: ["yl", flag],
+  x: ["x", textCodec],
+  y: ["y", textCodec],
+  size: ["s", textCodec],
+  colour: ["c", textCodec],
+  xlog: ["xl", flagCodec],
+  ylog: ["yl", flagCodec],
   brush: ["b", { write: ({ corpus, x0, x1, y0, y1 }) => [corpus, ...[x0, x1, y0, y1].map((value) => Number(value.toPrecision(5)))].join("_"), read: readBrush }],
-  find: ["q", word],
-  sort: ["sort", word],
-  open: ["h", { write: (heads) => heads.map(headText).join("~"), read: readHeads }],
-  measure: ["m", word],
+  find: ["q", textCodec],
+  sort: ["sort", textCodec],
+  open: ["h", { write: (heads) => heads.map(formatHead).join("~"), read: readHeads }],
+  measure: ["m", textCodec],
   interval: ["i", { write: String, read: (text) => (/^\d{1,3}$/.test(text) ? Number(text) : undefined) }],
   theme: ["t", { write: String, read: (text) => (["auto", "light", "dark"].includes(text) ? text : undefined) }],
   language: ["lang", { write: String, read: (text) => (["en", "zh"].includes(text) ? text : undefined) }],
@@ -51,7 +51,7 @@ function readBrush(text) {
   return [corpus, x0, x1, y0, y1].every(Number.isFinite) ? { corpus, x0, x1, y0, y1 } : undefined;
 }
 function readHeads(text) {
-  const heads = text.split("~").map((part) => /^(\d{1,6})\.(\d{1,6})$/.exec(part)).map((found) => found && { layer: Number(found[1]), head: Number(found[2]) });
+  const heads = text.split("~").map((part) => /^(\d{1,6})\.(\d{1,6})$/.exec(part)).map((match) => match && { layer: Number(match[1]), head: Number(match[2]) });
   return heads.some(Boolean) ? heads : undefined;
 }
 
@@ -69,16 +69,16 @@ export function writeCorpusHash(state, defaults = CORPUS_DEFAULTS) {
 
 /** The fields that a hash holds; what cannot be read is left out. */
 export function readCorpusHash(text) {
-  const given = new URLSearchParams(text.replace(/^#/, ""));
-  const found = {};
+  const params = new URLSearchParams(text.replace(/^#/, ""));
+  const fields = {};
   for (const [field, [short, codec]] of Object.entries(FIELDS)) {
-    const value = given.has(short) ? codec.read(given.get(short)) : undefined;
-    if (value !== undefined) found[field] = value;
+    const value = params.has(short) ? codec.read(params.get(short)) : undefined;
+    if (value !== undefined) fields[field] = value;
   }
-  return found;
+  return fields;
 }
 
-const opened = (state) => (state.open ?? []).map(headText).join("~");
+const formatOpenHeads = (state) => (state.open ?? []).map(formatHead).join("~");
 
 /**
  * Keep the URL and the store in step. Opening another head, or going back to all of them, is a step that Back undoes;
@@ -86,32 +86,32 @@ const opened = (state) => (state.open ?? []).map(headText).join("~");
  */
 export function bindCorpusHash(store, defaults, view = window) {
   let timer = 0;
-  let last = opened(store.state);
+  let lastOpen = formatOpenHeads(store.state);
   const write = () => {
     clearTimeout(timer);
     const hash = writeCorpusHash(store.state, defaults);
-    const now = opened(store.state);
+    const open = formatOpenHeads(store.state);
     if (hash === view.location.hash.slice(1)) return;
-    view.history[now === last ? "replaceState" : "pushState"](null, "", `#${hash}`);
-    last = now;
+    view.history[open === lastOpen ? "replaceState" : "pushState"](null, "", `#${hash}`);
+    lastOpen = open;
   };
-  const later = () => {
+  const scheduleWrite = () => {
     clearTimeout(timer);
     timer = setTimeout(write, 150);
   };
   const restore = () => {
     clearTimeout(timer);
-    const fields = Object.keys(FIELDS).filter((field) => !["theme", "language"].includes(field));
-    const found = readCorpusHash(view.location.hash);
-    const patch = { ...Object.fromEntries(fields.map((field) => [field, defaults[field]])), ...found };
-    for (const [field, value] of Object.entries(patch)) if (same(value, store.state[field]) || JSON.stringify(value) === JSON.stringify(store.state[field])) delete patch[field];
+    const names = Object.keys(FIELDS).filter((field) => !["theme", "language"].includes(field));
+    const linkFields = readCorpusHash(view.location.hash);
+    const patch = { ...Object.fromEntries(names.map((field) => [field, defaults[field]])), ...linkFields };
+    for (const [field, value] of Object.entries(patch)) if (isEqual(value, store.state[field]) || JSON.stringify(value) === JSON.stringify(store.state[field])) delete patch[field];
     store.set(patch);
-    last = opened(store.state);
+    lastOpen = formatOpenHeads(store.state);
   };
-  const off = [store.on(["open"], write), store.on(Object.keys(FIELDS), later)];
+  const subscriptions = [store.on(["open"], write), store.on(Object.keys(FIELDS), scheduleWrite)];
   view.addEventListener("popstate", restore);
   return () => {
-    for (const end of off) end();
+    for (const unsubscribe of subscriptions) unsubscribe();
     clearTimeout(timer);
     view.removeEventListener("popstate", restore);
   };

@@ -1,13 +1,14 @@
 // Starts the page of one or more corpora: all heads as a scatter with a table, and a page for each head.
 
+import { connectThemeButton, followTheme } from "./look.js";
 import { CORPUS_DEFAULTS, bindCorpusHash, readCorpusHash } from "./corpus-state.js";
-import { headAt, headTitle, measureOf, measuresOf, openedAt, rowOf, selectionOf } from "./corpus-data.js";
+import { getHead, formatHeadTitle, findMeasure, listMeasures, getOpenHeads, findRow, getSelection } from "./corpus-data.js";
 import { createHeadColumn } from "./corpus-head.js";
 import { createPickers, createScatter } from "./corpus-scatter.js";
 import { createTable } from "./corpus-table.js";
-import { createDialog, languageButton, make } from "./elements.js";
-import { svg } from "./figure.js";
-import { whole } from "./numbers.js";
+import { createDialog, createLanguageButton, make } from "./elements.js";
+import { createLogo } from "./figure.js";
+import { formatInteger } from "./numbers.js";
 import { createStore } from "./state.js";
 import { language, t } from "./words.js";
 
@@ -24,26 +25,26 @@ const keys = [
 export function mountCorpus(root, transport, options = {}) {
   let ids = 0;
   const uid = (name) => `corpus-${name}-${++ids}`;
-  const live = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
-  let said = 0;
+  const liveRegion = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
+  let announceTimer = 0;
   const announce = (text) => {
-    clearTimeout(said);
-    said = setTimeout(() => {
-      live.textContent = text;
+    clearTimeout(announceTimer);
+    announceTimer = setTimeout(() => {
+      liveRegion.textContent = text;
     }, 60);
   };
   const notice = make("p", { class: "notice", role: "status" }, t("Opening the corpus …"));
-  root.replaceChildren(make("main", { class: "corpus-body" }, notice), live);
+  root.replaceChildren(make("main", { class: "corpus-body" }, notice), liveRegion);
 
   async function start() {
-    const info = inWords((await transport.get("info")).json);
-    const names = measuresOf(info).map(({ name }) => name);
-    const wanted = { x: names[0], y: names[1] ?? names[0], colour: "layer", ...info.initial };
-    const defaults = { ...CORPUS_DEFAULTS, ...wanted, measure: wanted.y, ...options.initial };
-    const found = readCorpusHash(window.location.hash);
-    const store = createStore({ ...defaults, ...found, info }, CORPUS_DEFAULTS);
+    const info = translateInfo((await transport.get("info")).json);
+    const names = listMeasures(info).map(({ name }) => name);
+    const initial = { x: names[0], y: names[1] ?? names[0], colour: "layer", ...info.initial };
+    const defaults = { ...CORPUS_DEFAULTS, ...initial, measure: initial.y, ...options.initial };
+    const fields = readCorpusHash(window.location.hash);
+    const store = createStore({ ...defaults, ...fields, info }, CORPUS_DEFAULTS);
     keepValid(store, defaults);
-    const context = { store, transport, root, uid, announce, offline: Boolean(info.offline) };
+    const context = { store, transport, root, uid, announce };
     followTheme(root, store);
     build(context);
     bindCorpusHash(store, defaults);
@@ -55,23 +56,25 @@ export function mountCorpus(root, transport, options = {}) {
   function build(context) {
     const { store } = context;
     const { info } = store.state;
-    const dialog = helpDialog(context);
+    const dialog = createHelpDialog(context);
     const body = make("main", { class: "corpus-body" });
     const all = make("button", { type: "button", class: "toggle all-heads", title: t("Back to the scatter of all heads  Esc") }, `‹ ${t("All heads")}`);
-    const step = (text, label, by) => {
+    const createStepButton = (text, label, by) => {
       const button = make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
       button.addEventListener("click", () => stepHead(store, by));
       return button;
     };
-    const picker = make("div", { class: "head-picker" }, all, step("‹", t("Previous head  ["), -1), step("›", t("Next head  ]"), 1));
+    const picker = make("div", { class: "head-picker" }, all, createStepButton("‹", t("Previous head  ["), -1), createStepButton("›", t("Next head  ]"), 1));
     all.addEventListener("click", () => store.set({ open: null }));
     const help = make("button", { type: "button", class: "icon", title: t("Keys, and what the numbers are  ?"), "aria-label": t("Help") }, "?");
     help.addEventListener("click", () => store.set({ panel: "help" }));
-    const title = make("h1", { class: "title" }, together(info.corpora.map((corpus) => corpus.title)));
-    const brand = make("div", { class: "brand" }, mark(), make("span", { class: "brand-name" }, "attlas"));
-    const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, themeButton(store), help));
-    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, offlineWords(info.offline)) : null);
-    root.replaceChildren(header, body, foot, dialog, live);
+    const theme = make("button", { type: "button", class: "icon theme" });
+    connectThemeButton(theme, store);
+    const title = make("h1", { class: "title" }, joinNames(info.corpora.map((corpus) => corpus.title)));
+    const brand = make("div", { class: "brand" }, createLogo(), make("span", { class: "brand-name" }, "attlas"));
+    const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, theme, help));
+    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline)) : null);
+    root.replaceChildren(header, body, foot, dialog, liveRegion);
 
     let parts = [];
     let opened = null;
@@ -80,7 +83,7 @@ export function mountCorpus(root, transport, options = {}) {
       parts = [];
     };
     function showAll() {
-      const scatters = info.corpora.map((_, at) => createScatter(context, at));
+      const scatters = info.corpora.map((_, index) => createScatter(context, index));
       const table = createTable(context);
       const pickers = createPickers(context);
       parts = [...scatters, table, pickers];
@@ -89,26 +92,26 @@ export function mountCorpus(root, transport, options = {}) {
     function showHeads(heads) {
       const answers = [];
       const columns = [];
-      const own = {
+      const columnContext = {
         ...context,
-        openHead: (at, head) => store.set({ open: openedAt(store.state, at, head) }),
-        openMap: async (at, row, sample) => {
-          const { json } = await context.transport.get("open", { corpus: at, row, text: sample.text, query: sample.query, key: sample.key });
+        openHead: (index, head) => store.set({ open: getOpenHeads(store.state, index, head) }),
+        openMap: async (index, row, sample) => {
+          const { json } = await context.transport.get("open", { corpus: index, row, text: sample.text, query: sample.query, key: sample.key });
           window.location.assign(json.path);
         },
         // Axes are shared between the columns: the others are drawn again when an answer has come.
-        answered: (at, answer) => {
-          answers[at] = answer;
-          columns.forEach((column, each) => each !== at && answers[each] && column?.draw());
+        answered: (index, answer) => {
+          answers[index] = answer;
+          columns.forEach((column, each) => each !== index && answers[each] && column?.draw());
         },
       };
-      heads.forEach((head, at) => {
-        if (head) columns[at] = createHeadColumn(own, at, head, () => answers.filter((_, each) => each !== at));
+      heads.forEach((head, index) => {
+        if (head) columns[index] = createHeadColumn(columnContext, index, head, () => answers.filter((_, each) => each !== index));
       });
       parts = columns.filter(Boolean);
       body.replaceChildren(make("div", { class: "head-columns" }, ...parts.map(({ element }) => element)));
       body.scrollTop = 0;
-      announce(together(heads.filter(Boolean).map(headTitle)));
+      announce(joinNames(heads.filter(Boolean).map(formatHeadTitle)));
     }
     const show = ({ open }) => {
       const text = JSON.stringify(open);
@@ -121,12 +124,12 @@ export function mountCorpus(root, transport, options = {}) {
       if (open) showHeads(open);
       else showAll();
       if (back) body.querySelector(".scatter-plot")?.focus({ preventScroll: true });
-      const name = open ? headTitle(open.find(Boolean)) : t("All heads");
+      const name = open ? formatHeadTitle(open.find(Boolean)) : t("All heads");
       document.title = `${name} · ${info.corpora.map((corpus) => corpus.title).join(", ")} · attlas`;
     };
     show(store.state);
     store.on(["open"], show);
-    listen(context);
+    listenToKeys(context);
   }
 
   return { ready: start().catch((error) => {
@@ -135,16 +138,16 @@ export function mountCorpus(root, transport, options = {}) {
   }) };
 }
 
-const together = (names) => names.reduce((before, name) => t("{0} and {1}", before, name));
+const joinNames = (names) => names.reduce((before, name) => t("{0} and {1}", before, name));
 
-// The words of the server in the language of the page.
-function inWords(info) {
+// Translate the texts that the server sends.
+function translateInfo(info) {
   for (const corpus of info.corpora) {
     const { model, counts } = corpus;
-    const left = [counts.complete ? "" : t(", not finished"), counts.failed ? t(", {0} texts failed", whole(counts.failed)) : ""];
-    const size = t("{0} tokens in {1} texts of up to {2}", whole(corpus.tokens), whole(corpus.texts), whole(counts.length)) + left.join("");
-    const heads = whole(corpus.rows.layer.length);
-    corpus.summary = t("{0}: {1} layers, {2} heads; {3}", model, whole(counts.layers), heads, size);
+    const problems = [counts.complete ? "" : t(", not finished"), counts.failed ? t(", {0} texts failed", formatInteger(counts.failed)) : ""];
+    const size = t("{0} tokens in {1} texts of up to {2}", formatInteger(corpus.tokens), formatInteger(corpus.texts), formatInteger(counts.length)) + problems.join("");
+    const heads = formatInteger(corpus.rows.layer.length);
+    corpus.summary = t("{0}: {1} layers, {2} heads; {3}", model, formatInteger(counts.layers), heads, size);
     corpus.open = corpus.open && t(corpus.open);
     corpus.about = corpus.about.map(([title, text]) => [t(title), t(text)]);
     corpus.measures = corpus.measures.map((measure) => ({ ...measure, label: t(measure.label), unit: t(measure.unit), description: t(measure.description) }));
@@ -152,13 +155,9 @@ function inWords(info) {
   return info;
 }
 
-function offlineWords({ texts, window: tokens }) {
+function describeOffline({ texts, window: tokens }) {
   if (!texts) return t("Of each head, this file holds all numbers and no text.");
-  return t("Of each head, this file holds all numbers and {0} sampled texts at most: {1} tokens about the largest weight.", whole(texts), whole(tokens));
-}
-
-function mark() {
-  return svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { class: "mark-land", d: "M1 1v14h14z" }), svg("path", { class: "mark-stripe", d: "M1 7l8 8" }));
+  return t("Of each head, this file holds all numbers and {0} sampled texts at most: {1} tokens about the largest weight.", formatInteger(texts), formatInteger(tokens));
 }
 
 // A link may name measures and heads that this corpus does not have.
@@ -167,15 +166,15 @@ function keepValid(store, defaults) {
     const { state } = store;
     const { info } = state;
     const patch = {};
-    const known = (name) => name !== "kind" && measureOf(info, name);
-    for (const field of ["x", "y"]) if (!known(state[field])) patch[field] = defaults[field];
-    if (!measureOf(info, state.colour)) patch.colour = defaults.colour;
-    if (state.size && !known(state.size)) patch.size = "";
-    const spread = info.corpora[0].measures.filter((measure) => measure.spread && known(measure.name)).map(({ name }) => name);
+    const isKnown = (name) => name !== "kind" && findMeasure(info, name);
+    for (const field of ["x", "y"]) if (!isKnown(state[field])) patch[field] = defaults[field];
+    if (!findMeasure(info, state.colour)) patch.colour = defaults.colour;
+    if (state.size && !isKnown(state.size)) patch.size = "";
+    const spread = info.corpora[0].measures.filter((measure) => measure.spread && isKnown(measure.name)).map(({ name }) => name);
     if (!spread.includes(state.measure)) patch.measure = spread.includes(defaults.measure) ? defaults.measure : spread[0];
     if (state.brush && !info.corpora[state.brush.corpus]) patch.brush = null;
     if (state.open) {
-      const open = info.corpora.map((corpus, at) => (rowOf(corpus, state.open[at]) >= 0 ? state.open[at] : null));
+      const open = info.corpora.map((corpus, index) => (findRow(corpus, state.open[index]) >= 0 ? state.open[index] : null));
       if (JSON.stringify(open) !== JSON.stringify(state.open)) patch.open = open.some(Boolean) ? open : null;
     }
     if (Object.keys(patch).length) store.set(patch);
@@ -184,20 +183,20 @@ function keepValid(store, defaults) {
   store.on(["x", "y", "colour", "size", "measure", "brush", "open"], check);
 }
 
-// The head before or after, among those that are selected where some are.
+// Open the next or previous head, of the selected ones where there are some.
 function stepHead(store, by) {
   const { state } = store;
   if (!state.open) return;
-  const at = state.open.findIndex(Boolean);
-  const corpus = state.info.corpora[at];
-  const selected = selectionOf(state)[at];
+  const index = state.open.findIndex(Boolean);
+  const corpus = state.info.corpora[index];
+  const selected = getSelection(state)[index];
   const rows = selected?.size ? [...selected].sort((a, b) => a - b) : [...corpus.rows.layer.keys()];
-  const now = rows.indexOf(rowOf(corpus, state.open[at]));
+  const now = rows.indexOf(findRow(corpus, state.open[index]));
   const next = now < 0 ? rows[0] : rows[(now + by + rows.length) % rows.length];
-  store.set({ open: openedAt(state, at, headAt(corpus, next)) });
+  store.set({ open: getOpenHeads(state, index, getHead(corpus, next)) });
 }
 
-function listen({ store }) {
+function listenToKeys({ store }) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = event.target.closest?.("input, textarea, select");
@@ -211,43 +210,17 @@ function listen({ store }) {
   });
 }
 
-function themeButton(store) {
-  const button = make("button", { type: "button", class: "icon theme" });
-  button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
-  const show = ({ theme }) => {
-    const words = t("Theme: {0}", { auto: t("following the system"), light: t("light"), dark: t("dark") }[theme]);
-    button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
-    button.title = words;
-    button.setAttribute("aria-label", words);
-  };
-  show(store.state);
-  store.on("theme", show);
-  return button;
-}
-
-function followTheme(root, store) {
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const show = () => {
-    const dark = store.state.theme === "auto" ? system.matches : store.state.theme === "dark";
-    root.dataset.theme = dark ? "dark" : "light";
-    store.set({ dark });
-  };
-  show();
-  system.addEventListener("change", show);
-  store.on("theme", show);
-}
-
-function helpDialog({ store, root, uid }) {
+function createHelpDialog({ store, root, uid }) {
   const { info } = store.state;
   const dialog = createDialog(root, t("Keys and numbers"), uid, () => store.set({ panel: "" }));
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0;
-  dialog.element.querySelector(".dialog-close").before(languageButton(store));
-  const pairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
+  dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
+  const createPairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
   dialog.body.append(
-    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...pairs(keys))),
-    make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...pairs(measuresOf(info, true).map(({ label, description }) => [label, description])))),
-    ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...pairs(corpus.about)))),
+    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...createPairs(keys))),
+    make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...createPairs(listMeasures(info, true).map(({ label, description }) => [label, description])))),
+    ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...createPairs(corpus.about)))),
   );
   store.on(["panel"], ({ panel }) => (panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") queueMicrotask(() => dialog.open());

@@ -1,29 +1,29 @@
 // The visible cells as a table.
 
-import { float32Text } from "./numbers.js";
+import { clamp } from "./geometry.js";
+import { formatFloat32 } from "./numbers.js";
 
 export const csvLimit = 1_000_000; // cells: what a spreadsheet holds
-const atOnce = 65_536; // cells that one request may ask for
+const maxRequestCells = 65_536; // cells that one request may ask for
 
 // The whole cells of a region of the map, inside the matrix.
-export function cellsOf(region, { m, n }) {
-  const inside = (value, size) => Math.min(size, Math.max(0, value));
+export function clampRegion(region, { m, n }) {
   return {
-    r0: inside(Math.floor(region.r0), m),
-    r1: inside(Math.ceil(region.r1), m),
-    c0: inside(Math.floor(region.c0), n),
-    c1: inside(Math.ceil(region.c1), n),
+    r0: clamp(Math.floor(region.r0), 0, m),
+    r1: clamp(Math.ceil(region.r1), 0, m),
+    c0: clamp(Math.floor(region.c0), 0, n),
+    c1: clamp(Math.ceil(region.c1), 0, n),
   };
 }
-export function countOf({ r0, r1, c0, c1 }) {
+export function countCells({ r0, r1, c0, c1 }) {
   return Math.max(0, r1 - r0) * Math.max(0, c1 - c0);
 }
 
-// Parts of a region that one request may ask for each: bands of rows, cut where even one row is too long.
-export function partsOf({ r0, r1, c0, c1 }) {
+// Split a region into parts that one request may return each: bands of rows, or parts of rows.
+function splitRegion({ r0, r1, c0, c1 }) {
   const parts = [];
-  const width = Math.min(c1 - c0, atOnce);
-  const height = Math.max(1, Math.floor(atOnce / width));
+  const width = Math.min(c1 - c0, maxRequestCells);
+  const height = Math.max(1, Math.floor(maxRequestCells / width));
   for (let r = r0; r < r1; r += height) {
     for (let c = c0; c < c1; c += width) parts.push({ r0: r, r1: Math.min(r1, r + height), c0: c, c1: Math.min(c1, c + width) });
   }
@@ -34,39 +34,39 @@ export function partsOf({ r0, r1, c0, c1 }) {
 export async function fetchRegion(transport, shared, region, { signal, onPart = () => {} }) {
   const width = region.c1 - region.c0;
   const weights = new Float32Array((region.r1 - region.r0) * width);
-  const parts = partsOf(region);
+  const parts = splitRegion(region);
   let rounded = false;
   for (const [done, part] of parts.entries()) {
     const answer = await transport.get("region", { ...shared, ...part }, { signal });
     rounded ||= Boolean(answer.rounded);
     const values = new Float32Array(answer.buffer);
-    const across = part.c1 - part.c0;
+    const partWidth = part.c1 - part.c0;
     for (let r = part.r0; r < part.r1; r++) {
-      weights.set(values.subarray((r - part.r0) * across, (r - part.r0 + 1) * across), (r - region.r0) * width + part.c0 - region.c0);
+      weights.set(values.subarray((r - part.r0) * partWidth, (r - part.r0 + 1) * partWidth), (r - region.r0) * width + part.c0 - region.c0);
     }
     onPart((done + 1) / parts.length);
   }
   return { weights, rounded };
 }
 
-// A token as a field: its JSON text. Whitespace is unambiguous, and no field begins with a sign that a spreadsheet runs.
-export function field(text) {
+// A token as a field: its JSON text. Whitespace is unambiguous, and no field can be read as a formula.
+export function formatField(text) {
   return `"${JSON.stringify(text).replaceAll('"', '""')}"`;
 }
 
 // One line for each cell: positions, tokens, and the weight in each head, {name, weights, rounded}. Numbers read back as
-// the same float32; of rounded ones only the digits that are right are written.
-export function table(heads, region, entry, textOf) {
+// the same float32; rounded numbers have three digits.
+export function formatTable(heads, region, entry, textOf) {
   const names = heads.length === 1 ? ["weight"] : heads.map(({ name }) => `weight_${name}`);
   const lines = [`query,key,query_token,key_token,${names.join()}`];
   const width = region.c1 - region.c0;
-  const keyTexts = Array.from({ length: width }, (_, c) => field(textOf(entry.first_key + region.c0 + c)));
+  const keyTexts = Array.from({ length: width }, (_, c) => formatField(textOf(entry.first_key + region.c0 + c)));
   for (let r = region.r0; r < region.r1; r++) {
     const query = entry.first_query + r;
-    const text = field(textOf(query));
+    const text = formatField(textOf(query));
     for (let c = 0; c < width; c++) {
-      const at = (r - region.r0) * width + c;
-      const numbers = heads.map(({ weights, rounded }) => (rounded ? String(Number(weights[at].toPrecision(3))) : float32Text(weights[at])));
+      const index = (r - region.r0) * width + c;
+      const numbers = heads.map(({ weights, rounded }) => (rounded ? String(Number(weights[index].toPrecision(3))) : formatFloat32(weights[index])));
       lines.push(`${query},${entry.first_key + region.c0 + c},${text},${keyTexts[c]},${numbers.join()}`);
     }
   }

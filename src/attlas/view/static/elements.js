@@ -17,7 +17,7 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 // A row of buttons of which exactly one is pressed.
-export function segmented(label, options, onPick) {
+export function createSegmented(label, options, onPick) {
   const element = make("div", { class: "segmented", role: "group", "aria-label": label });
   const buttons = options.map(({ value, text, title }) => {
     const button = make("button", { type: "button", title }, text);
@@ -39,7 +39,7 @@ export function segmented(label, options, onPick) {
 }
 
 // A labelled <select>.
-export function picker(label, options, onPick, { hidden = true } = {}) {
+export function createPicker(label, options, onPick, { hidden = true } = {}) {
   const select = make("select", { "aria-label": hidden ? label : undefined });
   const fill = (next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
   fill(options);
@@ -55,33 +55,33 @@ export function picker(label, options, onPick, { hidden = true } = {}) {
   };
 }
 
-// Runs the last call after a quiet time.
-export function debounced(run, milliseconds) {
+// A function that runs `milliseconds` after its last call.
+export function debounce(action, milliseconds) {
   let timer = 0;
-  const later = (...given) => {
+  const schedule = (...args) => {
     clearTimeout(timer);
-    timer = setTimeout(() => run(...given), milliseconds);
+    timer = setTimeout(() => action(...args), milliseconds);
   };
-  later.cancel = () => clearTimeout(timer);
-  return later;
+  schedule.cancel = () => clearTimeout(timer);
+  return schedule;
 }
 
 // A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
 export function createDialog(parent, title, uid, onClose) {
   const heading = make("h2", { id: uid("dialog") }, title);
-  const shut = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
+  const closeButton = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
   const body = make("div", { class: "dialog-body" });
   const element = make(
     "dialog",
     { class: "dialog", "aria-labelledby": heading.id },
-    make("div", { class: "dialog-head" }, heading, shut),
+    make("div", { class: "dialog-head" }, heading, closeButton),
     body,
   );
-  shut.addEventListener("click", () => element.close());
+  closeButton.addEventListener("click", () => element.close());
   element.addEventListener("pointerdown", (event) => {
     if (event.target === element) element.close(); // the backdrop is the dialog's own
   });
-  // Keys in a dialog are the dialog's: the map under it must not move.
+  // Keys pressed in a dialog must not move the map.
   element.addEventListener("keydown", (event) => event.stopPropagation());
   element.addEventListener("close", onClose);
   parent.append(element);
@@ -91,7 +91,7 @@ export function createDialog(parent, title, uid, onClose) {
     open() {
       if (element.open) return;
       element.showModal();
-      (body.querySelector("button:enabled") ?? body).focus(); // not the cross, which would come first
+      (body.querySelector("button:enabled") ?? body).focus(); // not the close button, which comes first
     },
     close() {
       if (element.open) element.close();
@@ -102,7 +102,19 @@ export function createDialog(parent, title, uid, onClose) {
   };
 }
 
-// Hands a file to the user.
+// The letters and digits of a text, as a part of a file name.
+export function formatFileName(text, longest) {
+  return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, longest);
+}
+
+// A canvas as the bytes of a PNG.
+export async function encodePng(canvas) {
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  if (!blob) throw new Error(t("The browser could not make the picture"));
+  return blob;
+}
+
+// Save a file through the browser.
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = make("a", { href: url, download: name });
@@ -113,12 +125,12 @@ export function download(name, blob) {
 }
 
 /** A button that shows the page in the other language; the address says which. */
-export function languageButton(store) {
+export function createLanguageButton(store) {
   const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
   const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
   button.addEventListener("click", () => {
     store.set({ language: other, panel: "" });
-    setTimeout(() => window.location.reload(), 400); // once the address says it
+    setTimeout(() => window.location.reload(), 400); // after the address has changed
   });
   return button;
 }

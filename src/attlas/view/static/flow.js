@@ -1,18 +1,18 @@
-// A long text as a flow of tokens of which only those near the window exist: 100,000 tokens scroll like a hundred.
+// A scrolling text of tokens. Only tokens near the visible part have elements, so that long texts stay fast.
 
 import { make } from "./elements.js";
-import { whole } from "./numbers.js";
-import { visible } from "./tokens.js";
+import { formatInteger } from "./numbers.js";
+import { showWhitespace } from "./tokens.js";
 import { t } from "./words.js";
 
-const piece = 128; // tokens that come and go together, about; the position of the first stands in the margin
-const within = 96; // tokens within which a piece is cut at the end of a line, or at a blank
-const typical = 240; // pixels of a piece that was not laid out yet
+const pieceLength = 128; // approximate number of tokens of a piece; the margin shows the position of its first token
+const cutWindow = 96; // tokens among which a line end or a blank is sought to begin a piece
+const typicalHeight = 240; // assumed pixels of a piece without a layout
 
-// `first`: what stands in the margin at the first token, where the text is a part of a longer one.
+// `first`: the position of the first token in the whole text.
 export function createFlow({ tokens, label, uid, paint, onHover, onPick, first = 0 }) {
   let length = 0;
-  let texts = 0; // positions before this have a text
+  let texts = 0; // number of tokens whose text is known
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
   let marked = [];
@@ -20,151 +20,151 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
   const box = make("div", { class: "flow", role: "group", "aria-label": label, tabIndex: 0, "aria-describedby": help.id });
   const element = make("div", { class: "flow-frame" }, box, help);
 
-  const watch = new IntersectionObserver(
+  const visibilityObserver = new IntersectionObserver(
     (changes) => {
-      // Heights come with the change: asking the element for them would lay the page out again and again.
+      // The heights are part of the change: reading them from the element would force layouts.
       for (const { target, isIntersecting, boundingClientRect } of changes) {
-        const at = Number(target.dataset.piece);
-        if (isIntersecting) fill(at);
-        else empty(at, boundingClientRect.height);
+        const index = Number(target.dataset.piece);
+        if (isIntersecting) fill(index);
+        else clearPiece(index, boundingClientRect.height);
       }
     },
     { root: box, rootMargin: "300px 0px" },
   );
 
-  function start(count, known) {
-    [length, texts] = [count, known];
+  function start(count, textCount) {
+    [length, texts] = [count, textCount];
     pieces = [];
-    watch.disconnect();
+    visibilityObserver.disconnect();
     const all = document.createDocumentFragment();
-    for (let at = 0; at * piece < length; at++) {
-      const part = make("div", { class: "piece", "data-piece": at });
-      part.style.minHeight = `${typical}px`;
-      pieces.push({ element: part, filled: false, from: at === 0 ? 0 : undefined });
-      all.append(part);
+    for (let index = 0; index * pieceLength < length; index++) {
+      const current = make("div", { class: "piece", "data-piece": index });
+      current.style.minHeight = `${typicalHeight}px`;
+      pieces.push({ element: current, filled: false, from: index === 0 ? 0 : undefined });
+      all.append(current);
     }
     box.replaceChildren(all);
-    for (const { element: part } of pieces) watch.observe(part);
+    for (const { element: current } of pieces) visibilityObserver.observe(current);
   }
   const breaksAfter = (position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
-  // Where a piece begins: behind the next end of a line, else before the next blank. Undefined while the texts around
-  // are not here.
-  function beginOf(at) {
-    const around = at * piece;
-    if (at >= pieces.length || around >= length) return length;
-    const part = pieces[at];
-    if (part.from !== undefined) return part.from;
-    const last = Math.min(texts, length, around + within);
-    if (around < texts) tokens.prefetch(around - 1, last);
+  // The first token of a piece: after the next line end, else before the next blank. Undefined while texts are not
+  // loaded.
+  function findStart(index) {
+    const nominal = index * pieceLength;
+    if (index >= pieces.length || nominal >= length) return length;
+    const current = pieces[index];
+    if (current.from !== undefined) return current.from;
+    const last = Math.min(texts, length, nominal + cutWindow);
+    if (nominal < texts) tokens.prefetch(nominal - 1, last);
     let blank;
-    for (let position = around; position < last; position++) {
+    for (let position = nominal; position < last; position++) {
       const [before, text] = [tokens.peek(position - 1), tokens.peek(position)];
       if (before === null || text === null) return undefined;
-      if (/\n$/.test(before) && tokens.joined(position)?.start !== position - 1) return (part.from = position);
+      if (/\n$/.test(before) && tokens.joined(position)?.start !== position - 1) return (current.from = position);
       if (blank === undefined && /^\s/.test(text)) blank = position;
     }
-    return (part.from = blank ?? around);
+    return (current.from = blank ?? nominal);
   }
-  function fill(at) {
-    const part = pieces[at];
-    part.near = true;
-    if (part.filled) return;
-    const [from, to] = [beginOf(at), beginOf(at + 1)];
-    if (from === undefined || to === undefined) return; // refresh() comes back when the texts are here
+  function fill(index) {
+    const current = pieces[index];
+    current.near = true;
+    if (current.filled) return;
+    const [from, to] = [findStart(index), findStart(index + 1)];
+    if (from === undefined || to === undefined) return; // refresh() tries again when the texts are loaded
     if (from < texts) tokens.prefetch(from, Math.min(to, texts));
     if (from < texts && tokens.peek(from) === null) return;
-    part.filled = true;
-    const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, whole(first + from))];
-    for (let position = from; position < to; position++) content.push(tokenElement(position));
-    part.element.replaceChildren(...content);
-    if (!breaksAfter(to - 1)) part.element.append(make("i", { class: "piece-end" }));
-    part.element.style.minHeight = "";
-    join(at);
-    join(at + 1);
-    for (const child of part.element.querySelectorAll(".t")) dress(child);
+    current.filled = true;
+    const content = [make("span", { class: "piece-place", "aria-hidden": "true" }, formatInteger(first + from))];
+    for (let position = from; position < to; position++) content.push(createToken(position));
+    current.element.replaceChildren(...content);
+    if (!breaksAfter(to - 1)) current.element.append(make("i", { class: "piece-end" }));
+    current.element.style.minHeight = "";
+    joinLines(index);
+    joinLines(index + 1);
+    for (const child of current.element.querySelectorAll(".t")) styleToken(child);
   }
-  // A piece that begins within a line goes on where the one before it ends, so that the text has no other breaks.
-  function join(at) {
-    const [before, part] = [pieces[at - 1], pieces[at]];
-    if (!before?.filled || !part?.filled) return;
+  // A piece that begins within a line continues the last line of the piece before it.
+  function joinLines(index) {
+    const [before, current] = [pieces[index - 1], pieces[index]];
+    if (!before?.filled || !current?.filled) return;
     const end = before.element.querySelector(".piece-end")?.getBoundingClientRect();
     const { left, bottom } = before.element.getBoundingClientRect();
-    part.element.style.textIndent = end ? `${end.left - left}px` : "";
-    part.element.style.marginTop = end ? `${end.top - bottom}px` : "";
+    current.element.style.textIndent = end ? `${end.left - left}px` : "";
+    current.element.style.marginTop = end ? `${end.top - bottom}px` : "";
   }
-  function empty(at, height) {
-    const part = pieces[at];
-    part.near = false;
-    if (!part.filled || part.element.contains(document.activeElement)) return;
-    // What leaves keeps its height, so that nothing else moves.
-    part.element.style.minHeight = `${height}px`;
-    part.element.replaceChildren();
-    part.filled = false;
+  function clearPiece(index, height) {
+    const current = pieces[index];
+    current.near = false;
+    if (!current.filled || current.element.contains(document.activeElement)) return;
+    // An emptied piece keeps its height, so that nothing else moves.
+    current.element.style.minHeight = `${height}px`;
+    current.element.replaceChildren();
+    current.filled = false;
   }
-  function tokenElement(position) {
+  function createToken(position) {
     const span = make("span", { class: "t", "data-position": position });
     const text = position < texts ? tokens.peek(position) : null;
     const joined = position < texts ? tokens.joined(position) : null;
-    span.title = whole(first + position);
+    span.title = formatInteger(first + position);
     if (text === null) {
       span.classList.add("number");
       span.append(String(position));
     } else if (joined) {
-      // A character of several tokens: the whole of it before the first, then the bytes of each.
+      // A character of several tokens: first the character, then the bytes of each token.
       span.classList.add("part");
-      span.title = t("{0} · part {1} of {2} of {3}", whole(position), position - joined.start + 1, joined.stop - joined.start, joined.text);
+      span.title = t("{0} · part {1} of {2} of {3}", formatInteger(position), position - joined.start + 1, joined.stop - joined.start, joined.text);
       if (position === joined.start) span.append(make("b", { class: "joined" }, joined.text));
       span.append(make("small", {}, text.replace(/^⟨(.*)⟩$/u, "$1")));
-    } else spell(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);
+    } else appendText(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);
     return span;
   }
-  // Whitespace is text of its own: a faint sign where it stands, and the line break after its sign. Blanks have a sign
-  // at the end of a line only, where nobody would see them.
-  function spell(span, text, next) {
+  // Whitespace is shown by a pale symbol; a line break follows its symbol. Blanks have a symbol only at the end of a
+  // line, where they would be invisible.
+  function appendText(span, text, next) {
     if (text === "") {
       span.append(make("small", { class: "sign" }, "∅"));
       return;
     }
-    let at = 0;
-    for (const part of text.split(/(\r\n|\s|[\u0000-\u001f\u007f\u200b])/u)) {
-      if (part === "") continue;
-      at += part.length;
-      const inside = part === " " && !/^ *[\r\n]/.test(text.slice(at) + (next ?? ""));
-      if (inside || !/^(\r\n|\s|[\u0000-\u001f\u007f\u200b])$/u.test(part)) {
-        span.append(part);
+    let index = 0;
+    for (const section of text.split(/(\r\n|\s|[\u0000-\u001f\u007f\u200b])/u)) {
+      if (section === "") continue;
+      index += section.length;
+      const isInnerBlank = section === " " && !/^ *[\r\n]/.test(text.slice(index) + (next ?? ""));
+      if (isInnerBlank || !/^(\r\n|\s|[\u0000-\u001f\u007f\u200b])$/u.test(section)) {
+        span.append(section);
         continue;
       }
-      span.append(make("small", { class: "sign" }, visible(part)));
-      span.append(part.includes("\n") ? "\n" : make("wbr"));
+      span.append(make("small", { class: "sign" }, showWhitespace(section)));
+      span.append(section.includes("\n") ? "\n" : make("wbr"));
     }
   }
-  function dress(span) {
+  function styleToken(span) {
     const { classes, background } = paint(Number(span.dataset.position));
-    const kept = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
-    span.className = [...kept, ...classes].join(" ");
+    const ownClasses = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
+    span.className = [...ownClasses, ...classes].join(" ");
     span.style.background = background;
   }
-  // The piece that a token is in: the one of its place, or the one before, which reaches up to an end of a line.
-  function pieceOf(position) {
-    const at = Math.min(pieces.length - 1, Math.floor(position / piece));
-    return at > 0 && position < (beginOf(at) ?? 0) ? at - 1 : at;
+  // The index of the piece of a token: the nominal one or the one before.
+  function findPiece(position) {
+    const index = Math.min(pieces.length - 1, Math.floor(position / pieceLength));
+    return index > 0 && position < (findStart(index) ?? 0) ? index - 1 : index;
   }
-  const find = (position) => pieces[pieceOf(position)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
+  const findToken = (position) => pieces[findPiece(position)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
 
-  const resized = new ResizeObserver(() => pieces.forEach((part, at) => join(at)));
-  resized.observe(box);
+  const resizeObserver = new ResizeObserver(() => pieces.forEach((current, index) => joinLines(index)));
+  resizeObserver.observe(box);
 
-  const positionOf = (event) => {
+  const getPosition = (event) => {
     const span = event.target.closest?.(".t");
     return span ? Number(span.dataset.position) : null;
   };
   box.addEventListener("pointerover", (event) => {
-    const position = positionOf(event);
+    const position = getPosition(event);
     if (position !== null && event.pointerType !== "touch") onHover(position);
   });
   box.addEventListener("pointerleave", () => onHover(null));
   box.addEventListener("click", (event) => {
-    const position = positionOf(event);
+    const position = getPosition(event);
     if (position === null) return;
     focusAt = position;
     onPick(position);
@@ -181,75 +181,75 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     event.stopPropagation();
   });
 
-  // Brings a token into the window, and keeps it there while the pieces around it get their texts and heights, unless
-  // somebody scrolls.
-  let following = [];
-  function follow(position) {
-    unfollow();
+  // Scrolls to a token, and keeps it in view while the pieces around it are laid out, until the reader
+  // scrolls.
+  let revealTimers = [];
+  function revealLater(position) {
+    cancelReveal();
     reveal(position);
-    following = [60, 200, 500, 1000, 2000].map((wait) => setTimeout(() => reveal(position), wait));
+    revealTimers = [60, 200, 500, 1000, 2000].map((wait) => setTimeout(() => reveal(position), wait));
   }
-  function unfollow() {
-    following.forEach(clearTimeout);
-    following = [];
+  function cancelReveal() {
+    revealTimers.forEach(clearTimeout);
+    revealTimers = [];
   }
-  for (const name of ["wheel", "pointerdown", "keydown", "touchmove"]) box.addEventListener(name, unfollow, { passive: true });
+  for (const name of ["wheel", "pointerdown", "keydown", "touchmove"]) box.addEventListener(name, cancelReveal, { passive: true });
 
-  // Brings a token into the window; its piece is filled on the way.
+  // Scrolls to a token and fills its piece.
   function reveal(position, block = "center") {
-    const part = pieces[pieceOf(position)];
-    if (!part) return;
+    const current = pieces[findPiece(position)];
+    if (!current) return;
     focusAt = position;
-    const span = find(position);
-    const target = span ?? part.element;
+    const span = findToken(position);
+    const target = span ?? current.element;
     const [outer, inner] = [box.getBoundingClientRect(), target.getBoundingClientRect()];
     if (!outer.height) return;
-    const inside = inner.top >= outer.top + 8 && inner.bottom <= outer.bottom - 8;
-    if (!(span && inside)) {
+    const isInnerBlank = inner.top >= outer.top + 8 && inner.bottom <= outer.bottom - 8;
+    if (!(span && isInnerBlank)) {
       const gap = block === "center" || !span ? (outer.height - Math.min(inner.height, outer.height)) / 2 : inner.top < outer.top ? 24 : outer.height - inner.height - 24;
       box.scrollTop += inner.top - outer.top - gap;
     }
     if (!span) {
-      part.near = true;
-      part.wanted = { position, block };
-      fill(pieceOf(position));
-      settle(part);
+      current.near = true;
+      current.wanted = { position, block };
+      fill(findPiece(position));
+      applyReveal(current);
     }
   }
-  function settle(part) {
-    if (!part.filled || !part.wanted) return;
-    const { position, block } = part.wanted;
-    part.wanted = null;
+  function applyReveal(current) {
+    if (!current.filled || !current.wanted) return;
+    const { position, block } = current.wanted;
+    current.wanted = null;
     reveal(position, block);
   }
   return {
     element,
     start,
-    reveal: follow,
+    reveal: revealLater,
     // Colours have changed.
     repaint() {
-      for (const part of pieces) if (part.filled) for (const span of part.element.querySelectorAll(".t")) dress(span);
+      for (const current of pieces) if (current.filled) for (const span of current.element.querySelectorAll(".t")) styleToken(span);
     },
     // Texts have come.
     refresh() {
-      pieces.forEach((part, at) => {
-        if (!part.near || part.filled) return;
-        fill(at);
-        settle(part);
+      pieces.forEach((current, index) => {
+        if (!current.near || current.filled) return;
+        fill(index);
+        applyReveal(current);
       });
     },
     // The tokens under the crosshair.
     mark(positions) {
       for (const position of new Set([...marked, ...positions])) {
-        const span = find(position);
-        if (span) dress(span);
+        const span = findToken(position);
+        if (span) styleToken(span);
       }
       marked = positions;
     },
     destroy() {
-      unfollow();
-      resized.disconnect();
-      watch.disconnect();
+      cancelReveal();
+      resizeObserver.disconnect();
+      visibilityObserver.disconnect();
       element.remove();
     },
   };

@@ -1,8 +1,11 @@
-// Where things are: panes, gutters, levels, and the way between cells and pixels. Pure arithmetic.
+// Panes, gutters, levels, and the conversion between cells and pixels. Pure functions.
 
 export const TILE = 256;
 
-// CSS pixels. Beside the map stand, from it outwards: the band of named spans, ticks or tokens, the track.
+/** The value between `low` and `high` that is nearest to `value`. */
+export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+// CSS pixels. Beside the map, from the inside out: the band of named spans, ticks or tokens, the track.
 const SIZES = {
   wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
   narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
@@ -11,15 +14,15 @@ const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
 const NARROW = 560;
 
 /** The level whose blocks are at least one device pixel wide, and less than two; none finer than `finest`. */
-export function levelFor(pixels, levels, finest = 0) {
+export function chooseLevel(pixels, levels, finest = 0) {
   const level = Math.ceil(-Math.log2(pixels) - 1e-6);
   return Math.min(levels - 1, Math.max(finest, level));
 }
 
 /** How far the gutters have opened for tokens: 0 zoomed out, 1 from TOKENS_FROM pixels a cell on. */
-export function opening(scale) {
-  const t = Math.min(1, Math.max(0, (scale / TOKENS_FROM - 0.75) * 4));
-  return t * t * (3 - 2 * t);
+export function getGutterOpening(scale) {
+  const progress = Math.min(1, Math.max(0, (scale / TOKENS_FROM - 0.75) * 4));
+  return progress * progress * (3 - 2 * progress);
 }
 
 /** Whether tokens are written at this scale. */
@@ -27,16 +30,16 @@ export function showsTokens(scale) {
   return scale >= TOKENS_FROM;
 }
 
-function gutters(width, scale, hasSpans) {
+function computeGutters(width, scale, hasSpans) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
   const band = hasSpans ? size.band : 0;
-  const open = opening(scale);
-  const closedTop = size.top - band; // the corner has two lines of words, beside a band or without one
+  const fraction = getGutterOpening(scale);
+  const closedTop = size.top - band; // the corner has two lines of text, with or without a band
   return {
     track: size.track,
     band,
-    left: Math.round(size.left + open * (size.tokensLeft - size.left)),
-    top: Math.round(closedTop + open * (size.tokensTop - closedTop)),
+    left: Math.round(size.left + fraction * (size.tokensLeft - size.left)),
+    top: Math.round(closedTop + fraction * (size.tokensTop - closedTop)),
     edge: size.edge,
     closedLeft: size.track + size.left + band,
     closedTop: size.track + size.top,
@@ -44,7 +47,7 @@ function gutters(width, scale, hasSpans) {
 }
 
 /** The panes of a stage: one, or two beside each other (above each other where it is tall). */
-export function panesOf(width, height, scale, { side = false, hasSpans = false } = {}) {
+export function computePanes(width, height, scale, { side = false, hasSpans = false } = {}) {
   const boxes = [];
   if (!side) boxes.push({ x: 0, y: 0, w: width, h: height });
   else if (width > 1.1 * height) {
@@ -55,19 +58,19 @@ export function panesOf(width, height, scale, { side = false, hasSpans = false }
     boxes.push({ x: 0, y: 0, w: width, h: half }, { x: 0, y: half, w: width, h: height - half });
   }
   return boxes.map((box) => {
-    const gutter = gutters(box.w, scale, hasSpans);
+    const gutter = computeGutters(box.w, scale, hasSpans);
     const left = gutter.track + gutter.left + gutter.band;
     const top = gutter.track + gutter.top + gutter.band;
     const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left), h: Math.max(1, box.h - top) };
-    // The fixed point of a zoom about the centre must not move when the gutters open: it goes by the closed ones.
+    // The centre is computed with closed gutters, so that it does not move when they open.
     const cx = box.x + gutter.closedLeft + Math.max(1, box.w - gutter.closedLeft - gutter.edge) / 2;
     const cy = box.y + gutter.closedTop + Math.max(1, box.h - gutter.closedTop - gutter.edge) / 2;
     return { ...box, gutter, field, cx, cy };
   });
 }
 
-/** A pane with the way from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
-export function placed(pane, { row, column, scale, dpr, m, n }) {
+/** A pane with its conversions from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
+export function placePane(pane, { row, column, scale, dpr, m, n }) {
   const ox = pane.cx - column * scale;
   const oy = pane.cy - row * scale;
   const X = (j) => ox + j * scale;
@@ -88,7 +91,7 @@ export function placed(pane, { row, column, scale, dpr, m, n }) {
     row: (y) => (y - oy) / scale,
     column: (x) => (x - ox) / scale,
     region,
-    // The axes hug the matrix while its edge is in view.
+    // The axes stay at the edge of the matrix while it is in view.
     left: Math.min(Math.max(X(0), field.x), field.x + field.w),
     top: Math.min(Math.max(Y(0), field.y), field.y + field.h),
     right: Math.min(X(n), field.x + field.w),
@@ -97,16 +100,16 @@ export function placed(pane, { row, column, scale, dpr, m, n }) {
 }
 
 /** Centre and zoom that show the whole matrix. */
-export function fitting(width, height, { m, n }, options, maximum) {
-  const closed = panesOf(width, height, 0, options)[0];
+export function computeFit(width, height, { m, n }, options, maximum) {
+  const closed = computePanes(width, height, 0, options)[0];
   const edge = closed.gutter.edge;
-  const within = ({ field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
-  let scale = within(closed);
+  const computeScale = ({ field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
+  let scale = computeScale(closed);
   let open = closed;
-  if (opening(scale) > 0) {
-    // Small matrices are shown with their tokens, which take some of the room.
-    open = panesOf(width, height, scale, options)[0];
-    scale = within(open);
+  if (getGutterOpening(scale) > 0) {
+    // Small matrices are shown with their tokens, which need space.
+    open = computePanes(width, height, scale, options)[0];
+    scale = computeScale(open);
   }
   const shiftX = open.field.x + (open.field.w - edge) / 2 - open.cx;
   const shiftY = open.field.y + (open.field.h - edge) / 2 - open.cy;
@@ -114,11 +117,11 @@ export function fitting(width, height, { m, n }, options, maximum) {
 }
 
 /** Where the allowed part of a causal matrix ends: key j is seen by query i when j <= i + offset. */
-export function causalOffset(entry) {
+export function getCausalOffset(entry) {
   return entry.first_query - entry.first_key;
 }
 
-/** Whether a block of cells lies wholly behind the diagonal of a causal matrix. */
-export function beyondDiagonal(entry, r1, c0) {
-  return entry.causal && c0 > r1 - 1 + causalOffset(entry);
+/** Whether the causal mask hides all cells of a block: rows before `r1`, columns from `c0` on. */
+export function isBeyondDiagonal(entry, r1, c0) {
+  return entry.causal && c0 > r1 - 1 + getCausalOffset(entry);
 }

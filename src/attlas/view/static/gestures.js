@@ -1,85 +1,85 @@
 // Pointer, wheel, touch and keys on the canvas, turned into what the map can do.
 
-const CLICK = 4; // CSS pixels that a click may wander
+const CLICK_DISTANCE = 4; // CSS pixels that the pointer may move during a click
 const PAN_STEP = 40; // CSS pixels of one arrow key
 
 /** Doublings of one wheel event: lines and pages as pixels, pinches of a trackpad (ctrl) finer. */
-export function wheelZoom({ deltaY, deltaMode, ctrlKey }) {
+export function computeWheelZoom({ deltaY, deltaMode, ctrlKey }) {
   const pixels = deltaY * [1, 16, 240][deltaMode];
   const bounded = Math.max(-240, Math.min(240, pixels));
   return -bounded * (ctrlKey ? 0.014 : 0.0032);
 }
 
 /**
- * Listen on `canvas`. `act`: `{camera, point(x, y), leave(), click(x, y), double(x, y, out), key(name, event)}`;
+ * Listen on `canvas`. `target`: `{camera, point(x, y), leave(), click(x, y), double(x, y, out), key(name, event)}`;
  * places are in CSS pixels of the canvas.
  */
-export function createGestures(canvas, act) {
-  const { camera } = act;
-  const down = new Map(); // pointers on the canvas: id -> {x, y}
-  let dragged = 0;
-  let trail = []; // the last places of a drag, for the speed at which it is let go
+export function createGestures(canvas, target) {
+  const { camera } = target;
+  const pointers = new Map(); // pointers on the canvas: id -> {x, y}
+  let dragLength = 0;
+  let trail = []; // the last positions of a drag, for its speed at the end
   let pinch = null;
 
-  const at = (event) => {
+  const getPosition = (event) => {
     const box = canvas.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
-  const pair = () => {
-    const [a, b] = [...down.values()];
+  const measurePinch = () => {
+    const [a, b] = [...pointers.values()];
     return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, apart: Math.max(1, Math.hypot(a.x - b.x, a.y - b.y)) };
   };
 
-  function pointerdown(event) {
-    if (event.button !== 0 || down.size >= 2) return;
+  function handlePointerDown(event) {
+    if (event.button !== 0 || pointers.size >= 2) return;
     camera.stop();
     canvas.setPointerCapture(event.pointerId);
-    down.set(event.pointerId, at(event));
-    dragged = down.size > 1 ? Infinity : 0;
+    pointers.set(event.pointerId, getPosition(event));
+    dragLength = pointers.size > 1 ? Infinity : 0;
     trail = [];
-    pinch = down.size === 2 ? pair() : null;
+    pinch = pointers.size === 2 ? measurePinch() : null;
   }
 
-  function pointermove(event) {
-    const place = at(event);
-    const before = down.get(event.pointerId);
+  function handlePointerMove(event) {
+    const place = getPosition(event);
+    const before = pointers.get(event.pointerId);
     if (!before) {
-      if (event.pointerType !== "touch") act.point(place.x, place.y);
+      if (event.pointerType !== "touch") target.point(place.x, place.y);
       return;
     }
-    down.set(event.pointerId, place);
+    pointers.set(event.pointerId, place);
     if (pinch) {
-      const now = pair();
+      const now = measurePinch();
       camera.panBy(now.x - pinch.x, now.y - pinch.y);
       camera.zoomBy(Math.log2(now.apart / pinch.apart), now.x, now.y, { now: true });
       pinch = now;
       return;
     }
     const [dx, dy] = [place.x - before.x, place.y - before.y];
-    dragged += Math.hypot(dx, dy);
-    if (dragged < CLICK) {
-      down.set(event.pointerId, before); // not yet a drag
-      dragged = Math.hypot(dx, dy);
+    dragLength += Math.hypot(dx, dy);
+    if (dragLength < CLICK_DISTANCE) {
+      pointers.set(event.pointerId, before); // not yet a drag
+      dragLength = Math.hypot(dx, dy);
       return;
     }
     canvas.parentElement.classList.add("dragging");
     camera.panBy(dx, dy);
     trail.push({ ...place, time: event.timeStamp });
     trail = trail.filter((step) => event.timeStamp - step.time < 90);
-    act.leave(); // a crosshair that moves along would only be in the way
+    target.leave(); // no crosshair while dragging
   }
 
-  function pointerup(event) {
-    if (!down.delete(event.pointerId)) return;
+  function handlePointerUp(event) {
+    if (!pointers.delete(event.pointerId)) return;
     canvas.parentElement.classList.remove("dragging");
     if (pinch) {
       pinch = null;
-      dragged = Infinity; // the finger that is left does not click
+      dragLength = Infinity; // the remaining finger does not click
       return;
     }
-    const place = at(event);
-    if (event.pointerType !== "touch") act.point(place.x, place.y);
-    if (event.type === "pointerup" && dragged < CLICK) act.click(place.x, place.y);
+    const place = getPosition(event);
+    if (event.pointerType !== "touch") target.point(place.x, place.y);
+    if (event.type === "pointerup" && dragLength < CLICK_DISTANCE) target.click(place.x, place.y);
     else if (event.type === "pointerup" && trail.length > 1 && event.timeStamp - trail.at(-1).time < 40) {
       const [first, last] = [trail[0], trail.at(-1)];
       const time = Math.max(1, last.time - first.time);
@@ -87,50 +87,50 @@ export function createGestures(canvas, act) {
     }
   }
 
-  function wheel(event) {
+  function handleWheel(event) {
     event.preventDefault();
-    const { x, y } = at(event);
+    const { x, y } = getPosition(event);
     if (event.shiftKey && !event.ctrlKey) {
       camera.stop();
       camera.panBy(-(event.deltaX || event.deltaY), 0);
-    } else camera.zoomBy(wheelZoom(event), x, y, { now: event.ctrlKey });
-    act.point(x, y);
+    } else camera.zoomBy(computeWheelZoom(event), x, y, { now: event.ctrlKey });
+    target.point(x, y);
   }
 
-  function doubleclick(event) {
-    const { x, y } = at(event);
-    act.double(x, y, event.shiftKey);
+  function handleDoubleClick(event) {
+    const { x, y } = getPosition(event);
+    target.double(x, y, event.shiftKey);
   }
 
-  function keydown(event) {
+  function handleKeyDown(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (act.key(event.key, event.shiftKey)) event.preventDefault();
+    if (target.key(event.key, event.shiftKey)) event.preventDefault();
   }
 
-  const leave = (event) => {
-    if (!down.size && event.pointerType !== "touch") act.leave();
+  const handleLeave = (event) => {
+    if (!pointers.size && event.pointerType !== "touch") target.leave();
   };
-  const quiet = (event) => event.preventDefault(); // Safari's own pinch
+  const preventDefault = (event) => event.preventDefault(); // Safari's own pinch
   const listeners = [
-    ["pointerdown", pointerdown],
-    ["pointermove", pointermove],
-    ["pointerup", pointerup],
-    ["pointercancel", pointerup],
-    ["pointerleave", leave],
-    ["dblclick", doubleclick],
-    ["keydown", keydown],
-    ["gesturestart", quiet],
-    ["gesturechange", quiet],
+    ["pointerdown", handlePointerDown],
+    ["pointermove", handlePointerMove],
+    ["pointerup", handlePointerUp],
+    ["pointercancel", handlePointerUp],
+    ["pointerleave", handleLeave],
+    ["dblclick", handleDoubleClick],
+    ["keydown", handleKeyDown],
+    ["gesturestart", preventDefault],
+    ["gesturechange", preventDefault],
   ];
   for (const [name, run] of listeners) canvas.addEventListener(name, run);
-  canvas.addEventListener("wheel", wheel, { passive: false });
+  canvas.addEventListener("wheel", handleWheel, { passive: false });
   return () => {
     for (const [name, run] of listeners) canvas.removeEventListener(name, run);
-    canvas.removeEventListener("wheel", wheel);
+    canvas.removeEventListener("wheel", handleWheel);
   };
 }
 
 /** Cells that an arrow key moves: whole ones, about PAN_STEP pixels, a quarter of the field with Shift. */
-export function arrowStep(scale, length, shift) {
+export function computeArrowStep(scale, length, shift) {
   return Math.max(1, Math.round((shift ? length / 4 : Math.min(PAN_STEP, length / 4)) / scale));
 }

@@ -1,81 +1,81 @@
 // All heads as thumbnails, sorted and filtered by what is known of them.
 
-import { make, picker } from "./elements.js";
-import { mountHeadmap, pairColumns } from "./headmap.js";
+import { make, createPicker } from "./elements.js";
+import { mountHeadmap, createPairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
-import { digits, headMark, headName, layerName, whole } from "./numbers.js";
-import { holds } from "./state.js";
+import { formatNumber, getHeadMark, getHeadName, getLayerName, formatInteger } from "./numbers.js";
+import { holdsHead } from "./state.js";
 import { createThumbs } from "./thumbs.js";
 import { t } from "./words.js";
 
-const pauses = [1_000, 2_000, 4_000, 8_000, 15_000];
+const pollDelays = [1_000, 2_000, 4_000, 8_000, 15_000];
 const orders = { "=": t("in layers"), "-": t("largest first"), "+": t("smallest first") };
 
 // The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
-export function readSort(text, columns) {
+function readSort(text, columns) {
   const [order, name] = [text[0], text.slice(1)];
-  const column = columns.find((given) => given.name === name) ?? columns[0] ?? null;
+  const column = columns.find((each) => each.name === name) ?? columns[0] ?? null;
   return { order: order in orders && column?.name === name ? order : "=", column };
 }
 
 // The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
-export function readFilter(text) {
+function readFilter(text) {
   const parts = text.split(";");
   const kind = parts.find((part) => part.startsWith("kind:"))?.slice(5) ?? "";
   const bounds = parts.find((part) => part.startsWith("within:"))?.slice(7).split(",").map(Number) ?? null;
   return { kind, within: bounds?.length === 2 && bounds.every(Number.isFinite) ? bounds : null };
 }
-export function writeFilter({ kind, within }) {
+function writeFilter({ kind, within }) {
   const bounds = within?.map((value) => Number(value.toPrecision(6))).join(",");
   return [kind && `kind:${kind}`, bounds && `within:${bounds}`].filter(Boolean).join(";");
 }
 
 // The heads that pass a filter, in the order of a sort. Heads without the number come last, and pass no range.
-export function arrange(rows, { order, column }, { kind, within }) {
-  const value = (row) => (column ? row.values[column.name] ?? null : null);
-  const kept = rows.filter((row) => {
+function arrange(rows, { order, column }, { kind, within }) {
+  const getValue = (row) => (column ? row.values[column.name] ?? null : null);
+  const visible = rows.filter((row) => {
     if (kind && !row.kinds.includes(kind)) return false;
     if (!within) return true;
-    const number = value(row);
-    // The ends were rounded for the URL: what they were taken from stays in.
+    const number = getValue(row);
+    // The bounds were rounded for the URL; the values that they come from must pass.
     const slack = 1e-5 * Math.max(...within.map(Math.abs));
     return number !== null && number >= within[0] - slack && number <= within[1] + slack;
   });
-  if (order === "=") return kept;
+  if (order === "=") return visible;
   const sign = order === "-" ? -1 : 1;
-  return kept.sort((a, b) => {
-    const [x, y] = [value(a), value(b)];
+  return visible.sort((a, b) => {
+    const [x, y] = [getValue(a), getValue(b)];
     if (x === null || y === null) return Number(x === null) - Number(y === null);
     return sign * (x - y);
   });
 }
 
 export function mountHeads(element, { store, transport, announce, uid }) {
-  let known = { progress: 0, columns: [], rows: [] };
+  let summary = { progress: 0, columns: [], rows: [] };
   let cells = new Map(); // "entry:head" -> {button, canvas, value, kind, row}
   let shownKeys = [];
   let timer = 0;
-  let tries = 0;
-  const stop = new AbortController();
+  let pollCount = 0;
+  const controller = new AbortController();
 
   const count = make("span", { class: "heads-count", role: "status" });
-  const statistic = picker(t("Statistic"), [], (name) => setSort({ name }));
-  const order = picker(t("Order"), Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
-  const kind = picker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
+  const statistic = createPicker(t("Statistic"), [], (name) => setSort({ name }));
+  const order = createPicker(t("Order"), Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
+  const kind = createPicker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
   const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": t("Batch"), class: "batch" });
   const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, t("Batch")), batch);
   const explain = make("p", { class: "heads-explain", id: uid("explain") });
   const histogram = createHistogram((within) => setFilter({ within }));
-  const wide = make("button", { type: "button", class: "text-button wide", title: t("All heads over the whole window") }, t("enlarge"));
-  wide.addEventListener("click", () => store.set({ aside: store.state.aside === "grid" ? "both" : "grid", panel: "" }));
-  const clear = make("button", { type: "button", class: "text-button", hidden: true }, t("show all"));
+  const enlargeButton = make("button", { type: "button", class: "text-button wide", title: t("All heads over the whole window") }, t("enlarge"));
+  enlargeButton.addEventListener("click", () => store.set({ aside: store.state.aside === "grid" ? "both" : "grid", panel: "" }));
+  const clearButton = make("button", { type: "button", class: "text-button", hidden: true }, t("show all"));
   const grid = make("div", { class: "heads-grid", role: "group", "aria-label": t("Heads") });
   const foot = make("p", { class: "heads-foot", hidden: true });
   const headmapElement = make("section", { "aria-label": t("Map of the heads") });
   const controls = make("div", { class: "heads-controls" }, statistic.element, order.element, kind.element, batchBox);
   element.classList.add("heads");
   element.append(
-    make("div", { class: "heads-head" }, make("h2", {}, t("Heads")), count, clear, wide),
+    make("div", { class: "heads-head" }, make("h2", {}, t("Heads")), count, clearButton, enlargeButton),
     headmapElement,
     controls,
     explain,
@@ -94,25 +94,25 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       button.classList.toggle("sampled", sampled);
       button.classList.toggle("failed", Boolean(failed));
       button.classList.add("drawn");
-      name(canvas.cell);
-      tellSampled();
+      updateLabel(canvas.cell);
+      updateFootnote();
     },
   });
 
-  const columns = () => [...known.columns, ...pairColumns(store.state)];
-  const valuesOf = (cell) => ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
-  const chosen = () => readSort(store.state.sort, columns());
+  const getColumns = () => [...summary.columns, ...createPairColumns(store.state)];
+  const getCellValues = (cell) => ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
+  const getSort = () => readSort(store.state.sort, getColumns());
   function setSort({ order: next, name: column }) {
-    const now = chosen();
+    const now = getSort();
     const patch = { sort: `${next ?? now.order}${column ?? now.column?.name ?? ""}` };
-    // A range is of one statistic; another one begins with all of its own.
+    // The range belongs to one statistic and is dropped with it.
     if (column && column !== now.column?.name) patch.filter = writeFilter({ ...readFilter(store.state.filter), within: null });
     store.set(patch);
   }
   function setFilter(patch) {
     store.set({ filter: writeFilter({ ...readFilter(store.state.filter), ...patch }) });
   }
-  clear.addEventListener("click", () => store.set({ filter: "" }));
+  clearButton.addEventListener("click", () => store.set({ filter: "" }));
   batch.addEventListener("change", () => {
     const most = Number(batch.max);
     store.set({ batch: Math.min(most, Math.max(0, Math.round(Number(batch.value)) || 0)) });
@@ -134,93 +134,93 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     batchBox.hidden = Math.max(...info.entries.map((entry) => entry.batch ?? 1)) < 2;
     render();
   }
-  function createCell(entry, head, given) {
-    const mark = make("span", { class: "thumb-mark" }, headMark(store.state.info, entry, head));
+  function createCell(entry, head, layer) {
+    const markElement = make("span", { class: "thumb-mark" }, getHeadMark(store.state.info, entry, head));
     const value = make("span", { class: "thumb-value" });
     const canvas = head === "mean" ? null : make("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const picture = canvas && make("span", { class: "thumb-picture" }, canvas);
     const kind = make("span", { class: "thumb-kind" });
-    const words = make("span", { class: "thumb-words" }, mark, value, kind);
-    const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, words);
+    const wordsElement = make("span", { class: "thumb-words" }, markElement, value, kind);
+    const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, wordsElement);
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
-    if (head === "mean") words.replaceChildren(t("mean of {0}", given.heads.length));
+    if (head === "mean") wordsElement.replaceChildren(t("mean of {0}", layer.heads.length));
     if (canvas) canvas.cell = cell;
-    if (given.readable === false) button.classList.add("unreadable", "drawn");
-    if (!holds(store.state.info, entry, head)) {
+    if (layer.readable === false) button.classList.add("unreadable", "drawn");
+    if (!holdsHead(store.state.info, entry, head)) {
       button.classList.add("absent");
       button.setAttribute("aria-disabled", "true");
     }
-    button.addEventListener("click", (event) => pick(cell, event.shiftKey || event.ctrlKey || event.metaKey));
+    button.addEventListener("click", (event) => selectHead(cell, event.shiftKey || event.ctrlKey || event.metaKey));
     button.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.shiftKey) {
         event.preventDefault();
         event.stopPropagation();
-        pick(cell, true);
+        selectHead(cell, true);
       } else if (event.key === "Enter" || event.key === " ") event.stopPropagation();
-      else move(cell, event);
+      else moveFocus(cell, event);
     });
-    button.addEventListener("focus", () => rove(cell));
+    button.addEventListener("focus", () => setTabStop(cell));
     return cell;
   }
-  function name(cell) {
+  function updateLabel(cell) {
     const { info, entry, head, second } = store.state;
     if (!info) return;
-    const { column } = chosen();
-    const number = column ? valuesOf(cell)[column.name] ?? null : null;
-    const parts = [headName(info, cell.entry, cell.head)];
+    const { column } = getSort();
+    const number = column ? getCellValues(cell)[column.name] ?? null : null;
+    const parts = [getHeadName(info, cell.entry, cell.head)];
     if (cell.row?.kinds.length) parts.push(cell.row.kinds.map((kind) => t(kind)).join(", "));
-    if (number !== null) parts.push(`${t(column.label)} ${digits(number)}`);
+    if (number !== null) parts.push(`${t(column.label)} ${formatNumber(number)}`);
     if (cell.sampled) parts.push(t("thumbnail of sampled queries"));
     if (info.entries[cell.entry].readable === false) parts.push(t("statistics only, no map"));
-    if (!holds(info, cell.entry, cell.head)) parts.push(t("not in this file: open the recording with attlas view"));
+    if (!holdsHead(info, cell.entry, cell.head)) parts.push(t("not in this file: open the recording with attlas view"));
     if (second && second.entry === cell.entry && second.head === cell.head) parts.push(t("second head"));
     cell.button.title = parts.join(" · ");
     cell.button.setAttribute("aria-label", parts.join(", "));
     cell.button.setAttribute("aria-pressed", String(entry === cell.entry && head === cell.head));
     cell.button.classList.toggle("second", Boolean(second && second.entry === cell.entry && second.head === cell.head));
     if (cell.head === "mean") return;
-    cell.value.textContent = number === null ? "" : short(number);
+    cell.value.textContent = number === null ? "" : formatShort(number);
     const [first] = cell.row?.kinds ?? [];
-    cell.kind.textContent = t(known.kinds?.[first]?.short ?? first ?? "");
+    cell.kind.textContent = t(summary.kinds?.[first]?.short ?? first ?? "");
   }
-  function pick(cell, linked) {
+  function selectHead(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
-    if (!holds(info, cell.entry, cell.head)) announce(t("{0} is not in this file", headName(info, cell.entry, cell.head)));
+    if (!holdsHead(info, cell.entry, cell.head)) announce(t("{0} is not in this file", getHeadName(info, cell.entry, cell.head)));
     else if (!linked) {
       store.set({ entry: cell.entry, head: cell.head, ...(store.state.aside === "grid" ? { aside: "both" } : {}) });
-      announce(headName(info, cell.entry, cell.head));
+      announce(getHeadName(info, cell.entry, cell.head));
     } else if (second && second.entry === cell.entry && second.head === cell.head) {
       store.set({ second: null, compare: "none" });
       announce(t("The second head is closed"));
     } else if (cell.entry !== entry || cell.head !== head) {
       store.set({ second: { entry: cell.entry, head: cell.head }, compare: compare === "none" ? "side" : compare });
-      announce(t("Second head: {0}", headName(info, cell.entry, cell.head)));
+      announce(t("Second head: {0}", getHeadName(info, cell.entry, cell.head)));
     }
   }
-  function rove(cell) {
+  function setTabStop(cell) {
     for (const other of cells.values()) other.button.tabIndex = other === cell ? 0 : -1;
   }
-  function move(cell, event) {
-    const at = shownKeys.indexOf(cell.key);
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -at, End: shownKeys.length - 1 - at }[event.key];
+  function moveFocus(cell, event) {
+    const index = shownKeys.indexOf(cell.key);
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -index, End: shownKeys.length - 1 - index }[event.key];
     const line = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (step === undefined && line === undefined) return;
-    const next = line ? nearest(at, line) : cells.get(shownKeys[at + step]);
+    const next = line ? findNearest(index, line) : cells.get(shownKeys[index + step]);
     event.preventDefault();
     event.stopPropagation();
     next?.button.focus();
   }
-  // The one above or below, whatever the breaks of the flow are.
-  function nearest(at, sign) {
-    const here = cells.get(shownKeys[at]).button.getBoundingClientRect();
+  // The nearest cell in the row above or below.
+  function findNearest(index, sign) {
+    const here = cells.get(shownKeys[index]).button.getBoundingClientRect();
     let best = null;
-    for (let i = at + sign; i >= 0 && i < shownKeys.length; i += sign) {
+    for (let i = index + sign; i >= 0 && i < shownKeys.length; i += sign) {
       const cell = cells.get(shownKeys[i]);
       const box = cell.button.getBoundingClientRect();
       if (Math.abs(box.top - here.top) < 8) continue;
       if (best && Math.abs(box.top - best.top) > 8) break;
-      const far = Math.abs(box.left + box.right - here.left - here.right);
-      if (!best || far < best.far) best = { cell, far, top: box.top };
+      const horizontalDistance = Math.abs(box.left + box.right - here.left - here.right);
+      if (!best || horizontalDistance < best.horizontalDistance) best = { cell, horizontalDistance, top: box.top };
     }
     return best?.cell;
   }
@@ -231,55 +231,55 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { state } = store;
     const { info } = state;
     if (!info) return;
-    const { order: how, column } = chosen();
+    const { order: sortOrder, column } = getSort();
     const filter = readFilter(state.filter);
     const rows = [...cells.values()]
       .filter((cell) => cell.head !== "mean")
-      .map((cell) => ({ cell, values: valuesOf(cell), kinds: cell.row?.kinds ?? [] }));
-    const kept = arrange(rows, { order: how, column }, filter);
-    lay(kept, how, filter);
-    for (const cell of cells.values()) name(cell);
-    statistic.fill(columns().map(({ name: value, label }) => ({ value, text: t(label) })));
+      .map((cell) => ({ cell, values: getCellValues(cell), kinds: cell.row?.kinds ?? [] }));
+    const visible = arrange(rows, { order: sortOrder, column }, filter);
+    layOut(visible, sortOrder, filter);
+    for (const cell of cells.values()) updateLabel(cell);
+    statistic.fill(getColumns().map(({ name: value, label }) => ({ value, text: t(label) })));
     statistic.set(column?.name ?? "");
-    statistic.select.disabled = !columns().length;
-    order.set(how);
-    order.select.disabled = !columns().length;
-    explain.textContent = column ? explained(column) : "";
+    statistic.select.disabled = !getColumns().length;
+    order.set(sortOrder);
+    order.select.disabled = !getColumns().length;
+    explain.textContent = column ? describeColumn(column) : "";
     explain.hidden = !column?.description;
     fillKinds(rows, filter.kind);
     const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
     histogram.set(t(column?.label ?? ""), values, filter.within);
-    clear.hidden = state.filter === "";
-    count.textContent = kept.length === rows.length ? whole(rows.length) : t("{0} of {1}", whole(kept.length), whole(rows.length));
-    const most = (info.entries[state.entry]?.batch ?? 1) - 1;
-    batch.max = String(most);
+    clearButton.hidden = state.filter === "";
+    count.textContent = visible.length === rows.length ? formatInteger(rows.length) : t("{0} of {1}", formatInteger(visible.length), formatInteger(rows.length));
+    const maxBatch = (info.entries[state.entry]?.batch ?? 1) - 1;
+    batch.max = String(maxBatch);
     batch.value = String(state.batch);
     store.set({ statistic: column?.name ?? null });
   }
   function fillKinds(rows, now) {
     const counts = new Map();
     for (const row of rows) for (const each of row.kinds) counts.set(each, (counts.get(each) ?? 0) + 1);
-    const options = [...counts].sort((a, b) => b[1] - a[1]).map(([value, number]) => ({ value, text: `${t(value)} (${whole(number)})` }));
+    const options = [...counts].sort((a, b) => b[1] - a[1]).map(([value, number]) => ({ value, text: `${t(value)} (${formatInteger(number)})` }));
     if (now && !counts.has(now)) options.push({ value: now, text: `${t(now)} (0)` });
     kind.fill([{ value: "", text: t("all kinds") }, ...options]);
     kind.set(now);
     kind.element.hidden = !options.length;
   }
-  let laid = "";
-  function lay(kept, how, filter) {
+  let layoutKey = "";
+  function layOut(visible, sortOrder, filter) {
     const { info } = store.state;
-    const cellsKept = kept.map((row) => row.cell);
-    const inLayers = how === "=";
+    const cellsKept = visible.map((row) => row.cell);
+    const inLayers = sortOrder === "=";
     const signature = `${inLayers}|${cellsKept.map((cell) => cell.key).join()}|${writeFilter(filter) === ""}`;
-    if (signature === laid) return;
-    laid = signature;
+    if (signature === layoutKey) return;
+    layoutKey = signature;
     const focused = grid.contains(document.activeElement) ? document.activeElement : null;
     const parts = [];
     shownKeys = [];
     if (inLayers) {
-      for (const [entry, members] of grouped(cellsKept)) {
+      for (const [entry, members] of groupByEntry(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);
-        const title = make("span", { class: "layer-name" }, layerName(info, entry));
+        const title = make("span", { class: "layer-name" }, getLayerName(info, entry));
         parts.push(make("div", { class: "layer" }, title, mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
         if (mean) shownKeys.push(mean.key);
         shownKeys.push(...members.map((cell) => cell.key));
@@ -293,11 +293,11 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     thumbs.clear();
     for (const cell of cellsKept) if (cell.canvas && info.entries[cell.entry].readable !== false) thumbs.show(cell.canvas, cell.entry, cell.head);
     const { entry, head } = store.state;
-    rove(cells.get(shownKeys.includes(`${entry}:${head}`) ? `${entry}:${head}` : shownKeys[0]) ?? null);
+    setTabStop(cells.get(shownKeys.includes(`${entry}:${head}`) ? `${entry}:${head}` : shownKeys[0]) ?? null);
     focused?.focus();
     fitColumns();
   }
-  const grouped = (list) => {
+  const groupByEntry = (list) => {
     const groups = new Map();
     for (const cell of list) {
       if (!groups.has(cell.entry)) groups.set(cell.entry, []);
@@ -305,21 +305,21 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     }
     return groups;
   };
-  // As many columns as leave the fewest gaps at the end of a layer, each wide enough for its words.
+  // The number of columns with the fewest gaps at the end of a layer.
   function fitColumns() {
     const { info } = store.state;
     const width = grid.clientWidth;
     if (!info || !width) return;
-    const heads = chosen().order === "=" ? Math.max(...info.entries.map((entry) => entry.heads.length)) : cells.size;
-    const most = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
-    let best = most;
-    for (let columns = most; columns >= Math.max(1, Math.ceil(most * 0.6)); columns--) {
+    const heads = getSort().order === "=" ? Math.max(...info.entries.map((entry) => entry.heads.length)) : cells.size;
+    const maxColumns = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
+    let best = maxColumns;
+    for (let columns = maxColumns; columns >= Math.max(1, Math.ceil(maxColumns * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;
     }
     grid.style.setProperty("--columns", String(best));
     thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
   }
-  function tellSampled() {
+  function updateFootnote() {
     const sampled = [...cells.values()].filter((cell) => cell.sampled).length;
     foot.hidden = sampled === 0;
     foot.textContent = sampled ? t("Dotted corner: a sample of queries, exact, until the whole head has been read.") : "";
@@ -330,10 +330,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   async function refresh() {
     clearTimeout(timer);
     try {
-      const { json } = await transport.get("heads", {}, { signal: stop.signal });
-      if (stop.signal.aborted) return;
-      const changed = JSON.stringify(json) !== JSON.stringify(known);
-      known = json;
+      const { json } = await transport.get("heads", {}, { signal: controller.signal });
+      if (controller.signal.aborted) return;
+      const changed = JSON.stringify(json) !== JSON.stringify(summary);
+      summary = json;
       for (const cell of cells.values()) cell.row = null;
       for (const row of json.rows) {
         const cell = cells.get(`${row.entry}:${row.head}`);
@@ -341,52 +341,52 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       }
       store.set({ heads: json });
       if (changed) {
-        tries = 0;
+        pollCount = 0;
         render();
       }
     } catch (error) {
-      if (stop.signal.aborted) return;
+      if (controller.signal.aborted) return;
     }
-    if (known.progress < 1) timer = setTimeout(refresh, pauses[Math.min(tries++, pauses.length - 1)]);
+    if (summary.progress < 1) timer = setTimeout(refresh, pollDelays[Math.min(pollCount++, pollDelays.length - 1)]);
   }
 
-  const off = [
+  const subscriptions = [
     store.on(["info"], () => {
-      laid = "";
+      layoutKey = "";
       build();
       refresh();
     }),
     store.on(["sort", "filter", "pairs"], render),
     store.on(["aside"], showWide),
     store.on(["entry", "head", "second", "batch"], () => {
-      for (const cell of cells.values()) name(cell);
+      for (const cell of cells.values()) updateLabel(cell);
       batch.value = String(store.state.batch);
       const chosenCell = cells.get(`${store.state.entry}:${store.state.head}`);
       if (chosenCell && grid.contains(chosenCell.button)) {
-        rove(chosenCell);
+        setTabStop(chosenCell);
         if (element.clientHeight) chosenCell.button.scrollIntoView({ block: "nearest" });
       }
     }),
   ];
   function showWide() {
     const open = store.state.aside === "grid";
-    wide.textContent = open ? t("back to the map") : t("enlarge");
-    wide.setAttribute("aria-pressed", String(open));
+    enlargeButton.textContent = open ? t("back to the map") : t("enlarge");
+    enlargeButton.setAttribute("aria-pressed", String(open));
   }
   showWide();
   const headmap = mountHeadmap(headmapElement, { store, transport, announce, uid });
-  const resized = new ResizeObserver(fitColumns);
-  resized.observe(grid);
+  const resizeObserver = new ResizeObserver(fitColumns);
+  resizeObserver.observe(grid);
   if (store.state.info) {
     build();
     refresh();
   }
   return {
     destroy() {
-      for (const end of off) end();
+      for (const unsubscribe of subscriptions) unsubscribe();
       clearTimeout(timer);
-      stop.abort();
-      resized.disconnect();
+      controller.abort();
+      resizeObserver.disconnect();
       thumbs.destroy();
       headmap.destroy();
       element.replaceChildren();
@@ -394,13 +394,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   };
 }
 
-function explained({ description, unit }) {
+function describeColumn({ description, unit }) {
   const what = t(description).replace(/[.。]$/, "");
   return unit ? t("{0}, in {1}: the number under each map.", what, t(unit)) : t("{0}: the number under each map.", what);
 }
 
 // A number in four characters, under a thumbnail.
-function short(value) {
+function formatShort(value) {
   const size = Math.abs(value);
   if (size >= 1000) return `${(value / 1000).toPrecision(2)}k`;
   if (size >= 100) return value.toFixed(0);

@@ -1,6 +1,6 @@
 // The keys, and what the numbers are.
 
-import { createDialog, languageButton, make } from "./elements.js";
+import { createDialog, createLanguageButton, make } from "./elements.js";
 import { t } from "./words.js";
 
 const keys = [
@@ -25,7 +25,7 @@ const keys = [
   ]],
 ];
 
-const exact = [
+const exactNumbers = [
   t("Every number is exact"),
   t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
 ];
@@ -57,9 +57,9 @@ const facts = [
 ];
 
 export function mountHelp(element, { store, uid, root, numbers }) {
-  const open = make("button", { type: "button", class: "icon", title: t("Keys, and where the numbers come from  ?"), "aria-label": t("Help") }, "?");
-  open.addEventListener("click", () => store.set({ panel: "help" }));
-  element.append(open);
+  const openButton = make("button", { type: "button", class: "icon", title: t("Keys, and where the numbers come from  ?"), "aria-label": t("Help") }, "?");
+  openButton.addEventListener("click", () => store.set({ panel: "help" }));
+  element.append(openButton);
   const dialog = createDialog(root, t("Keys and numbers"), uid, () => {
     if (store.state.panel === "help") store.set({ panel: "" });
   });
@@ -68,32 +68,32 @@ export function mountHelp(element, { store, uid, root, numbers }) {
       "section",
       {},
       make("h3", {}, title),
-      make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...caps(key)), make("dd", {}, does)))),
+      make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...createKeyCaps(key)), make("dd", {}, does)))),
     ),
   );
-  const about = make(
+  const factsSection = make(
     "section",
     { class: "facts" },
     make("h3", {}, t("Where the numbers come from")),
-    make("dl", {}, ...[facts[0], numbers ?? exact, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+    make("dl", {}, ...[facts[0], numbers ?? exactNumbers, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
-  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(languageButton(store));
-  dialog.body.append(make("div", { class: "help-keys" }, ...columns), about);
+  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
+  dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);
   dialog.element.classList.add("help");
-  dialog.body.tabIndex = 0; // nothing in it takes the focus, and it scrolls
-  const off = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
+  dialog.body.tabIndex = 0; // so that keys can scroll it
+  const unsubscribe = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
   if (store.state.panel === "help") dialog.open();
   return {
     destroy() {
-      off();
+      unsubscribe();
       dialog.destroy();
       element.replaceChildren();
     },
   };
 }
 
-// "[ ]" as two key caps; words stay words.
-function caps(text) {
+// "[ ]" as two <kbd> elements; words stay text.
+function createKeyCaps(text) {
   return text.split(/( \+ |, | )/).map((part) => {
     if (/^( \+ |, | )$/.test(part)) return part;
     return /^(drag|wheel|pinch|click|拖动|滚轮|双指|点击)$/.test(part) ? part : make("kbd", {}, part);

@@ -1,48 +1,48 @@
 // How a statistic is spread over the heads, with a range that filters them.
 
 import { make } from "./elements.js";
-import { digits } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { createRange } from "./range.js";
 import { t } from "./words.js";
 
-const bins = 32;
+const binCount = 32;
 
 export function createHistogram(onRange) {
   let [min, max] = [0, 1];
   let label = "";
   const bars = make("div", { class: "histogram-bars", "aria-hidden": "true" });
-  for (let i = 0; i < bins; i++) bars.append(make("i"));
+  for (let i = 0; i < binCount; i++) bars.append(make("i"));
   const range = createRange({
     label: t("Heads whose statistic is within"),
     names: [t("from"), t("to")],
     step: () => (max - min) / 100 || 0.01,
-    say: (value) => `${label} ${digits(value)}`,
+    formatValue: (value) => `${label} ${formatNumber(value)}`,
     onInput: (low, high) => {
-      shade(low, high);
-      words(low, high);
+      markOutside(low, high);
+      showEnds(low, high);
       onRange(low <= min && high >= max ? null : [low, high]);
     },
   });
-  const ends = [make("span"), make("span", { class: "middle" }), make("span")];
+  const endElements = [make("span"), make("span", { class: "middle" }), make("span")];
   const element = make(
     "div",
     { class: "histogram" },
     make("div", { class: "histogram-plot" }, bars, range.element),
-    make("div", { class: "histogram-ends" }, ...ends),
+    make("div", { class: "histogram-ends" }, ...endElements),
   );
-  function shade(low, high) {
-    const width = (max - min) / bins;
+  function markOutside(low, high) {
+    const width = (max - min) / binCount;
     [...bars.children].forEach((bar, i) => {
       const [from, to] = [min + i * width, min + (i + 1) * width];
       bar.classList.toggle("out", to <= low || from >= high);
     });
   }
-  function words(low, high) {
+  function showEnds(low, high) {
     let precision = 3;
-    while (precision < 9 && digits(min, precision) === digits(max, precision)) precision += 1;
-    ends[0].textContent = digits(min, precision);
-    ends[2].textContent = digits(max, precision);
-    ends[1].textContent = low > min || high < max ? t("{0} to {1}", digits(low), digits(high)) : "";
+    while (precision < 9 && formatNumber(min, precision) === formatNumber(max, precision)) precision += 1;
+    endElements[0].textContent = formatNumber(min, precision);
+    endElements[2].textContent = formatNumber(max, precision);
+    endElements[1].textContent = low > min || high < max ? t("{0} to {1}", formatNumber(low), formatNumber(high)) : "";
   }
   return {
     element,
@@ -52,17 +52,17 @@ export function createHistogram(onRange) {
       element.hidden = known.length < 2 || Math.min(...known) === Math.max(...known);
       if (element.hidden) return;
       [min, max] = [Math.min(...known), Math.max(...known)];
-      const counts = new Array(bins).fill(0);
-      for (const value of known) counts[Math.min(bins - 1, Math.floor(((value - min) / (max - min)) * bins))] += 1;
-      const most = Math.max(...counts);
+      const counts = new Array(binCount).fill(0);
+      for (const value of known) counts[Math.min(binCount - 1, Math.floor(((value - min) / (max - min)) * binCount))] += 1;
+      const maxCount = Math.max(...counts);
       [...bars.children].forEach((bar, i) => {
-        // The root keeps a single head visible beside a bin of hundreds.
-        bar.style.height = counts[i] ? `${Math.max(8, 100 * Math.sqrt(counts[i] / most))}%` : "0";
+        // The square root keeps small counts visible.
+        bar.style.height = counts[i] ? `${Math.max(8, 100 * Math.sqrt(counts[i] / maxCount))}%` : "0";
       });
       const [low, high] = chosen ? [Math.max(min, chosen[0]), Math.min(max, chosen[1])] : [min, max];
       range.set({ min, max, low: Math.min(low, high), high: Math.max(low, high) });
-      shade(low, high);
-      words(low, high);
+      markOutside(low, high);
+      showEnds(low, high);
     },
   };
 }

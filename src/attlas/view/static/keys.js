@@ -1,23 +1,23 @@
-// Keys that work everywhere on the page, save where somebody types.
+// Keys that work everywhere on the page except in text fields.
 
-import { headStep, layerStep } from "./shell.js";
-import { headName } from "./numbers.js";
+import { stepHead, stepLayer } from "./shell.js";
+import { getHeadName } from "./numbers.js";
 
 /** Listen to keys under `root`; returns the function that ends it. */
 export function createKeys(root, { store, map, announce }) {
-  const say = () => {
+  const announceHead = () => {
     const { info, entry, head } = store.state;
-    announce(headName(info, entry, head));
+    announce(getHeadName(info, entry, head));
   };
-  const change = (patch) => {
+  const applyPatch = (patch) => {
     store.set(patch);
-    say();
+    announceHead();
   };
   const actions = {
-    "[": () => change(headStep(store.state, -1)),
-    "]": () => change(headStep(store.state, 1)),
-    "{": () => change(layerStep(store.state, -1)),
-    "}": () => change(layerStep(store.state, 1)),
+    "[": () => applyPatch(stepHead(store.state, -1)),
+    "]": () => applyPatch(stepHead(store.state, 1)),
+    "{": () => applyPatch(stepLayer(store.state, -1)),
+    "}": () => applyPatch(stepLayer(store.state, 1)),
     "0": () => map.fit(),
     d: () => map.diagonal(),
     "+": () => map.zoomBy(1),
@@ -39,17 +39,17 @@ export function createKeys(root, { store, map, announce }) {
     else if (pin) store.set({ pin: null });
     else if (pointed || hover) store.set({ pointed: null, hover: null, reading: null });
   }
-  const pressed = (event) => {
+  const handleKey = (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
     if (typing && event.key !== "Escape") return;
-    const act = actions[event.key];
-    if (!act) return;
+    const action = actions[event.key];
+    if (!action) return;
     event.preventDefault();
-    act();
+    action();
   };
-  // A page of its own hears keys wherever the focus is; a guest only inside itself.
-  const ear = root.classList.contains("attlas-page") ? document : root;
-  ear.addEventListener("keydown", pressed);
-  return () => ear.removeEventListener("keydown", pressed);
+  // A page listens to keys on the whole document; a notebook widget only inside itself.
+  const keyTarget = root.classList.contains("attlas-page") ? document : root;
+  keyTarget.addEventListener("keydown", handleKey);
+  return () => keyTarget.removeEventListener("keydown", handleKey);
 }

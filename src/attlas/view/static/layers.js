@@ -1,19 +1,18 @@
-// One head drawn as tiles. What has not come yet is stood in for by coarser or finer tiles, so that nothing flickers.
+// One head drawn as tiles. Missing tiles are replaced by coarser or finer ones, so that nothing flickers.
 
-import { TILE, beyondDiagonal, causalOffset, levelFor } from "./geometry.js";
-import { tileKey } from "./tiles.js";
+import { TILE, isBeyondDiagonal, getCausalOffset, chooseLevel, clamp } from "./geometry.js";
+import { getTileKey } from "./tiles.js";
 
-const FINER = 2; // levels down to which finer tiles stand in
+const FINER_LEVELS = 2; // levels of finer tiles that may replace a missing one
 
 /**
  * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
  * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by.
  */
-export function layerOf(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
-  const level = levelFor(scale * dpr, entry.levels, finest);
+export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
+  const level = chooseLevel(scale * dpr, entry.levels, finest);
   const { region } = pane;
-  const clip = (value, most) => Math.min(most, Math.max(0, value));
-  if (!transposed) return { pane, source, entry, other, level, transposed, U: pane.px, V: pane.py, region };
+  if (!transposed) return { pane, source, entry, other, level, transposed, toX: pane.px, toY: pane.py, region };
   return {
     pane,
     source,
@@ -21,70 +20,70 @@ export function layerOf(pane, source, entry, { scale, dpr, transposed = false, s
     other,
     level,
     transposed,
-    U: (c) => pane.py(c - shift),
-    V: (r) => pane.px(r + shift),
+    toX: (c) => pane.py(c - shift),
+    toY: (r) => pane.px(r + shift),
     region: {
-      r0: clip(region.c0 - shift, entry.m),
-      r1: clip(region.c1 - shift, entry.m),
-      c0: clip(region.r0 + shift, entry.n),
-      c1: clip(region.r1 + shift, entry.n),
+      r0: clamp(region.c0 - shift, 0, entry.m),
+      r1: clamp(region.c1 - shift, 0, entry.m),
+      c0: clamp(region.r0 + shift, 0, entry.n),
+      c1: clamp(region.r1 + shift, 0, entry.n),
     },
   };
 }
 
-// The tiles of a level that a region touches, without those that a causal matrix leaves empty.
-function* tilesIn({ entry, region, level }, margin = 0) {
+// The tiles of a level that overlap a region, without those that the causal mask hides.
+function* iterateTiles({ entry, region, level }, margin = 0) {
   const size = TILE * 2 ** level;
   if (region.r1 <= region.r0 || region.c1 <= region.c0) return;
-  const last = (count) => Math.ceil(count / size) - 1;
-  const y1 = Math.min(last(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
-  const x1 = Math.min(last(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
+  const getLastTile = (count) => Math.ceil(count / size) - 1;
+  const y1 = Math.min(getLastTile(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
+  const x1 = Math.min(getLastTile(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
   for (let y = Math.max(0, Math.floor(region.r0 / size) - margin); y <= y1; y++) {
     for (let x = Math.max(0, Math.floor(region.c0 / size) - margin); x <= x1; x++) {
-      if (!beyondDiagonal(entry, Math.min(entry.m, (y + 1) * size), x * size)) yield { y, x };
+      if (!isBeyondDiagonal(entry, Math.min(entry.m, (y + 1) * size), x * size)) yield { y, x };
     }
   }
 }
 
-function itemOf(source, level, y, x, distance) {
+function createTileRequest(source, level, y, x, distance) {
   const { entry, head, batch, variant, pool } = source;
-  return { key: tileKey(source, level, y, x), name: "tile", params: { entry, head, batch, variant, pool, level, y, x }, distance };
+  return { key: getTileKey(source, level, y, x), name: "tile", params: { entry, head, batch, variant, pool, level, y, x }, distance };
 }
 
-/** What a layer needs to be complete, and a ring around it for the next move, nearest the centre first. */
-export function wantedBy(layer, settled) {
+/** The tiles that a layer needs; with `settled`, also those around the view. The distance orders them. */
+export function listWantedTiles(layer, settled) {
   const { region, level, source, other, entry } = layer;
   const size = TILE * 2 ** level;
   const centre = { r: (region.r0 + region.r1) / 2, c: (region.c0 + region.c1) / 2 };
   const items = [];
-  const add = (level_, y, x, distance) => {
-    items.push(itemOf(source, level_, y, x, distance));
-    if (other) items.push(itemOf(other, level_, y, x, distance));
+  const addRequest = (requestLevel, y, x, distance) => {
+    items.push(createTileRequest(source, requestLevel, y, x, distance));
+    if (other) items.push(createTileRequest(other, requestLevel, y, x, distance));
   };
   const seen = new Set();
   for (const margin of settled ? [0, 1] : [0]) {
-    for (const { y, x } of tilesIn(layer, margin)) {
+    for (const { y, x } of iterateTiles(layer, margin)) {
       if (seen.has(`${y}/${x}`)) continue;
       seen.add(`${y}/${x}`);
-      add(level, y, x, 100 * margin + Math.hypot((y + 0.5) * size - centre.r, (x + 0.5) * size - centre.c) / size);
+      addRequest(level, y, x, 100 * margin + Math.hypot((y + 0.5) * size - centre.r, (x + 0.5) * size - centre.c) / size);
     }
   }
-  // The whole matrix in one tile: a stand-in wherever the view goes next.
-  if (level < entry.levels - 1) add(entry.levels - 1, 0, 0, 90);
+  // The whole matrix in one tile: it can replace any missing tile.
+  if (level < entry.levels - 1) addRequest(entry.levels - 1, 0, 0, 90);
   return items;
 }
 
-/** The small sampled picture of a source, which stands in before anything has been pooled. */
-export function thumbnailItem({ source, entry }) {
+/** The request for the sampled picture of a source, shown before its tiles are computed. */
+export function createThumbnailRequest({ source, entry }) {
   const { head, batch, variant, pool } = source;
   const params = { entry: source.entry, head, batch, variant, pool, size: TILE };
   return { key: `${source.key}/thumbnail/${entry.m}`, name: "thumbnail", params, distance: -1 };
 }
 
 // The lower triangle of a causal matrix (the upper one of its mirror image), as far as it is in view.
-function trianglePath(ctx, { pane, entry, transposed }, shift) {
+function traceTriangle(ctx, { pane, entry, transposed }, shift) {
   const { X, Y, region } = pane;
-  const edge = causalOffset(entry) + 1;
+  const edge = getCausalOffset(entry) + 1;
   const from = region.r0 - 1;
   const to = region.r1 + 1;
   ctx.moveTo(shift * X(from + edge), shift * Y(from));
@@ -102,80 +101,79 @@ function trianglePath(ctx, { pane, entry, transposed }, shift) {
  * Draw a layer into the field of its pane, in device pixels. Returns whether something is missing or still pending.
  */
 export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
-  const { level, source, other, U, V } = layer;
+  const { level, source, other, toX, toY } = layer;
   const size = TILE * 2 ** level;
-  const ready = [];
-  const holes = [];
-  for (const { y, x } of tilesIn(layer)) {
-    const found = pictureOf(layer, level, y, x, { tiles, palette, budget });
-    if (found && !found.pending) ready.push({ y, x, surface: found.surface });
-    else holes.push({ y, x, surface: found?.surface ?? null });
+  const complete = [];
+  const gaps = [];
+  for (const { y, x } of iterateTiles(layer)) {
+    const picture = getPicture(layer, level, y, x, { tiles, palette, budget });
+    if (picture && !picture.pending) complete.push({ y, x, surface: picture.surface });
+    else gaps.push({ y, x, surface: picture?.surface ?? null });
   }
-  const cover = (surface, y, x, span, sub = null) => {
-    const u0 = U(x * span);
-    const v0 = V(y * span);
-    const w = U((x + 1) * span) - u0;
-    const h = V((y + 1) * span) - v0;
+  const drawTile = (surface, y, x, span, sub = null) => {
+    const u0 = toX(x * span);
+    const v0 = toY(y * span);
+    const w = toX((x + 1) * span) - u0;
+    const h = toY((y + 1) * span) - v0;
     if (w < 1 || h < 1) return;
     if (sub) ctx.drawImage(surface, sub.x, sub.y, sub.size, sub.size, u0, v0, w, h);
     else ctx.drawImage(surface, u0, v0, w, h);
   };
-  if (holes.length) {
+  if (gaps.length) {
     ctx.save();
     if (layer.entry.causal && !other) {
       ctx.beginPath();
-      trianglePath(ctx, layer, dpr);
+      traceTriangle(ctx, layer, dpr);
       ctx.clip();
     }
-    const turn = () => layer.transposed && ctx.setTransform(0, 1, 1, 0, 0, 0);
-    turn();
-    for (const hole of holes) standIn(ctx, layer, hole, { tiles, palette, budget, tone, cover, size });
+    if (layer.transposed) ctx.setTransform(0, 1, 1, 0, 0, 0);
+    for (const gap of gaps) drawPlaceholder(ctx, layer, gap, { tiles, palette, budget, tone, drawTile, size });
     ctx.restore();
   }
   ctx.save();
   if (layer.transposed) ctx.setTransform(0, 1, 1, 0, 0, 0);
-  for (const { y, x, surface } of ready) cover(surface, y, x, size);
+  for (const { y, x, surface } of complete) drawTile(surface, y, x, size);
   ctx.restore();
-  return { missing: holes.filter((hole) => !hole.surface).length, pending: holes.some((hole) => hole.surface), source, level };
+  return { missing: gaps.filter((gap) => !gap.surface).length, pending: gaps.some((gap) => gap.surface), source, level };
 }
 
-function pictureOf({ source, other }, level, y, x, { tiles, palette, budget }) {
-  const first = tiles.get(tileKey(source, level, y, x));
+function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) {
+  const first = tiles.get(getTileKey(source, level, y, x));
   if (!first) return null;
   if (!other) {
     const surface = tiles.surface(first, palette, budget);
     return surface && { surface, pending: first.pending };
   }
-  const second = tiles.get(tileKey(other, level, y, x));
+  const second = tiles.get(getTileKey(other, level, y, x));
   if (!second) return null;
   const surface = tiles.ratio(first, second, palette, budget);
   return surface && { surface, pending: first.pending || second.pending };
 }
 
-// Something to see where a tile is missing or half done: the nearest coarser tile, else a sampled picture of the whole
-// under a veil; then finer tiles where they are still here.
-function standIn(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, cover, size }) {
-  const { level, entry, source, other, U, V } = layer;
-  const paint = { tiles, palette, budget };
+// Draws a replacement where a tile is missing or incomplete: the nearest coarser tile, else the sampled picture
+// under a pale overlay; then finer tiles where they are cached.
+function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, drawTile, size }) {
+  const { level, entry, source, other, toX, toY } = layer;
+  const options = { tiles, palette, budget };
   let coarser = null;
-  for (let up = 1; level + up < entry.levels && !coarser; up++) {
-    const found = pictureOf(layer, level + up, y >> up, x >> up, paint);
-    const part = TILE / 2 ** up;
-    if (found && part >= 1) {
-      coarser = { ...found, sub: { x: (x & (2 ** up - 1)) * part, y: (y & (2 ** up - 1)) * part, size: part } };
+  for (let levelsUp = 1; level + levelsUp < entry.levels && !coarser; levelsUp++) {
+    const picture = getPicture(layer, level + levelsUp, y >> levelsUp, x >> levelsUp, options);
+    const part = TILE / 2 ** levelsUp;
+    if (picture && part >= 1) {
+      coarser = { ...picture, sub: { x: (x & (2 ** levelsUp - 1)) * part, y: (y & (2 ** levelsUp - 1)) * part, size: part } };
     }
   }
-  const whole = coarser && !coarser.pending;
-  if (!whole && !other) {
+  const isComplete = coarser && !coarser.pending;
+  if (!isComplete && !other) {
     const r1 = Math.min(entry.m, (y + 1) * size);
     const c1 = Math.min(entry.n, (x + 1) * size);
-    const box = [U(x * size), V(y * size), U(c1) - U(x * size), V(r1) - V(y * size)];
-    const small = tiles.get(thumbnailItem(layer).key);
-    const sampled = small && tiles.surface(small, palette, budget);
+    const box = [toX(x * size), toY(y * size), toX(c1) - toX(x * size), toY(r1) - toY(y * size)];
+    const thumbnail = tiles.get(createThumbnailRequest(layer).key);
+    const sampled = thumbnail && tiles.surface(thumbnail, palette, budget);
     if (sampled) {
       const across = TILE / entry.n;
-      const down = TILE / entry.m;
-      ctx.drawImage(sampled, x * size * across, y * size * down, (c1 - x * size) * across, (r1 - y * size) * down, ...box);
+      const levelsDown = TILE / entry.m;
+      ctx.drawImage(sampled, x * size * across, y * size * levelsDown, (c1 - x * size) * across, (r1 - y * size) * levelsDown, ...box);
     }
     if (!surface && !coarser) {
       ctx.fillStyle = tone;
@@ -184,15 +182,15 @@ function standIn(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, 
       ctx.globalAlpha = 1;
     }
   }
-  if (whole || (coarser && !surface)) cover(coarser.surface, y, x, size, coarser.sub);
-  if (surface) cover(surface, y, x, size);
-  for (let down = Math.min(FINER, level); down >= 1; down--) {
-    for (let dy = 0; dy < 2 ** down; dy++) {
-      for (let dx = 0; dx < 2 ** down; dx++) {
-        const [fy, fx] = [y * 2 ** down + dy, x * 2 ** down + dx];
-        if (!tiles.has(tileKey(source, level - down, fy, fx))) continue;
-        const found = pictureOf(layer, level - down, fy, fx, paint);
-        if (found && !found.pending) cover(found.surface, fy, fx, size / 2 ** down);
+  if (isComplete || (coarser && !surface)) drawTile(coarser.surface, y, x, size, coarser.sub);
+  if (surface) drawTile(surface, y, x, size);
+  for (let levelsDown = Math.min(FINER_LEVELS, level); levelsDown >= 1; levelsDown--) {
+    for (let dy = 0; dy < 2 ** levelsDown; dy++) {
+      for (let dx = 0; dx < 2 ** levelsDown; dx++) {
+        const [fineY, fineX] = [y * 2 ** levelsDown + dy, x * 2 ** levelsDown + dx];
+        if (!tiles.has(getTileKey(source, level - levelsDown, fineY, fineX))) continue;
+        const picture = getPicture(layer, level - levelsDown, fineY, fineX, options);
+        if (picture && !picture.pending) drawTile(picture.surface, fineY, fineX, size / 2 ** levelsDown);
       }
     }
   }

@@ -1,5 +1,6 @@
-// Starts a page: asks what there is to see, builds the layout, mounts map and panels, and lets them talk through one store.
+// Starts a page: fetches what there is to see, builds the layout, mounts map and panels on one store.
 
+import { followTheme } from "./look.js";
 import { mountBookmarks } from "./bookmarks.js";
 import { mountColourbar } from "./colourbar.js";
 import { mountCompare } from "./compare.js";
@@ -9,67 +10,67 @@ import { mountHelp } from "./help.js";
 import { createKeys } from "./keys.js";
 import { mountLines } from "./lines.js";
 import { createMap } from "./map.js";
-import { headName } from "./numbers.js";
+import { getHeadName } from "./numbers.js";
 import { createRequests } from "./requests.js";
 import { mountReading } from "./reading.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { DEFAULTS, bindHash, counterpart, createStore, holds, readHash, same } from "./state.js";
+import { DEFAULTS, bindHash, findCounterpart, createStore, holdsHead, readHash, isEqual } from "./state.js";
 import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTokens } from "./tokens.js";
 import { isWeighted } from "./weighting.js";
 import { language } from "./words.js";
-import { rangeOf } from "./colour.js";
+import { getRange } from "./colour.js";
 
 // Fields of a link that say what is looked at.
-const PLACED = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
+const PLACE_FIELDS = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
-let mounted = 0;
+let pageCount = 0;
 
 /**
  * Start a page in `root` (an element of class "attlas") on the answers of `transport`.
  *
  * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
  * what the help says of the numbers, where they are not computed for each request; `options.reopen`: builds the page
- * anew once another text was read. Returns `{destroy, ready}`; `ready` is settled with the context of the panels when the page stands.
+ * again once another text was read. Returns `{destroy, ready}`; `ready` resolves to the context of the panels.
  */
 export function mount(root, transport, options = {}) {
-  const endings = [];
+  const cleanups = [];
   let destroyed = false;
-  const page = `attlas-${++mounted}`;
+  const page = `attlas-${++pageCount}`;
   let ids = 0;
   const uid = (name) => `${page}-${name}-${++ids}`;
 
   const requests = createRequests(transport);
-  endings.push(() => requests.destroy());
+  cleanups.push(() => requests.destroy());
   const shell = createShell(root, uid);
-  endings.push(() => shell.destroy());
+  cleanups.push(() => shell.destroy());
 
   async function start() {
-    // What is known of the heads at once says where to begin; a link says it itself.
-    const link = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
-    const isPlace = (found) => Object.keys(found).some((field) => PLACED.includes(field));
-    const [{ json: info }, heads] = await Promise.all([requests.get("info"), isPlace(link()) ? null : requests.get("heads").catch(() => null)]);
+    // The page begins at the place of the link, else at a head chosen by the statistics.
+    const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
+    const hasPlace = (fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
+    const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : requests.get("heads").catch(() => null)]);
     if (destroyed) return null;
-    const found = { ...link() }; // it may have changed meanwhile
-    const mark = info.bookmarks?.[found.tour];
-    if (mark) Object.assign(found, readHash(mark.at), { tour: found.tour });
-    const begin = { ...DEFAULTS, ...startOf(info, isPlace(found) ? null : heads?.json), ...found };
-    const store = createStore({ ...begin, ...(isPlace(found) || found.pool ? {} : await poolingOf(requests, info, begin)), info });
+    const fields = { ...readLink() }; // it may have changed meanwhile
+    const bookmark = info.bookmarks?.[fields.tour];
+    if (bookmark) Object.assign(fields, readHash(bookmark.at), { tour: fields.tour });
+    const initial = { ...DEFAULTS, ...chooseStart(info, hasPlace(fields) ? null : heads?.json), ...fields };
+    const store = createStore({ ...initial, ...(hasPlace(fields) || fields.pool ? {} : await choosePooling(requests, info, initial)), info });
     if (destroyed) return null;
-    endings.push(keepValid(store));
-    endings.push(followTheme(root, store));
+    cleanups.push(keepValid(store));
+    cleanups.push(followTheme(root, store));
     const tokens = createTokens(requests, info.text_length);
     const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
-    endings.push(() => map.destroy());
+    cleanups.push(() => map.destroy());
     const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
-      endings.push(bindHash(store));
+      cleanups.push(bindHash(store));
       document.documentElement.lang = language;
     } else root.lang = language;
-    endings.push(shell.connect(context));
+    cleanups.push(shell.connect(context));
     const panels = [
       [mountHeads, shell.heads],
       [mountText, shell.text],
@@ -85,12 +86,12 @@ export function mount(root, transport, options = {}) {
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);
-      endings.push(() => panel.destroy());
+      cleanups.push(() => panel.destroy());
     }
     const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
-    endings.push(() => bookmarks.destroy());
-    endings.push(createKeys(root, context));
-    endings.push(followTitle(store, options));
+    cleanups.push(() => bookmarks.destroy());
+    cleanups.push(createKeys(root, context));
+    cleanups.push(followTitle(store, options));
     root.classList.add("attlas-ready");
     return context;
   }
@@ -99,27 +100,27 @@ export function mount(root, transport, options = {}) {
     if (!destroyed) shell.fail(error.message);
     throw error;
   });
-  ready.catch(() => {}); // said on the page; who waits for `ready` hears of it too
+  ready.catch(() => {}); // the page shows the error; whoever awaits `ready` gets it too
   return {
     ready,
     destroy() {
       destroyed = true;
-      for (const end of endings.reverse()) end();
+      for (const cleanup of cleanups.reverse()) cleanup();
     },
   };
 }
 
-// The most telling head, where it is known, else the first entry whose cells can be read; no pane for a text without one.
-function startOf(info, heads) {
+// The most informative head where it is known, else the first readable entry; no text pane where there is no text.
+function chooseStart(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
-  const other = counterpart(info, first.entry);
+  const other = findCounterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
   return { ...first, ...second, ...(info.texts || info.reading ? {} : { aside: "heads" }) };
 }
 
-// The pooling that shows most of the head that the page opens at; what there is by default where it cannot be told.
-async function poolingOf(requests, info, { entry, head, batch }) {
+// The pooling that suits the first head; the default where the server does not answer.
+async function choosePooling(requests, info, { entry, head, batch }) {
   if (info.only || info.entries[entry]?.readable === false) return {};
   const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
   return answer ? { pool: answer.json.pool } : {};
@@ -128,7 +129,7 @@ async function poolingOf(requests, info, { entry, head, batch }) {
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.
 function keepValid(store) {
   const check = () => {
-    const patch = repaired(store.state);
+    const patch = repairState(store.state);
     if (Object.keys(patch).length) store.set(patch);
   };
   check();
@@ -136,55 +137,37 @@ function keepValid(store) {
   return store.on(fields, check);
 }
 
-/** What must change in a state so that it names only what there is. */
-export function repaired(state) {
+/** The changes that make a state refer only to what exists. */
+export function repairState(state) {
   const { entries } = state.info;
   const patch = {};
-  const headIn = (entry, head) => head === "mean" || head < entry.heads.length;
-  const at = state.entry < entries.length ? state.entry : 0;
-  const entry = entries[at];
-  if (at !== state.entry) patch.entry = at;
-  if (!headIn(entry, state.head)) patch.head = entry.heads.length - 1;
+  const hasHead = (entry, head) => head === "mean" || head < entry.heads.length;
+  const index = state.entry < entries.length ? state.entry : 0;
+  const entry = entries[index];
+  if (index !== state.entry) patch.entry = index;
+  if (!hasHead(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
   if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
-  if (!holds(info, at, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
+  if (!holdsHead(info, index, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
   const { second } = state;
-  const hasSecond = second && second.entry < entries.length && headIn(entries[second.entry], second.head);
-  if (second && !(hasSecond && holds(info, second.entry, second.head))) patch.second = null;
+  const hasSecond = second && second.entry < entries.length && hasHead(entries[second.entry], second.head);
+  if (second && !(hasSecond && holdsHead(info, second.entry, second.head))) patch.second = null;
   if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
   const { span } = state;
-  const asked = state.pin && patch.pin !== null && span && span.start < span.stop && span.start >= entry.first_key && span.stop <= entry.first_key + entry.n;
-  if (span && !asked) patch.span = null;
-  const { low, high } = rangeOf({ ...state, ...patch });
+  const isSpanValid = state.pin && patch.pin !== null && span && span.start < span.stop && span.start >= entry.first_key && span.stop <= entry.first_key + entry.n;
+  if (span && !isSpanValid) patch.span = null;
+  const { low, high } = getRange({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
-  return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !same(state[field], value)));
+  return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !isEqual(state[field], value)));
 }
 
-// The theme that is shown: the chosen one, or what the system asks for.
-function followTheme(root, store) {
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const show = () => {
-    const { theme } = store.state;
-    const dark = theme === "auto" ? system.matches : theme === "dark";
-    root.dataset.theme = dark ? "dark" : "light";
-    store.set({ dark });
-  };
-  show();
-  system.addEventListener("change", show);
-  const off = store.on("theme", show);
-  return () => {
-    off();
-    system.removeEventListener("change", show);
-  };
-}
-
-// The name of the tab says what is looked at; not where the page is a guest in somebody else's document.
+// Keep the title of the document up to date; not in a notebook.
 function followTitle(store, options) {
   if (!options.hash) return () => {};
   const show = ({ info, entry, head }) => {
-    document.title = `${headName(info, entry, head)} · ${info.title} · attlas`;
+    document.title = `${getHeadName(info, entry, head)} · ${info.title} · attlas`;
   };
   show(store.state);
   return store.on(["entry", "head"], show);

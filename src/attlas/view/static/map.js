@@ -4,45 +4,45 @@ import { createCamera } from "./camera.js";
 import { createCells } from "./cells.js";
 import { createTip, drawCrosshair } from "./crosshair.js";
 import { make } from "./elements.js";
-import { fitting } from "./geometry.js";
+import { computeFit } from "./geometry.js";
 import { createGestures } from "./gestures.js";
-import { thumbnailItem, wantedBy } from "./layers.js";
+import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
 import { TRACK_OF, createPainter } from "./painter.js";
 import { createPointing } from "./pointing.js";
-import { cellUnder, needsPass, regionOf, sceneOf } from "./scene.js";
+import { needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
-import { unitOf } from "./weighting.js";
+import { getUnit } from "./weighting.js";
 import { t } from "./words.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
-const REST = 260; // ms without a movement after which the view is said to rest
-const CHURN = 90; // ms between two looks at what is wanted while zooming
-const PATIENCE = 6000; // ms without a new tile after which a picture is made of what is here
-const LABEL = 400; // ms after a movement until the canvas is described anew
+const FOCUS_DELAY = 260; // ms without movement before the server is told what is in view
+const ZOOM_REQUEST_DELAY = 90; // ms between two tile requests while zooming
+const PICTURE_TIMEOUT = 6000; // ms without a new tile after which a picture is made of the loaded ones
+const LABEL_DELAY = 400; // ms after a movement before the label of the canvas changes
 
-const PLACE = ["row", "column", "zoom"];
-const COLOURS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
-// Changes after which the canvas under the overlay is drawn anew.
-const DRAWN = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE, ...COLOURS];
+const PLACE_FIELDS = ["row", "column", "zoom"];
+const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
+// Fields whose change redraws the map.
+const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 const KEYS = t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.");
 
-// At least one tile is painted in each frame, then as many as there is time for; `short` says whether one had to wait.
-function budgetOf(milliseconds) {
-  const end = performance.now() + milliseconds;
+// At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
+function createBudget(milliseconds) {
+  const deadline = performance.now() + milliseconds;
   let painted = 0;
-  let short = false;
+  let ranOut = false;
   return {
     left() {
-      const more = painted === 0 || performance.now() < end;
+      const more = painted === 0 || performance.now() < deadline;
       painted += 1;
-      short ||= !more;
+      ranOut ||= !more;
       return more;
     },
-    short: () => short,
+    short: () => ranOut,
   };
 }
 
@@ -56,18 +56,18 @@ function createStage(element, uid) {
 }
 
 function createTools(element, map) {
-  const button = (text, label, run) => {
-    const one = make("button", { type: "button", title: label, "aria-label": label }, text);
-    one.addEventListener("click", run);
-    return one;
+  const createButton = (text, label, run) => {
+    const element = make("button", { type: "button", title: label, "aria-label": label }, text);
+    element.addEventListener("click", run);
+    return element;
   };
-  const closer = button("+", t("Zoom in  +"), () => map.zoomBy(1));
-  const zoom = make("div", {}, button("−", t("Zoom out  −"), () => map.zoomBy(-1)), closer);
-  const places = make("div", {}, button(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), button(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
-  element.append(places, zoom);
+  const zoomInButton = createButton("+", t("Zoom in  +"), () => map.zoomBy(1));
+  const zoom = make("div", {}, createButton("−", t("Zoom out  −"), () => map.zoomBy(-1)), zoomInButton);
+  const placeButtons = make("div", {}, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
+  element.append(placeButtons, zoom);
   return {
     show(now) {
-      closer.disabled = now >= ZOOM_MAX - 0.001;
+      zoomInButton.disabled = now >= ZOOM_MAX - 0.001;
     },
   };
 }
@@ -75,7 +75,7 @@ function createTools(element, map) {
 /** Mount the map in `element`; the returned object is the `map` of the page's context. */
 export function createMap(element, { store, transport, tokens, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
-  const top = overlay.getContext("2d");
+  const overlayContext = overlay.getContext("2d");
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
   const { info } = store.state;
   const spans = Object.entries(info.spans ?? {})
@@ -87,121 +87,121 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   const timers = { rest: 0, label: 0, churn: 0 };
   let look = readLook(element);
   let palette = null;
-  let drawn = null; // the scene that is on the canvas
-  let dirty = true;
-  let frameAsked = 0;
+  let drawnScene = null; // the scene that is on the canvas
+  let needsDraw = true;
+  let frameRequest = 0;
   let overlayEmpty = false;
-  let wantedAt = 0;
-  let lacking = { missing: 0, pending: false };
-  let exported = null; // a denser scene whose tiles are wanted too
-  let shape = "";
+  let lastRequestTime = 0;
+  let incompleteTiles = { missing: 0, pending: false };
+  let exportScene = null; // a denser scene whose tiles are wanted too
+  let matrixShape = "";
   let destroyed = false;
 
-  const ask = () => {
-    if (!frameAsked && !destroyed) frameAsked = requestAnimationFrame(frame);
+  const requestDraw = () => {
+    if (!frameRequest && !destroyed) frameRequest = requestAnimationFrame(drawFrame);
   };
   const invalidate = () => {
-    dirty = true;
-    ask();
+    needsDraw = true;
+    requestDraw();
   };
-  const current = () => info.entries[store.state.entry];
-  const sceneNow = () => sceneOf(store.state, size.width, size.height, size.dpr, hasSpans);
-  const scene = () => drawn ?? sceneNow();
-  const fitted = (side = store.state.compare === "side") => fitting(size.width, size.height, current(), { side, hasSpans }, ZOOM_MAX);
+  const getEntry = () => info.entries[store.state.entry];
+  const computeScene = () => createScene(store.state, size.width, size.height, size.dpr, hasSpans);
+  const getScene = () => drawnScene ?? computeScene();
+  const computeFitted = (side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasSpans }, ZOOM_MAX);
   const paneAt = (x, y) => {
-    const { panes } = scene();
+    const { panes } = getScene();
     return panes.find((pane) => x >= pane.x && x < pane.x + pane.w && y >= pane.y && y < pane.y + pane.h) ?? panes[0];
   };
 
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: ask, size: () => size, unitOfSource: ({ variant }) => unitOf({ info: store.state.info, variant }) });
+  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: requestDraw, size: () => size, unitOfSource: ({ variant }) => getUnit({ info: store.state.info, variant }) });
   const painter = createPainter(base, { tiles, tracks, cells, tokens, spans });
   const camera = createCamera({
     store,
     frame: paneAt,
-    bounds: () => ({ m: current().m, n: current().n, least: Math.min(0, fitted().zoom - 0.4) }),
-    moved: ask,
+    bounds: () => ({ m: getEntry().m, n: getEntry().n, least: Math.min(0, computeFitted().zoom - 0.4) }),
+    moved: requestDraw,
     reduced: () => motion.matches,
   });
-  const pointing = createPointing({ store, scene, camera, tip, tracks, announce, changed: ask, waits: (on) => stage.classList.toggle("waiting", on) });
+  const pointing = createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed: requestDraw, waits: (on) => stage.classList.toggle("waiting", on) });
 
   // ---- frames
 
-  function frame(now) {
-    frameAsked = 0;
+  function drawFrame(now) {
+    frameRequest = 0;
     if (destroyed || store.state.zoom === null) return;
     const moving = camera.step(now);
-    if (dirty) drawBase();
+    if (needsDraw) drawBase();
     drawOverlay();
-    if (moving) ask();
+    if (moving) requestDraw();
   }
 
   function drawBase() {
-    dirty = false;
-    drawn = sceneNow();
-    const budget = budgetOf(PAINT_BUDGET);
-    lacking = painter.draw(drawn, { look, palette, budget, state: store.state });
+    needsDraw = false;
+    drawnScene = computeScene();
+    const budget = createBudget(PAINT_BUDGET);
+    incompleteTiles = painter.draw(drawnScene, { look, palette, budget, state: store.state });
     if (budget.short()) invalidate(); // tiles wait for their colours
-    wantTiles();
+    requestTiles();
     tools.show(store.state.zoom);
-    const busy = String(!settled());
+    const busy = String(!isSettled());
     if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
   }
 
   function drawOverlay() {
-    if (!drawn) return;
+    if (!drawnScene) return;
     pointing.update();
     const { hover, pin } = store.state;
     const empty = !hover && !pin;
     if (empty && overlayEmpty) return;
     overlayEmpty = empty;
-    top.setTransform(1, 0, 0, 1, 0, 0);
-    top.clearRect(0, 0, overlay.width, overlay.height);
-    top.setTransform(size.dpr, 0, 0, size.dpr, 0, 0);
-    drawCrosshair(top, drawn.panes, { scale: drawn.scale, hover, block: pointing.block(), pin, look, keyboard: pointing.keyboard() });
+    overlayContext.setTransform(1, 0, 0, 1, 0, 0);
+    overlayContext.clearRect(0, 0, overlay.width, overlay.height);
+    overlayContext.setTransform(size.dpr, 0, 0, size.dpr, 0, 0);
+    drawCrosshair(overlayContext, drawnScene.panes, { scale: drawnScene.scale, hover, block: pointing.block(), pin, look, keyboard: pointing.keyboard() });
   }
 
-  const settled = () => !dirty && !lacking.missing && !lacking.pending && !camera.moving();
+  const isSettled = () => !needsDraw && !incompleteTiles.missing && !incompleteTiles.pending && !camera.moving();
 
   // ---- what is asked for
 
-  function wantTiles() {
+  function requestTiles() {
     const now = performance.now();
-    if (camera.zooming() && now - wantedAt < CHURN) {
-      clearTimeout(timers.churn); // levels that fly by are not asked for
-      timers.churn = setTimeout(invalidate, CHURN);
+    if (camera.zooming() && now - lastRequestTime < ZOOM_REQUEST_DELAY) {
+      clearTimeout(timers.churn); // levels passed while zooming are not requested
+      timers.churn = setTimeout(invalidate, ZOOM_REQUEST_DELAY);
       return;
     }
-    wantedAt = now;
-    const incomplete = lacking.missing > 0 || lacking.pending;
+    lastRequestTime = now;
+    const incomplete = incompleteTiles.missing > 0 || incompleteTiles.pending;
     const items = new Map();
     const add = (item) => {
-      const known = items.get(item.key);
-      if (!known || item.distance < known.distance) items.set(item.key, item);
+      const existing = items.get(item.key);
+      if (!existing || item.distance < existing.distance) items.set(item.key, item);
     };
     const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? pane.layers : []));
-    if (exported) for (const layer of layersOf(exported)) wantedBy(layer, false).forEach(add);
-    for (const layer of layersOf(drawn)) {
-      wantedBy(layer, !incomplete && !camera.moving()).forEach(add);
-      const small = thumbnailItem(layer);
-      if (incomplete && needsPass(info, layer.level) && !tiles.has(small.key)) add(small);
+    if (exportScene) for (const layer of layersOf(exportScene)) listWantedTiles(layer, false).forEach(add);
+    for (const layer of layersOf(drawnScene)) {
+      listWantedTiles(layer, !incomplete && !camera.moving()).forEach(add);
+      const thumbnail = createThumbnailRequest(layer);
+      if (incomplete && needsPass(info, layer.level) && !tiles.has(thumbnail.key)) add(thumbnail);
     }
     tiles.want([...items.values()]);
   }
 
-  // What the page looks at is computed first.
-  function rest() {
+  // Tell the server what is in view, so that it is computed first.
+  function scheduleFocus() {
     clearTimeout(timers.rest);
     timers.rest = setTimeout(() => {
-      if (destroyed || !drawn || camera.moving()) return;
-      for (const { source, readable } of drawn.panes) {
+      if (destroyed || !drawnScene || camera.moving()) return;
+      for (const { source, readable } of drawnScene.panes) {
         const { entry, head, batch, variant } = source;
         if (!readable) continue;
-        transport.get("focus", { entry, head, batch, variant, level: drawn.level, ...regionOf(drawn) }).catch(() => {}); // only a wish
+        transport.get("focus", { entry, head, batch, variant, level: drawnScene.level, ...getRegion(drawnScene) }).catch(() => {}); // not needed
       }
-    }, REST);
+    }, FOCUS_DELAY);
   }
 
   // ---- size, theme, state
@@ -210,21 +210,21 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
     const [width, height] = [stage.clientWidth, stage.clientHeight];
     const dpr = window.devicePixelRatio || 1;
     if (!width || !height || (width === size.width && height === size.height && dpr === size.dpr)) return;
-    const whole = store.state.zoom !== null && size.width > 1 && isFitted();
+    const wasFitted = store.state.zoom !== null && size.width > 1 && isFitted();
     Object.assign(size, { width, height, dpr });
     for (const canvas of [base, overlay]) {
       canvas.width = Math.round(width * dpr);
       canvas.height = Math.round(height * dpr);
     }
     overlayEmpty = false;
-    if (store.state.zoom === null || whole) store.set(fitted());
-    drawn = null;
+    if (store.state.zoom === null || wasFitted) store.set(computeFitted());
+    drawnScene = null;
     invalidate();
   }
 
   function isFitted(side) {
     const { row, column, zoom } = store.state;
-    const fit = fitted(side);
+    const fit = computeFitted(side);
     return Math.abs(fit.zoom - zoom) < 0.01 && Math.abs(fit.row - row) * 2 ** zoom < 2 && Math.abs(fit.column - column) * 2 ** zoom < 2;
   }
 
@@ -238,104 +238,98 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   }
 
   function describe() {
-    const { r0, r1, c0, c1 } = regionOf(sceneNow());
-    const { first_query: query, first_key: key } = current();
+    const { r0, r1, c0, c1 } = getRegion(computeScene());
+    const { first_query: query, first_key: key } = getEntry();
     overlay.setAttribute("aria-label", t("Attention map, queries {0} to {1}, keys {2} to {3}", query + r0, query + r1 - 1, key + c0, key + c1 - 1));
   }
 
-  function follow(state, changed) {
+  function update(state, changed) {
     if (changed.includes("dark")) look = readLook(element);
-    if (changed.some((field) => COLOURS.includes(field))) palette = makePalette(state, look);
-    const { m, n } = current();
-    if (shape !== `${m} x ${n}`) {
-      shape = `${m} x ${n}`;
-      if (changed.includes("entry") && !changed.includes("zoom")) store.set(fitted()); // the old place means nothing there
+    if (changed.some((field) => COLOUR_FIELDS.includes(field))) palette = makePalette(state, look);
+    const { m, n } = getEntry();
+    if (matrixShape !== `${m} x ${n}`) {
+      matrixShape = `${m} x ${n}`;
+      if (changed.includes("entry") && !changed.includes("zoom")) store.set(computeFitted()); // the old position has no meaning there
     }
-    // What was shown as a whole is still shown as a whole when there are two panes.
-    if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(fitted());
-    if (changed.some((field) => PLACE.includes(field))) camera.hold();
+    // A fitted map stays fitted when a pane is added or removed.
+    if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(computeFitted());
+    if (changed.some((field) => PLACE_FIELDS.includes(field))) camera.hold();
     tip.hide();
     invalidate();
-    rest();
+    scheduleFocus();
     clearTimeout(timers.label);
-    timers.label = setTimeout(describe, LABEL);
+    timers.label = setTimeout(describe, LABEL_DELAY);
   }
 
   const map = {
     view() {
-      const { panes, scale } = scene();
+      const { panes, scale } = getScene();
       const { field, row, column } = panes[0];
       return { r0: row(field.y), r1: row(field.y + field.h), c0: column(field.x), c1: column(field.x + field.w), scale };
     },
-    visibleRegion: () => regionOf(scene()),
+    visibleRegion: () => getRegion(getScene()),
     /** Bring cell (i, j) to the middle. */
     centre(i, j, { zoom } = {}) {
       camera.goTo(i + 0.5, j + 0.5, zoom);
     },
     fit() {
-      const { row, column, zoom } = fitted();
+      const { row, column, zoom } = computeFitted();
       camera.goTo(row, column, zoom);
     },
     /** Keep the row, go to the key that stands for the same token; closer, when all is in view. */
     diagonal() {
       const { row, zoom } = store.state;
-      const { m, n, first_query: query, first_key: key } = current();
-      const at = Math.min(m - 0.5, Math.max(0.5, Math.floor(row) + 0.5));
-      const column = Math.min(n - 0.5, Math.max(0.5, at + query - key));
-      camera.goTo(at, column, isFitted() ? Math.min(ZOOM_MAX, zoom + 3) : zoom);
+      const { m, n, first_query: query, first_key: key } = getEntry();
+      const position = Math.min(m - 0.5, Math.max(0.5, Math.floor(row) + 0.5));
+      const column = Math.min(n - 0.5, Math.max(0.5, position + query - key));
+      camera.goTo(position, column, isFitted() ? Math.min(ZOOM_MAX, zoom + 3) : zoom);
     },
     zoomBy(doublings) {
       const { x, y } = pointing.centre();
       camera.zoomBy(doublings, x, y);
     },
-    /** The cell at a place in CSS pixels of the canvas: {i, j} or null. */
-    cellAt(x, y) {
-      const found = cellUnder(scene(), x, y);
-      return found && { i: found.i, j: found.j };
-    },
     /** The keyboard crosshair: its cell, or null; called with null it goes away. */
-    crosshair(gone) {
-      if (gone === null) pointing.setKeyboard(false);
+    crosshair(value) {
+      if (value === null) pointing.setKeyboard(false);
       return pointing.cell();
     },
-    level: () => sceneNow().level,
+    level: () => computeScene().level,
     /** Why the chosen comparison is not drawn, or null. */
-    refused: () => sceneNow().refused,
+    refused: () => computeScene().refusal,
     /** Whether everything in view has been drawn in its final form. */
-    settled,
+    settled: isSettled,
     /** Whether a pass over the matrix is still at work on what is in view. */
     unfinished() {
       const names = Object.values(TRACK_OF);
-      return lacking.pending || scene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
+      return incompleteTiles.pending || getScene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
     },
     /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, level}. */
     async picture(dpr, signal) {
       const { width, height } = size;
       const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
-      const dense = sceneOf(store.state, width, height, dpr, hasSpans);
+      const dense = createScene(store.state, width, height, dpr, hasSpans);
       const paint = createPainter(canvas, { tiles, tracks, cells, tokens, spans });
-      const how = { look, palette, budget: { left: () => true }, state: store.state };
+      const options = { look, palette, budget: { left: () => true }, state: store.state };
       try {
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
-          const { missing } = paint.draw(dense, how);
+          const { missing } = paint.draw(dense, options);
           if (missing < left) [left, since] = [missing, performance.now()];
-          if (!missing || performance.now() - since > PATIENCE) return { canvas, width, height, level: dense.level };
-          exported = dense;
+          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, level: dense.level };
+          exportScene = dense;
           invalidate();
           await new Promise((done) => setTimeout(done, 100));
           signal.throwIfAborted();
         }
       } finally {
-        exported = null;
+        exportScene = null;
         invalidate();
       }
     },
-    focus: () => overlay.focus(),
     destroy() {
       destroyed = true;
-      cancelAnimationFrame(frameAsked);
+      cancelAnimationFrame(frameRequest);
       Object.values(timers).forEach(clearTimeout);
-      endings.forEach((end) => end());
+      cleanups.forEach((cleanup) => cleanup());
       camera.stop();
       for (const part of [tip, tiles, tracks, cells]) part.destroy();
       stage.remove();
@@ -343,25 +337,25 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   };
 
   const tools = createTools(toolsElement, map);
-  const watch = new ResizeObserver(resize);
-  const blur = () => pointing.setKeyboard(false);
-  const endings = [
-    store.on(DRAWN, follow),
-    store.on(["hover", "pin"], ask),
+  const resizeObserver = new ResizeObserver(resize);
+  const handleBlur = () => pointing.setKeyboard(false);
+  const cleanups = [
+    store.on(DRAW_FIELDS, update),
+    store.on(["hover", "pin"], requestDraw),
     tokens.on(invalidate),
     createGestures(overlay, pointing),
-    () => watch.disconnect(),
+    () => resizeObserver.disconnect(),
     () => density.removeEventListener("change", watchDensity),
-    () => overlay.removeEventListener("blur", blur),
+    () => overlay.removeEventListener("blur", handleBlur),
   ];
-  overlay.addEventListener("blur", blur);
-  watch.observe(stage);
-  shape = `${current().m} x ${current().n}`;
+  overlay.addEventListener("blur", handleBlur);
+  resizeObserver.observe(stage);
+  matrixShape = `${getEntry().m} x ${getEntry().n}`;
   watchDensity();
   palette = makePalette(store.state, look);
   if (store.state.zoom !== null) camera.hold();
   describe();
-  rest();
+  scheduleFocus();
   invalidate();
   return map;
 }

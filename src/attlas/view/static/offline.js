@@ -2,11 +2,11 @@
 
 import { make } from "./elements.js";
 import { mount } from "./main.js";
-import { missingWords, numberFacts, packedTransport } from "./packed.js";
+import { describeMissing, describeNumbers, createPackedTransport } from "./packed.js";
 
 export function startOffline() {
   const data = JSON.parse(document.getElementById("attlas-data").textContent);
   const root = document.querySelector(".attlas");
-  const { ready } = mount(root, packedTransport(data), { hash: true, initial: data.state, numbers: numberFacts(data) });
-  ready.then(() => root.append(make("p", { class: "offline-note" }, missingWords(data)))).catch(() => {});
+  const { ready } = mount(root, createPackedTransport(data), { hash: true, initial: data.state, numbers: describeNumbers(data) });
+  ready.then(() => root.append(make("p", { class: "offline-note" }, describeMissing(data)))).catch(() => {});
 }

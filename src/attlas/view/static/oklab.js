@@ -1,15 +1,15 @@
-// Colours in Oklab and back, for palettes that are even to the eye; the report's page has it too.
+// Conversions between sRGB and Oklab, for palettes whose steps look equal.
 
 const cube = (x) => x * x * x;
-/** A channel from 0 to 1 as light. */
+/** An sRGB channel, 0 to 1, as linear light. */
 export const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const toSrgb = (c) => {
+const encodeSrgb = (c) => {
   const bounded = Math.min(1, Math.max(0, c));
   return Math.round(255 * (bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055));
 };
 
 /** A colour "#rrggbb" in Oklab, where equal steps look equal. */
-export function oklabOf(hex) {
+export function hexToOklab(hex) {
   const [r, g, b] = [1, 3, 5].map((i) => toLinear(parseInt(hex.slice(i, i + 2), 16) / 255));
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
   const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
@@ -22,7 +22,7 @@ export function oklabOf(hex) {
 }
 
 /** The three bytes of a colour in Oklab. */
-export function srgbOf([L, a, b]) {
+export function oklabToSrgb([L, a, b]) {
   const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
   const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);
   const s = cube(L - 0.0894841775 * a - 1.291485548 * b);
@@ -30,5 +30,5 @@ export function srgbOf([L, a, b]) {
     4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
     -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
     -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map(toSrgb);
+  ].map(encodeSrgb);
 }

@@ -1,43 +1,43 @@
-// The offline page of what is looked at: the server packs its numbers, here they get their state and become a file.
+// The offline page of the shown heads: the server packs the numbers, here the state is added and the file made.
 
-export const dataMark = "/*data*/"; // where the packed numbers go in a page
+export const dataMark = "/*data*/"; // the place of the packed numbers in a page
 
 // The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
-export function tilesOf(entry, level) {
+export function listTiles(entry, level) {
   const side = 256 * 2 ** level;
-  const found = [];
+  const tiles = [];
   for (let y = 0; y * side < entry.m; y++) {
     for (let x = 0; x * side < entry.n; x++) {
       const lastQuery = entry.first_query + Math.min(entry.m, (y + 1) * side) - 1;
-      if (!entry.causal || entry.first_key + x * side <= lastQuery) found.push({ level, y, x });
+      if (!entry.causal || entry.first_key + x * side <= lastQuery) tiles.push({ level, y, x });
     }
   }
-  return found;
+  return tiles;
 }
 
-// The heads that are looked at: the first, and the second where two are compared.
-export function packedHeads({ entry, head, second, compare }) {
+// The shown heads: the first, and the second where two are compared.
+export function listPackedHeads({ entry, head, second, compare }) {
   const first = { entry, head };
   return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
 }
 
-/** What the server is asked for: the heads that are looked at, how, and the pinned cell. */
-export function questionOf(state) {
-  const [first, second] = packedHeads(state);
+/** The parameters of the request for an offline page: the shown heads, the view, and the pinned cell. */
+export function createPackQuery(state) {
+  const [first, second] = listPackedHeads(state);
   const { batch, variant, pool, pin } = state;
   const other = second ? { second_entry: second.entry, second_head: second.head } : {};
   return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}) };
 }
 
-/** What the offline page begins with: the state, less what belongs to a window. */
-export function viewState(state) {
-  const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...kept } = state;
-  return kept;
+/** The state with which the offline page begins: without the fields of the open page. */
+export function getViewState(state) {
+  const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
+  return view;
 }
 
-// The file: the page without data, and the data where its mark is. "<" is escaped, so that no token ends the script.
-export function fileOf(page, data) {
+// The file: the page with the data in place of the marker. "<" is escaped, so that no token ends the script.
+export function createFile(page, data) {
   const text = JSON.stringify(data).replaceAll("<", "\\u003c").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
-  const at = page.indexOf(dataMark);
-  return page.slice(0, at) + text + page.slice(at + dataMark.length);
+  const start = page.indexOf(dataMark);
+  return page.slice(0, start) + text + page.slice(start + dataMark.length);
 }

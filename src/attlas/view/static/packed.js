@@ -1,104 +1,104 @@
-// Answers from a packed file: the page runs from a disk, without a server and without a network.
+// A transport over the data of an offline page, which needs no server and no network.
 
 import { unpack } from "./base64.js";
 import { decode, MASKED, PENDING, ZERO } from "./colour.js";
-import { headMark } from "./numbers.js";
-import { tilesOf } from "./pack.js";
+import { getHeadMark } from "./numbers.js";
+import { listTiles } from "./pack.js";
 import { TransportError } from "./transport.js";
-import { isWeighted, numberName, unitOf, variantText } from "./weighting.js";
+import { isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
-const notHere = (what) => new TransportError(404, t("This file does not hold {0}", what));
-const side = 256;
+const createMissingError = (what) => new TransportError(404, t("This file does not hold {0}", what));
+const tileSide = 256;
 
-export function packedTransport(data) {
+export function createPackedTransport(data) {
   const { parts } = data;
   const { batch, variant, pool } = data.state;
-  // What the page must not offer, because the file does not hold it.
+  // `held` and `only`: what the page may offer, as the file holds nothing else.
   const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
-  const unit = unitOf({ info, variant });
-  const opened = new Map();
+  const unit = getUnit({ info, variant });
+  const unpackedParts = new Map();
 
   // A part by its name, unpacked once.
-  async function part(name) {
+  async function getPart(name) {
     if (!(name in parts)) return null;
-    if (!opened.has(name)) opened.set(name, unpack(parts[name]));
-    return opened.get(name);
+    if (!unpackedParts.has(name)) unpackedParts.set(name, unpack(parts[name]));
+    return unpackedParts.get(name);
   }
-  // The packed head that a request means, or an error that says what the file holds.
-  function headOf({ entry, head, batch, variant }) {
-    const found = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
-    if (!found) throw notHere(t("this head"));
-    if (String(batch ?? 0) !== String(data.state.batch)) throw notHere(t("this batch"));
-    if ((variant ?? "plain") !== data.state.variant) throw notHere(variant === "nosink" ? t("rows without the first key") : numberName({ variant }));
-    return { ...found, name: `${found.entry}:${found.head}`, given: info.entries[found.entry] };
+  // The packed head of a request, or an error where the file does not hold it.
+  function findHead({ entry, head, batch, variant }) {
+    const packedHead = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
+    if (!packedHead) throw createMissingError(t("this head"));
+    if (String(batch ?? 0) !== String(data.state.batch)) throw createMissingError(t("this batch"));
+    if ((variant ?? "plain") !== data.state.variant) throw createMissingError(variant === "nosink" ? t("rows without the first key") : getNumberName({ variant }));
+    return { ...packedHead, name: `${packedHead.entry}:${packedHead.head}`, entryInfo: info.entries[packedHead.entry] };
   }
-  const number = (text) => Number(text);
+  const toNumber = (text) => Number(text);
 
-  async function tile(params) {
-    const head = headOf(params);
-    const [level, y, x] = [params.level, params.y, params.x].map(number);
-    if (params.pool !== data.state.pool && level > 0) throw notHere(params.pool === "mean" ? t("means of blocks") : t("maxima of blocks"));
-    const found = await part(`tile:${head.name}:${level}:${y}:${x}`);
-    if (found) return found;
-    if (level < head.finest) throw notHere(t("this level of detail"));
-    const real = y >= 0 && x >= 0 && y * side * 2 ** level < head.given.m && x * side * 2 ** level < head.given.n;
-    if (!real || tilesOf(head.given, level).some((each) => each.y === y && each.x === x)) throw notHere(t("this tile"));
-    return new Uint16Array(side * side).fill(MASKED).buffer; // above the diagonal nothing is allowed, and nothing is stored
+  async function getTile(params) {
+    const head = findHead(params);
+    const [level, y, x] = [params.level, params.y, params.x].map(toNumber);
+    if (params.pool !== data.state.pool && level > 0) throw createMissingError(params.pool === "mean" ? t("means of blocks") : t("maxima of blocks"));
+    const codes = await getPart(`tile:${head.name}:${level}:${y}:${x}`);
+    if (codes) return codes;
+    if (level < head.finest) throw createMissingError(t("this level of detail"));
+    const isInside = y >= 0 && x >= 0 && y * tileSide * 2 ** level < head.entryInfo.m && x * tileSide * 2 ** level < head.entryInfo.n;
+    if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
+    return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // masked tiles are not stored
   }
-  // A row of which the file holds the largest weights only: the others are NaN, those that the mask hides 0.
-  async function keptRow(head, i) {
-    const { given, kept } = head;
-    const [gaps, codes] = await Promise.all([part(`gaps:${head.name}`), part(`kept:${head.name}`)]);
-    const row = new Float32Array(given.n).fill(NaN);
-    if (given.causal) row.fill(0, Math.max(0, given.first_query + i - given.first_key + 1));
-    const [gap, code] = [new Int32Array(gaps), new Uint16Array(codes)];
-    for (let at = i * kept; at < (i + 1) * kept; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
+  // A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
+  async function getKeptRow(head, i) {
+    const { entryInfo, kept: keptCount } = head;
+    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${head.name}`), getPart(`kept:${head.name}`)]);
+    const row = new Float32Array(entryInfo.n).fill(NaN);
+    if (entryInfo.causal) row.fill(0, Math.max(0, entryInfo.first_query + i - entryInfo.first_key + 1));
+    const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
+    for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
     return row;
   }
-  // The largest cell of some rows, where the weights that the file lacks cannot be larger; else nothing.
-  async function keptTop({ given, kept, name }, r0, r1, c0, c1) {
-    const [gaps, codes] = await Promise.all([part(`gaps:${name}`), part(`kept:${name}`)]);
-    const [gap, code] = [new Int32Array(gaps), new Uint16Array(codes)];
-    let [best, bound] = [null, ZERO];
+  // The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
+  async function findKeptLargest({ entryInfo, kept: keptCount, name }, r0, r1, c0, c1) {
+    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${name}`), getPart(`kept:${name}`)]);
+    const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
+    let [best, largestMissing] = [null, ZERO];
     for (let i = r0; i < r1; i++) {
-      const allowed = given.causal ? Math.min(given.n, given.first_query + i - given.first_key + 1) : given.n;
-      if (allowed > kept) bound = Math.max(bound, code[(i + 1) * kept - 1]);
-      for (let at = i * kept; at < (i + 1) * kept; at++) {
+      const allowed = entryInfo.causal ? Math.min(entryInfo.n, entryInfo.first_query + i - entryInfo.first_key + 1) : entryInfo.n;
+      if (allowed > keptCount) largestMissing = Math.max(largestMissing, code[(i + 1) * keptCount - 1]);
+      for (let at = i * keptCount; at < (i + 1) * keptCount; at++) {
         const j = i - gap[at];
         if (j >= c0 && j < c1 && code[at] > (best?.[2] ?? ZERO)) best = [i, j, code[at]];
       }
     }
-    return best && best[2] >= bound ? [[best[0], best[1], unit * decode(best[2])]] : [];
+    return best && best[2] >= largestMissing ? [[best[0], best[1], unit * decode(best[2])]] : [];
   }
-  // A stretch of cells in float32: exact where the file holds that, else from the codes of the finest level or of the
-  // largest weights of a row, and then it is `rounded`.
-  async function region(params, r0, r1, c0, c1) {
-    const head = headOf(params);
-    const { n } = head.given;
+  // The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
+  // of the largest weights of a row.
+  async function getWeights(params, r0, r1, c0, c1) {
+    const head = findHead(params);
+    const { n } = head.entryInfo;
     const out = new Float32Array((r1 - r0) * (c1 - c0));
-    const exact = await part(`exact:${head.name}`);
+    const exact = await getPart(`exact:${head.name}`);
     if (exact) {
       const all = new Float32Array(exact);
       for (let r = r0; r < r1; r++) out.set(all.subarray(r * n + c0, r * n + c1), (r - r0) * (c1 - c0));
       return { weights: out, rounded: false };
     }
-    const row = r1 - r0 === 1 ? await part(`row:${head.name}:${r0}`) : null;
+    const row = r1 - r0 === 1 ? await getPart(`row:${head.name}:${r0}`) : null;
     if (row) return { weights: new Float32Array(row).slice(c0, c1), rounded: false };
-    const column = c1 - c0 === 1 ? await part(`column:${head.name}:${c0}`) : null;
+    const column = c1 - c0 === 1 ? await getPart(`column:${head.name}:${c0}`) : null;
     if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
     if (head.finest > 0) {
-      if (!head.kept) throw notHere(t("the weights of single cells of this head; it holds blocks"));
-      if (r1 - r0 > 1 && c1 - c0 > 1) throw notHere(t("the weights of single cells of this head; it holds blocks, and the largest weights of each row"));
-      for (let r = r0; r < r1; r++) out.set((await keptRow(head, r)).subarray(c0, c1), (r - r0) * (c1 - c0));
+      if (!head.kept) throw createMissingError(t("the weights of single cells of this head; it holds blocks"));
+      if (r1 - r0 > 1 && c1 - c0 > 1) throw createMissingError(t("the weights of single cells of this head; it holds blocks, and the largest weights of each row"));
+      for (let r = r0; r < r1; r++) out.set((await getKeptRow(head, r)).subarray(c0, c1), (r - r0) * (c1 - c0));
       return { weights: out, rounded: true, partial: true };
     }
-    for (let y = Math.floor(r0 / side); y * side < r1; y++) {
-      for (let x = Math.floor(c0 / side); x * side < c1; x++) {
-        const codes = new Uint16Array(await tile({ ...params, pool: data.state.pool, level: 0, y, x }));
-        for (let r = Math.max(r0, y * side); r < Math.min(r1, (y + 1) * side); r++) {
-          for (let c = Math.max(c0, x * side); c < Math.min(c1, (x + 1) * side); c++) {
-            const code = codes[(r - y * side) * side + c - x * side];
+    for (let y = Math.floor(r0 / tileSide); y * tileSide < r1; y++) {
+      for (let x = Math.floor(c0 / tileSide); x * tileSide < c1; x++) {
+        const codes = new Uint16Array(await getTile({ ...params, pool: data.state.pool, level: 0, y, x }));
+        for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
+          for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
+            const code = codes[(r - y * tileSide) * tileSide + c - x * tileSide];
             out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : unit * decode(code);
           }
         }
@@ -106,16 +106,16 @@ export function packedTransport(data) {
     }
     return { weights: out, rounded: true };
   }
-  const bounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(number);
+  const getBounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(toNumber);
 
-  async function cell(params) {
-    const head = headOf(params);
-    const [i, j] = [number(params.i), number(params.j)];
-    const known = parts[`cell:${head.name}:${i}:${j}`];
-    if (known) return known;
-    const { weights: row, rounded, partial } = await region(params, i, i + 1, 0, head.given.n);
-    const masked = head.given.causal && head.given.first_key + j > head.given.first_query + i;
-    const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => part(`track:${head.name}:${name}`)));
+  async function getCell(params) {
+    const head = findHead(params);
+    const [i, j] = [toNumber(params.i), toNumber(params.j)];
+    const stored = parts[`cell:${head.name}:${i}:${j}`];
+    if (stored) return stored;
+    const { weights: row, rounded, partial } = await getWeights(params, i, i + 1, 0, head.entryInfo.n);
+    const masked = head.entryInfo.causal && head.entryInfo.first_key + j > head.entryInfo.first_query + i;
+    const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => getPart(`track:${head.name}:${name}`)));
     const entropy = partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     return {
       weight: Number.isNaN(row[j]) ? null : row[j],
@@ -129,28 +129,28 @@ export function packedTransport(data) {
       column_mass: mass ? new Float32Array(mass)[j] : null,
     };
   }
-  async function top(params) {
-    const [r0, r1, c0, c1] = bounds(params);
-    const head = headOf(params);
-    if (head.finest > 0 && head.kept && !parts[`exact:${head.name}`]) return { cells: await keptTop(head, r0, r1, c0, c1), rounded: true };
-    const { weights, rounded } = await region(params, r0, r1, c0, c1);
+  async function findLargest(params) {
+    const [r0, r1, c0, c1] = getBounds(params);
+    const head = findHead(params);
+    if (head.finest > 0 && head.kept && !parts[`exact:${head.name}`]) return { cells: await findKeptLargest(head, r0, r1, c0, c1), rounded: true };
+    const { weights, rounded } = await getWeights(params, r0, r1, c0, c1);
     const width = c1 - c0;
     const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-    return { cells: order.slice(0, number(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]), rounded };
+    return { cells: order.slice(0, toNumber(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]), rounded };
   }
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
   // of several tokens is one unit.
-  function search({ text, limit }) {
-    const groups = new Map(data.joined.map(([start, stop, whole]) => [start, { stop, whole }]));
+  function searchText({ text, limit }) {
+    const groups = new Map(data.joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
     const units = [];
     let all = "";
     for (let start = 0; start < data.tokens.length; ) {
-      const { stop, whole } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
+      const { stop, whole: characters } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
       units.push({ start, stop, from: all.length });
-      all += whole.toLowerCase();
+      all += characters.toLowerCase();
       start = stop;
     }
-    const unitAt = (place) => {
+    const findUnit = (place) => {
       let [low, high] = [0, units.length - 1];
       while (low < high) {
         const middle = (low + high + 1) >> 1;
@@ -164,69 +164,69 @@ export function packedTransport(data) {
     let total = 0;
     for (let at = wanted ? all.indexOf(wanted) : -1; at >= 0; at = all.indexOf(wanted, at + wanted.length)) {
       total += 1;
-      if (matches.length < number(limit)) matches.push([unitAt(at).start, unitAt(at + wanted.length - 1).stop]);
+      if (matches.length < toNumber(limit)) matches.push([findUnit(at).start, findUnit(at + wanted.length - 1).stop]);
     }
     return { matches, total };
   }
-  function tokens({ start, stop }) {
-    const [from, to] = [number(start), number(stop)];
+  function getTokens({ start, stop }) {
+    const [from, to] = [toNumber(start), toNumber(stop)];
     return { start: from, tokens: data.tokens.slice(from, to), joined: data.joined.filter(([a, b]) => b > from && a < to) };
   }
-  async function line(params, name) {
-    const head = headOf(params);
-    const place = number(name === "row" ? params.i : params.j);
-    const found = name === "row" ? await region(params, place, place + 1, 0, head.given.n) : await region(params, 0, head.given.m, place, place + 1);
-    if (!found.partial) return found;
-    const mass = name === "row" ? null : await part(`track:${head.name}:column_mass`);
-    // Rows sum to 1, but where a sink takes a share.
-    return { ...found, total: name === "row" ? (head.given.sink ? null : 1) : mass && new Float32Array(mass)[place] };
+  async function getLine(params, name) {
+    const head = findHead(params);
+    const place = toNumber(name === "row" ? params.i : params.j);
+    const result = name === "row" ? await getWeights(params, place, place + 1, 0, head.entryInfo.n) : await getWeights(params, 0, head.entryInfo.m, place, place + 1);
+    if (!result.partial) return result;
+    const mass = name === "row" ? null : await getPart(`track:${head.name}:column_mass`);
+    // Rows sum to 1, except where a sink takes a share.
+    return { ...result, total: name === "row" ? (head.entryInfo.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
-  // What each head of an entry gives to some keys from one query, null where the file does not hold these weights.
-  async function pair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
-    const rowOf = (at, head) => line({ entry: at, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+  // The weight that each head of an entry gives from one query to some keys; null where the file does not hold it.
+  async function getPair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
+    const fetchRow = (entryIndex, head) => getLine({ entry: entryIndex, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
     const sum = (row) => row.reduce((total, weight) => total + weight, 0);
-    const finite = (value) => (Number.isFinite(value) ? value : null);
-    const other = otherEntry === undefined ? null : await rowOf(otherEntry, otherHead);
-    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => rowOf(entry, head)));
+    const toFinite = (value) => (Number.isFinite(value) ? value : null);
+    const other = otherEntry === undefined ? null : await fetchRow(otherEntry, otherHead);
+    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => fetchRow(entry, head)));
     return {
-      weights: rows.map((row) => row && finite(sum(row.subarray(j0, j1)))),
-      agreement: other && rows.map((row) => row && finite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+      weights: rows.map((row) => row && toFinite(sum(row.subarray(j0, j1)))),
+      agreement: other && rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
     };
   }
-  async function stored(name, what) {
-    const found = await part(name);
-    if (!found) throw notHere(what);
-    return found;
+  async function getStoredPart(name, what) {
+    const result = await getPart(name);
+    if (!result) throw createMissingError(what);
+    return result;
   }
 
-  // Thumbnails are there of more heads than the rest.
-  function thumbnailOf({ entry, head, variant, pool }) {
-    if (variant !== data.state.variant || pool !== data.state.pool) throw notHere(t("thumbnails of this kind"));
+  // The file holds thumbnails of more heads than the packed ones.
+  function findThumbnail({ entry, head, variant, pool }) {
+    if (variant !== data.state.variant || pool !== data.state.pool) throw createMissingError(t("thumbnails of this kind"));
     return `${entry}:${head}`;
   }
 
-  const numbers = ({ weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
+  const createAnswer = ({ weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
     status: () => ({ json: { jobs: [], bytes: 0 } }),
     focus: () => ({ json: {} }),
-    tokens: (params) => ({ json: tokens(params) }),
-    search: (params) => ({ json: search(params) }),
-    tile: async (params) => ({ buffer: await tile(params) }),
-    thumbnail: async (params) => ({ buffer: await stored(`thumbnail:${thumbnailOf(params)}`, t("this thumbnail")) }),
-    track: async (params) => ({ buffer: await stored(`track:${headOf(params).name}:${params.name}`, t("this track")) }),
-    row: async (params) => numbers(await line(params, "row")),
-    column: async (params) => numbers(await line(params, "column")),
-    region: async (params) => numbers(await region(params, ...bounds(params))),
-    pair: async (params) => ({ json: await pair(params) }),
-    cell: async (params) => ({ json: await cell(params) }),
-    top: async (params) => ({ json: await top(params) }),
+    tokens: (params) => ({ json: getTokens(params) }),
+    search: (params) => ({ json: searchText(params) }),
+    tile: async (params) => ({ buffer: await getTile(params) }),
+    thumbnail: async (params) => ({ buffer: await getStoredPart(`thumbnail:${findThumbnail(params)}`, t("this thumbnail")) }),
+    track: async (params) => ({ buffer: await getStoredPart(`track:${findHead(params).name}:${params.name}`, t("this track")) }),
+    row: async (params) => createAnswer(await getLine(params, "row")),
+    column: async (params) => createAnswer(await getLine(params, "column")),
+    region: async (params) => createAnswer(await getWeights(params, ...getBounds(params))),
+    pair: async (params) => ({ json: await getPair(params) }),
+    cell: async (params) => ({ json: await getCell(params) }),
+    top: async (params) => ({ json: await findLargest(params) }),
     offline: () => ({ json: { data } }),
   };
   return {
     async get(name, params = {}, { signal } = {}) {
-      if (!(name in answers)) throw notHere(name);
+      if (!(name in answers)) throw createMissingError(name);
       const answer = await answers[name](params);
       if (signal?.aborted) throw new TransportError(499, "given up", true);
       return { ...answer, progress: 1, final: true, sampled: false };
@@ -234,28 +234,28 @@ export function packedTransport(data) {
   };
 }
 
-/** What is known of the numbers of the file, for the help: [title, text]. */
-export function numberFacts({ packed }) {
-  const whole = t("were computed from queries and keys when the page was written");
-  if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", whole)];
+/** How exact the numbers of the file are, for the help: [title, text]. */
+export function describeNumbers({ packed }) {
+  const computed = t("were computed from queries and keys when the page was written");
+  if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
   const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
-  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", whole, rows)];
+  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows)];
 }
 
-// What is not in the file, in words for its foot.
-export function missingWords(data) {
+// What the file holds, for its footer.
+export function describeMissing(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
   const words = [packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
   const finest = Math.min(...packed.map((each) => each.finest));
   const detailed = packed.filter((each) => each.finest === finest && !each.block);
-  const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => headMark(info, entry, head)).join(t(" and "));
+  const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => getHeadMark(info, entry, head)).join(t(" and "));
   const rest = packed.length > detailed.length ? t(", overviews of the others") : "";
   const depth = finest ? t("blocks of {0} × {1} cells and more", 2 ** finest, 2 ** finest) : t("every cell");
   if (detailed.length) words.push(rest ? `${names}: ${depth}${rest}` : depth);
-  const kept = Math.max(0, ...packed.map((each) => each.kept));
+  const keptCount = Math.max(0, ...packed.map((each) => each.kept));
   if (packed.every((each) => each.exact)) words.push(t("weights exact in float32"));
-  else if (kept) words.push(t("the {0} largest weights of each query", kept));
-  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), isWeighted(state) ? variantText(state) : state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
+  else if (keptCount) words.push(t("the {0} largest weights of each query", keptCount));
+  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), isWeighted(state) ? describeVariant(state) : state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
   return `${words.join("; ")}.`;
 }

@@ -3,8 +3,8 @@
 import { drawAxes } from "./axes.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
-import { hatching } from "./look.js";
-import { targetOf } from "./scene.js";
+import { createHatching } from "./look.js";
+import { getTarget } from "./scene.js";
 import { drawTrack } from "./tracks.js";
 import { t } from "./words.js";
 
@@ -13,35 +13,35 @@ export const TRACK_OF = { top: "column_mass", left: "entropy" };
 
 const NOTHING = t("Only statistics of this layer were kept: no cells to show");
 
-/** A painter on `canvas`. `draw(scene, how)` draws a scene and says what was missing. */
+/** A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing. */
 export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   const ctx = canvas.getContext("2d", { alpha: false });
-  let how = null; // {look, palette, budget, state} of the frame that is being drawn
+  let frameOptions = null; // {look, palette, budget, state} of the frame that is being drawn
   let scene = null;
-  let hatch = null;
+  let sheet = null;
 
-  // A sheet of hatching as large as the canvas: copying it takes a fraction of what filling with a pattern does.
-  function sheet() {
-    const { look } = how;
+  // Hatching as large as the canvas: copying it is much faster than filling with a pattern.
+  function getHatchSheet() {
+    const { look } = frameOptions;
     const { dpr } = scene;
     const { width, height } = canvas;
-    if (!hatch || hatch.look !== look || hatch.dpr !== dpr || hatch.width !== width || hatch.height !== height) {
-      const { canvas: one, side } = hatching(look, dpr);
+    if (!sheet || sheet.look !== look || sheet.dpr !== dpr || sheet.width !== width || sheet.height !== height) {
+      const { canvas: pattern, side } = createHatching(look, dpr);
       const all = document.createElement("canvas");
       [all.width, all.height] = [width + side, height + side];
       const paint = all.getContext("2d", { alpha: false });
-      paint.fillStyle = paint.createPattern(one, "repeat");
+      paint.fillStyle = paint.createPattern(pattern, "repeat");
       paint.fillRect(0, 0, all.width, all.height);
-      hatch = { all, side, look, dpr, width, height };
+      sheet = { all, side, look, dpr, width, height };
     }
-    return hatch;
+    return sheet;
   }
 
   // The hatching belongs to the matrix: it moves with it.
   function drawHatching(pane, x0, y0, x1, y1) {
-    const { all, side } = sheet();
-    const from = (value, origin) => (((value - origin) % side) + side) % side;
-    ctx.drawImage(all, from(x0, pane.px(0)), from(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
+    const { all, side } = getHatchSheet();
+    const getOffset = (value, origin) => (((value - origin) % side) + side) % side;
+    ctx.drawImage(all, getOffset(x0, pane.px(0)), getOffset(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
   }
 
   function drawPane(pane) {
@@ -72,7 +72,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
 
   function drawHeads(pane, drawn) {
     const { dpr, scale } = scene;
-    const { look, palette, budget, state } = how;
+    const { look, palette, budget, state } = frameOptions;
     for (const layer of pane.layers) {
       const result = drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone: look.pending });
       drawn.missing += result.missing;
@@ -82,12 +82,12 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     drawGrid(ctx, pane, { scale, dpr, look });
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
     const layers = [pane.layers.at(-1)];
-    drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => targetOf(scene, pane, i, j) });
+    drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => getTarget(scene, pane, i, j) });
   }
 
   function drawEmptyRows(pane) {
     const { region, px, py } = pane;
-    ctx.fillStyle = how.look.empty;
+    ctx.fillStyle = frameOptions.look.empty;
     for (const [start, stop] of tracks.get(pane.source, "entropy").empty) {
       if (stop <= region.r0 || start >= region.r1) continue;
       const [from, to] = [py(start), py(stop)];
@@ -97,7 +97,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
 
   function drawMargins(pane) {
     const { dpr, scale } = scene;
-    const { look } = how;
+    const { look } = frameOptions;
     if (pane.right <= pane.left || pane.bottom <= pane.top) return;
     ctx.save();
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
@@ -115,20 +115,20 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     const { dpr } = scene;
     ctx.save();
     ctx.setTransform(1, 0, 0, 1, 0, 0);
-    const wide = Math.max(1, Math.round(dpr));
+    const lineWidth = Math.max(1, Math.round(dpr));
     const [x0, y0, x1, y1] = [pane.left, pane.top, pane.right, pane.bottom].map((value) => Math.round(dpr * value));
-    ctx.fillStyle = how.look.frame;
-    ctx.fillRect(x0 - wide, y0 - wide, x1 - x0 + 2 * wide, wide);
-    ctx.fillRect(x0 - wide, y0 - wide, wide, y1 - y0 + 2 * wide);
-    if (pane.bottom >= pane.Y(pane.entry.m) - 0.5) ctx.fillRect(x0 - wide, y1, x1 - x0 + 2 * wide, wide);
-    if (pane.right >= pane.X(pane.entry.n) - 0.5) ctx.fillRect(x1, y0 - wide, wide, y1 - y0 + 2 * wide);
+    ctx.fillStyle = frameOptions.look.frame;
+    ctx.fillRect(x0 - lineWidth, y0 - lineWidth, x1 - x0 + 2 * lineWidth, lineWidth);
+    ctx.fillRect(x0 - lineWidth, y0 - lineWidth, lineWidth, y1 - y0 + 2 * lineWidth);
+    if (pane.bottom >= pane.Y(pane.entry.m) - 0.5) ctx.fillRect(x0 - lineWidth, y1, x1 - x0 + 2 * lineWidth, lineWidth);
+    if (pane.right >= pane.X(pane.entry.n) - 0.5) ctx.fillRect(x1, y0 - lineWidth, lineWidth, y1 - y0 + 2 * lineWidth);
     ctx.restore();
   }
 
-  // Which head is where, when there are two; and why nothing is drawn, when nothing can be.
+  // The names of two shown heads, or the reason why nothing is drawn.
   function drawWords(pane) {
-    const { look } = how;
-    const chip = (text, x, y, align) => {
+    const { look } = frameOptions;
+    const drawLabel = (text, x, y, align) => {
       const width = ctx.measureText(text).width + 16;
       const left = { right: x - width, left: x, center: x - width / 2 }[align];
       ctx.fillStyle = look.card;
@@ -146,23 +146,23 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     ctx.lineWidth = 1;
     ctx.font = `12px ${look.sans}`;
     ctx.textBaseline = "middle";
-    if (pane.names.upper) chip(pane.names.upper, pane.right - 10, pane.top + 10, "right");
-    if (pane.names.lower) chip(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
-    if (!pane.readable) chip(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
+    if (pane.names.upper) drawLabel(pane.names.upper, pane.right - 10, pane.top + 10, "right");
+    if (pane.names.lower) drawLabel(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
+    if (!pane.readable) drawLabel(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
     ctx.restore();
   }
 
   return {
-    /** Draw a scene; `given`: {look, palette, budget, state}. Returns {missing, pending}: tiles that are not there, not final. */
-    draw(drawn, given) {
-      [scene, how] = [drawn, given];
+    /** Draw a scene; `options`: {look, palette, budget, state}. Returns {missing, pending}: tiles not loaded, not final. */
+    draw(newScene, options) {
+      [scene, frameOptions] = [newScene, options];
       tiles.begin();
       ctx.setTransform(1, 0, 0, 1, 0, 0);
       ctx.imageSmoothingEnabled = false;
-      ctx.fillStyle = how.look.paper;
+      ctx.fillStyle = frameOptions.look.paper;
       ctx.fillRect(0, 0, canvas.width, canvas.height);
       const results = scene.panes.map(drawPane);
-      return { missing: results.reduce((sum, one) => sum + one.missing, 0), pending: results.some((one) => one.pending) };
+      return { missing: results.reduce((sum, result) => sum + result.missing, 0), pending: results.some((result) => result.pending) };
     },
   };
 }

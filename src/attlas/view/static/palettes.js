@@ -45,13 +45,13 @@ const TABLES = {
     "f0d846f1d945f2da44f3db42f5dc41f6dd3ff7de3ef8df3cf9e03afbe138fce236fde334fee434fee535fee636fee838",
 };
 
-const tables = new Map();
+const paletteCache = new Map();
 
 /** The 256 colours of a named map, as 768 bytes. */
-export function paletteBytes(name) {
-  if (!tables.has(name)) {
+export function getPaletteBytes(name) {
+  if (!paletteCache.has(name)) {
     const text = TABLES[name];
-    tables.set(name, Uint8Array.from({ length: 768 }, (_, i) => parseInt(text.slice(2 * i, 2 * i + 2), 16)));
+    paletteCache.set(name, Uint8Array.from({ length: 768 }, (_, i) => parseInt(text.slice(2 * i, 2 * i + 2), 16)));
   }
-  return tables.get(name);
+  return paletteCache.get(name);
 }

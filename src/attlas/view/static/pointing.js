@@ -1,42 +1,42 @@
-// What is pointed at: with the pointer, or with keys in the middle of the map. Hover, tooltip, pin.
+// Hover, tooltip and pin: by the pointer, or by keys at the centre of the map.
 
-import { arrowStep } from "./gestures.js";
+import { clamp } from "./geometry.js";
+import { computeArrowStep } from "./gestures.js";
 import { TRACK_OF } from "./painter.js";
-import { cellUnder, targetOf, trackUnder } from "./scene.js";
-import { TRACKS, peak } from "./tracks.js";
+import { findCell, getTarget, findTrack } from "./scene.js";
+import { TRACKS, findPeak } from "./tracks.js";
 import { t } from "./words.js";
 
-const DOUBLE = 500; // ms in which two clicks may be a double click
+const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
 
 /**
- * `scene()` gives what is drawn; `changed()` asks for a frame; `waits(on)` says that a click has to wait. The result is
- * also what gestures act on.
+ * `scene()` returns what is drawn; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is
+ * also the target of the gestures.
  */
-export function createPointing({ store, scene, camera, tip, tracks, announce, changed, waits }) {
+export function createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed, waits }) {
   let pointer = null; // where the pointer is, in CSS pixels
-  let keyboard = false; // whether the crosshair stands in the middle, for keys
-  let own = false; // whether the hover is ours to take back
+  let keyboard = false; // whether the crosshair is at the centre, moved by keys
+  let ownsHover = false; // whether the hover was set here
   let pinBefore = null;
   let clickedAt = -Infinity;
-  let clicks = 0;
+  let clickCount = 0;
 
-  function middle() {
-    const [pane] = scene().panes;
+  function getCentreCell() {
+    const [pane] = getScene().panes;
     if (!pane.readable) return null;
-    const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value)));
-    return { pane, i: clamp(store.state.row, pane.entry.m), j: clamp(store.state.column, pane.entry.n) };
+    return { pane, i: clamp(Math.floor(store.state.row), 0, pane.entry.m - 1), j: clamp(Math.floor(store.state.column), 0, pane.entry.n - 1) };
   }
 
-  function unhover() {
+  function clearHover() {
     tip.hide();
-    if (own) store.set({ hover: null, reading: null });
-    own = false;
+    if (ownsHover) store.set({ hover: null, reading: null });
+    ownsHover = false;
   }
 
   function setKeyboard(on) {
     if (keyboard === on) return;
     keyboard = on;
-    if (!on) unhover();
+    if (!on) clearHover();
     changed();
   }
 
@@ -44,51 +44,50 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
     const name = TRACK_OF[side];
     const { values } = tracks.get(pane.source, name);
     const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
-    tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && peak(values, from, to) }, place);
+    tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
-  // Zoomed out a pixel is a block: what is pinned is its largest cell, and a click waits for it.
-  async function pin(found) {
-    const mine = ++clicks;
+  // Zoomed out a pixel is a block: its largest cell is fetched and pinned.
+  async function pin(hit) {
+    const click = ++clickCount;
     waits(false);
-    if (!found) return;
-    const here = scene();
-    const target = targetOf(here, found.pane, found.i, found.j);
+    if (!hit) return;
+    const drawnScene = getScene();
+    const target = getTarget(drawnScene, hit.pane, hit.i, hit.j);
     if (!target) return;
-    let cell = { i: found.i, j: found.j };
+    let cell = { i: hit.i, j: hit.j };
     if (target.level && !target.name && target.allowed) {
       waits(true);
       try {
         const [i, j] = (await tip.largest(target)) ?? [cell.i, cell.j];
         cell = { i, j };
       } catch {
-        // It cannot be had: the cell under the pointer is the best there is.
+        // Not available: the cell under the pointer is pinned.
       }
-      if (mine !== clicks) return; // another click, or a double click, has come
+      if (click !== clickCount) return; // another click, or a double click, has come
       waits(false);
-      if (scene().panes[0].source.key !== here.panes[0].source.key) return; // of another head
+      if (getScene().panes[0].source.key !== drawnScene.panes[0].source.key) return; // of another head
     }
     const before = store.state.pin;
-    const letGo = before && before.i === cell.i && before.j === cell.j;
-    store.set({ pin: letGo ? null : cell });
-    announce(letGo ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + found.pane.firstQuery, cell.j + found.pane.firstKey));
+    const unpin = before && before.i === cell.i && before.j === cell.j;
+    store.set({ pin: unpin ? null : cell });
+    announce(unpin ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + hit.pane.firstQuery, cell.j + hit.pane.firstKey));
   }
 
-  function move(rows, columns) {
+  function moveCrosshair(rows, columns) {
     setKeyboard(true);
     pointer = null;
     camera.stop();
-    const { entry } = scene().panes[0];
+    const { entry } = getScene().panes[0];
     const { row, column } = store.state;
-    const clamp = (value, count) => Math.min(count - 0.5, Math.max(0.5, Math.floor(value) + 0.5));
-    store.set({ row: clamp(row + rows, entry.m), column: clamp(column + columns, entry.n) });
+    store.set({ row: clamp(Math.floor(row + rows) + 0.5, 0.5, entry.m - 0.5), column: clamp(Math.floor(column + columns) + 0.5, 0.5, entry.n - 0.5) });
   }
 
-  // Cells that each key moves by, down and to the right.
-  function steps(shift) {
-    const { scale, panes } = scene();
+  // The rows and columns by which each key moves.
+  function getSteps(shift) {
+    const { scale, panes } = getScene();
     const { field, entry } = panes[0];
-    const [down, right] = [arrowStep(scale, field.h, shift), arrowStep(scale, field.w, shift)];
+    const [down, right] = [computeArrowStep(scale, field.h, shift), computeArrowStep(scale, field.w, shift)];
     const page = Math.max(1, Math.round((0.9 * field.h) / scale));
     return {
       ArrowLeft: [0, -right],
@@ -102,31 +101,31 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
     };
   }
 
-  const act = {
+  const pointing = {
     camera,
-    /** Bring hover and tooltip up to date with what is drawn now. */
+    /** Update hover and tooltip for the drawn scene. */
     update() {
       const place = keyboard ? null : pointer;
       if (!keyboard && !place) return;
-      const here = scene();
-      const found = keyboard ? middle() : cellUnder(here, place.x, place.y);
-      const target = found && targetOf(here, found.pane, found.i, found.j);
-      own = true;
+      const drawnScene = getScene();
+      const hit = keyboard ? getCentreCell() : findCell(drawnScene, place.x, place.y);
+      const target = hit && getTarget(drawnScene, hit.pane, hit.i, hit.j);
+      ownsHover = true;
       if (!target) {
         store.set({ hover: null, reading: null });
-        const track = place && trackUnder(here, place.x, place.y);
+        const track = place && findTrack(drawnScene, place.x, place.y);
         if (track) showTrack(track, place);
         else tip.hide();
         return;
       }
       const { empty } = tracks.get(target.source, "entropy");
       target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
-      const at = place ?? { x: found.pane.X(found.j + 0.5), y: found.pane.Y(found.i + 0.5) };
-      tip.show(target, at, { level: here.level, pool: store.state.pool, spoken: keyboard });
+      const position = place ?? { x: hit.pane.X(hit.j + 0.5), y: hit.pane.Y(hit.i + 0.5) };
+      tip.show(target, position, { level: drawnScene.level, pool: store.state.pool, spoken: keyboard });
       const { cell, weight } = tip.reading();
-      store.set({ hover: cell ?? { i: found.i, j: found.j }, reading: weight });
+      store.set({ hover: cell ?? { i: hit.i, j: hit.j }, reading: weight });
     },
-    /** The cells that the pixel pointed at stands for, until it is known which of them is the largest. */
+    /** The block of the hovered pixel, until its largest cell is known. */
     block: () => (keyboard || pointer ? tip.reading().block : null),
     point(x, y) {
       pointer = { x, y };
@@ -136,41 +135,41 @@ export function createPointing({ store, scene, camera, tip, tracks, announce, ch
     leave() {
       pointer = null;
       if (keyboard) return;
-      unhover();
+      clearHover();
       changed();
     },
     click(x, y) {
       const now = performance.now();
-      if (now - clickedAt > DOUBLE) pinBefore = store.state.pin;
+      if (now - clickedAt > DOUBLE_CLICK) pinBefore = store.state.pin;
       clickedAt = now;
-      act.point(x, y);
-      pin(cellUnder(scene(), x, y));
+      pointing.point(x, y);
+      pin(findCell(getScene(), x, y));
     },
     double(x, y, out) {
-      clicks += 1;
+      clickCount += 1;
       waits(false);
       store.set({ pin: pinBefore }); // the two clicks of a double click were not meant to pin
       camera.zoomBy(out ? -1 : 1, x, y);
     },
     key(name, shift) {
-      const step = steps(shift)[name];
-      if (step) move(...step);
+      const step = getSteps(shift)[name];
+      if (step) moveCrosshair(...step);
       else if (name !== "Enter") return false;
-      else if (keyboard) pin(middle());
+      else if (keyboard) pin(getCentreCell());
       else setKeyboard(true);
       return true;
     },
-    /** Where keys zoom: about the pointer, or about the middle. */
+    /** The fixed point of a zoom by keys: the pointer, else the centre. */
     centre() {
-      const { cx, cy } = scene().panes[0];
+      const { cx, cy } = getScene().panes[0];
       return keyboard || !pointer ? { x: cx, y: cy } : pointer;
     },
     keyboard: () => keyboard,
     setKeyboard,
     cell() {
-      const found = keyboard ? middle() : null;
-      return found && { i: found.i, j: found.j };
+      const hit = keyboard ? getCentreCell() : null;
+      return hit && { i: hit.i, j: hit.j };
     },
   };
-  return act;
+  return pointing;
 }

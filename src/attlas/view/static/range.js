@@ -1,11 +1,12 @@
-// A range with two handles over a picture (a colour bar, a histogram): dragged, or moved by keys.
+// A range slider with two handles, over a colour bar or a histogram.
 
+import { clamp } from "./geometry.js";
 import { make } from "./elements.js";
 import { t } from "./words.js";
 
-const big = 10; // steps that Page Up and Page Down take
+const pageSteps = 10; // steps that Page Up and Page Down take
 
-export function createRange({ label, names, step, say, onInput, onDone = () => {} }) {
+export function createRange({ label, names, step, formatValue, onInput, onDone = () => {} }) {
   let [min, max, low, high] = [0, 1, 0, 1];
   let drag = null;
   const band = make("div", { class: "range-band" });
@@ -21,9 +22,9 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
   );
   const element = make("div", { class: "range" }, band, ...handles);
 
-  const share = (value) => (max > min ? Math.min(1, Math.max(0, (value - min) / (max - min))) : 0);
-  const place = () => {
-    const [a, b] = [share(low), share(high)];
+  const getShare = (value) => (max > min ? Math.min(1, Math.max(0, (value - min) / (max - min))) : 0);
+  const update = () => {
+    const [a, b] = [getShare(low), getShare(high)];
     band.style.left = `${100 * a}%`;
     band.style.width = `${100 * (b - a)}%`;
     handles.forEach((handle, which) => {
@@ -32,22 +33,21 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
       handle.setAttribute("aria-valuemin", String(which ? low : min));
       handle.setAttribute("aria-valuemax", String(which ? max : high));
       handle.setAttribute("aria-valuenow", String(value));
-      handle.setAttribute("aria-valuetext", say(value));
+      handle.setAttribute("aria-valuetext", formatValue(value));
     });
   };
-  const change = (nextLow, nextHigh) => {
+  const setValues = (nextLow, nextHigh) => {
     if (nextLow === low && nextHigh === high) return;
     [low, high] = [nextLow, nextHigh];
-    place();
+    update();
     onInput(low, high);
   };
-  const clamp = (value, from, to) => Math.min(to, Math.max(from, value));
   const move = (which, value) => {
     const gap = step();
-    if (which) change(low, clamp(value, Math.min(low + gap, max), max));
-    else change(clamp(value, min, Math.max(high - gap, min)), high);
+    if (which) setValues(low, clamp(value, Math.min(low + gap, max), max));
+    else setValues(clamp(value, min, Math.max(high - gap, min)), high);
   };
-  const at = (event) => {
+  const getValue = (event) => {
     const box = element.getBoundingClientRect();
     return min + ((event.clientX - box.left) / box.width) * (max - min);
   };
@@ -56,13 +56,13 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
     if (event.button) return;
     event.preventDefault();
     const box = element.getBoundingClientRect();
-    const pixels = [low, high].map((value) => box.left + share(value) * box.width - event.clientX);
+    const pixels = [low, high].map((value) => box.left + getShare(value) * box.width - event.clientX);
     const near = Math.min(...pixels.map(Math.abs)) < 12;
-    const value = at(event);
+    const value = getValue(event);
     if (!near && value > low && value < high) drag = { from: value, low, high };
     else {
       const [a, b] = pixels.map(Math.abs);
-      // Two handles on one place: the side of the pointer decides.
+      // Both handles are at the same distance: the side of the pointer decides.
       drag = { which: a === b ? Number(value > low) : Number(b < a) };
       handles[drag.which].focus();
       if (!near) move(drag.which, value);
@@ -71,21 +71,21 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
   });
   element.addEventListener("pointermove", (event) => {
     if (drag === null) return;
-    const value = at(event);
+    const value = getValue(event);
     if (drag.which !== undefined) move(drag.which, value);
     else {
       const shift = clamp(value - drag.from, min - drag.low, max - drag.high);
-      change(drag.low + shift, drag.high + shift);
+      setValues(drag.low + shift, drag.high + shift);
     }
   });
-  const end = () => {
+  const endDrag = () => {
     if (drag === null) return;
     drag = null;
     onDone(low, high);
   };
-  element.addEventListener("pointerup", end);
-  element.addEventListener("pointercancel", end);
-  element.addEventListener("lostpointercapture", end);
+  element.addEventListener("pointerup", endDrag);
+  element.addEventListener("pointercancel", endDrag);
+  element.addEventListener("lostpointercapture", endDrag);
   handles.forEach((handle, which) =>
     handle.addEventListener("keydown", (event) => {
       const value = which ? high : low;
@@ -94,8 +94,8 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
         ArrowDown: value - step(),
         ArrowRight: value + step(),
         ArrowUp: value + step(),
-        PageDown: value - big * step(),
-        PageUp: value + big * step(),
+        PageDown: value - pageSteps * step(),
+        PageUp: value + pageSteps * step(),
         Home: which ? low : min,
         End: which ? max : high,
       }[event.key];
@@ -110,9 +110,9 @@ export function createRange({ label, names, step, say, onInput, onDone = () => {
     element,
     dragging: () => drag !== null,
     set(next) {
-      if (drag !== null) return; // the hand on the handle knows better
+      if (drag !== null) return; // a drag is not interrupted
       ({ min, max, low, high } = { min, max, low, high, ...next });
-      place();
+      update();
     },
   };
 }

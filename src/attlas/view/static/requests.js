@@ -1,152 +1,151 @@
-// One queue for everything that a page asks: few at a time, the most wanted first, nothing that is no longer wanted.
+// One queue for all requests of a page: few at a time, ordered by rank and distance, cancelled when not needed.
 
 import { TransportError } from "./transport.js";
 import { t } from "./words.js";
 
-const LIMIT = 6; // what a browser opens to one HTTP/1.1 server
-const SLOW_LIMIT = 2; // pictures of whole heads take long; they must not hold up what is looked at
-const TRIES = 5;
+const MAX_REQUESTS = 6; // connections of a browser to one HTTP/1.1 server
+const MAX_SLOW_REQUESTS = 2; // pictures of whole heads are slow; they must not delay the view
+const MAX_TRIES = 5;
 
-// What a reader waits for comes first; within a rank, what is nearest the centre.
-/** Ranks of requests: the lowest goes first. */
+/** Ranks of requests: the lowest is sent first; within a rank, the one nearest the centre of the view. */
 export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
-/** Milliseconds before try number `count` (from 1), with a little chance so that many requests do not return at once. */
-export function backoff(count, chance = Math.random()) {
-  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * chance);
+/** Milliseconds before retry number `count` (from 1), with jitter so that retries do not come at once. */
+export function backoff(count, random = Math.random()) {
+  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * random);
 }
 
-/** Whether another try can help: nobody answered, or the server had trouble of its own. */
-export function passing(error) {
+/** Whether a retry can help: no answer, or an error of the server. */
+function isRetryable(error) {
   return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
 }
 
 /**
  * A transport over another one, with a queue.
  *
- * `get(name, params, {signal, distance, rank})` as in any transport; `rank` puts a request among others than its kind. `distance()` says how far from the centre of the view
- * the answer will be shown; it is asked again whenever a place is free. `trouble(tell)` hears a line of text while
- * requests are being tried again, and null when all is well.
+ * `get(name, params, {signal, distance, rank})` as in any transport. `rank` replaces the rank of the name;
+ * `distance()` is the distance of the answer from the centre of the view, read whenever a request can be sent.
+ * `trouble(listener)` calls `listener(text)` while requests are retried, and `listener(null)` when all is well.
  */
-export function createRequests(transport, { limit = LIMIT, wait = backoff } = {}) {
+export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay = backoff } = {}) {
   const waiting = new Set();
-  const flying = new Set();
+  const inFlight = new Set();
   const listeners = new Set();
-  const resting = new Set(); // between two tries
-  let failing = 0;
-  let lost = false; // whether the last thing heard of the server is that it does not answer
+  const retrying = new Set(); // waiting for a retry
+  let failingCount = 0;
+  let unreachable = false; // whether the last request got no answer
   let closed = false;
 
-  const tellTrouble = (text) => listeners.forEach((tell) => tell(text));
-  const slow = (job) => job.rank >= RANK.thumbnail;
+  const reportTrouble = (text) => listeners.forEach((listener) => listener(text));
+  const isSlow = (job) => job.rank >= RANK.thumbnail;
 
-  function next() {
-    const busy = [...flying].filter(slow).length;
-    let best = null;
+  function chooseNext() {
+    const slowCount = [...inFlight].filter(isSlow).length;
+    let chosen = null;
     for (const job of waiting) {
-      if (slow(job) && busy >= SLOW_LIMIT) continue;
-      job.away = job.distance ? job.distance() : 0;
-      if (!best || job.rank < best.rank || (job.rank === best.rank && job.away < best.away)) best = job;
+      if (isSlow(job) && slowCount >= MAX_SLOW_REQUESTS) continue;
+      job.currentDistance = job.distance ? job.distance() : 0;
+      if (!chosen || job.rank < chosen.rank || (job.rank === chosen.rank && job.currentDistance < chosen.currentDistance)) chosen = job;
     }
-    return best;
+    return chosen;
   }
 
-  function pump() {
-    while (flying.size < limit) {
-      const job = next();
+  function startRequests() {
+    while (inFlight.size < limit) {
+      const job = chooseNext();
       if (!job) return;
       waiting.delete(job);
-      flying.add(job);
-      fly(job);
+      inFlight.add(job);
+      sendRequest(job);
     }
   }
 
-  async function fly(job) {
+  async function sendRequest(job) {
     try {
-      const answer = await transport.get(job.name, job.params, { signal: job.stop.signal });
-      if (lost || job.tries) recovered(job);
-      settle(job, () => job.resolve(answer));
+      const answer = await transport.get(job.name, job.params, { signal: job.controller.signal });
+      if (unreachable || job.tries) handleRecovery(job);
+      settleJob(job, () => job.resolve(answer));
     } catch (error) {
-      failed(job, error);
+      handleFailure(job, error);
     }
   }
 
-  function failed(job, error) {
-    flying.delete(job);
-    if (job.stop.signal.aborted || !passing(error) || job.tries + 1 >= TRIES || closed) {
-      const gone = !closed && !job.stop.signal.aborted && passing(error);
-      if (gone) {
-        lost = true;
-        tellTrouble(error.message);
+  function handleFailure(job, error) {
+    inFlight.delete(job);
+    if (job.controller.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
+      const gaveUp = !closed && !job.controller.signal.aborted && isRetryable(error);
+      if (gaveUp) {
+        unreachable = true;
+        reportTrouble(error.message);
       }
-      recovered(job, gone);
-      settle(job, () => job.reject(error));
+      handleRecovery(job, gaveUp);
+      settleJob(job, () => job.reject(error));
       return;
     }
-    if (!job.tries) failing += 1;
+    if (!job.tries) failingCount += 1;
     job.tries += 1;
-    tellTrouble(t("{0}; trying again", error.message));
-    resting.add(job);
+    reportTrouble(t("{0}; trying again", error.message));
+    retrying.add(job);
     job.timer = setTimeout(() => {
-      resting.delete(job);
+      retrying.delete(job);
       waiting.add(job);
-      pump();
-    }, wait(job.tries));
-    pump();
+      startRequests();
+    }, getDelay(job.tries));
+    startRequests();
   }
 
-  // One request less that is being tried again; all is well when none is left and the server has been heard.
-  function recovered(job, still = false) {
-    if (job.tries) failing -= 1;
-    if (still) return;
-    const heard = !job.stop.signal.aborted;
-    if (heard) lost = false;
-    if (!failing && !lost) tellTrouble(null);
+  // A request is no longer retried; reports that all is well when no other is and the server has answered.
+  function handleRecovery(job, stillFailing = false) {
+    if (job.tries) failingCount -= 1;
+    if (stillFailing) return;
+    const answered = !job.controller.signal.aborted;
+    if (answered) unreachable = false;
+    if (!failingCount && !unreachable) reportTrouble(null);
   }
 
-  function settle(job, end) {
-    flying.delete(job);
+  function settleJob(job, callback) {
+    inFlight.delete(job);
     waiting.delete(job);
-    resting.delete(job);
+    retrying.delete(job);
     clearTimeout(job.timer);
-    job.signal?.removeEventListener("abort", job.giveUp);
-    end();
-    pump();
+    job.signal?.removeEventListener("abort", job.cancel);
+    callback();
+    startRequests();
   }
 
   function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
     return new Promise((resolve, reject) => {
       const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
-      job.stop = new AbortController();
-      job.giveUp = () => {
-        const inFlight = flying.has(job);
-        job.stop.abort();
-        if (inFlight) return; // the transport rejects
-        if (job.tries) recovered(job);
-        settle(job, () => reject(new TransportError(499, "given up", true)));
+      job.controller = new AbortController();
+      job.cancel = () => {
+        const wasSent = inFlight.has(job);
+        job.controller.abort();
+        if (wasSent) return; // the transport rejects
+        if (job.tries) handleRecovery(job);
+        settleJob(job, () => reject(new TransportError(499, "given up", true)));
       };
       if (closed || signal?.aborted) {
         reject(new TransportError(499, "given up", true));
         return;
       }
-      signal?.addEventListener("abort", job.giveUp);
+      signal?.addEventListener("abort", job.cancel);
       waiting.add(job);
-      pump();
+      startRequests();
     });
   }
 
   return {
     get,
-    /** Call `tell(text | null)` when requests begin to fail, and when they no longer do. */
-    trouble(tell) {
-      listeners.add(tell);
-      return () => listeners.delete(tell);
+    /** Call `listener(text | null)` when requests begin to fail, and when they no longer do. */
+    trouble(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
     },
     send: transport.send, // null where nothing can be kept
-    counts: () => ({ waiting: waiting.size, flying: flying.size }),
+    counts: () => ({ waiting: waiting.size, flying: inFlight.size }),
     destroy() {
       closed = true;
-      for (const job of [...waiting, ...resting, ...flying]) job.giveUp();
+      for (const job of [...waiting, ...retrying, ...inFlight]) job.cancel();
     },
   };
 }

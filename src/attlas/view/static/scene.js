@@ -1,89 +1,89 @@
-// What one frame shows: panes, the heads drawn in them, and which cell of which head is where.
+// The scene of a frame: panes, the heads drawn in them, and the cell at each position.
 
-import { causalOffset, levelFor, panesOf, placed } from "./geometry.js";
-import { layerOf } from "./layers.js";
-import { headName } from "./numbers.js";
-import { sameCells } from "./compare.js";
-import { finestOf, isContrast, sideOf } from "./state.js";
-import { sourceOf } from "./tiles.js";
+import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
+import { createLayer } from "./layers.js";
+import { getHeadName } from "./numbers.js";
+import { haveSameCells } from "./compare.js";
+import { getFinestLevel, isContrast, getBlockSide } from "./state.js";
+import { createSource } from "./tiles.js";
 import { t } from "./words.js";
 
 /** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
-export function refusal({ info, entry, second, compare }) {
+export function explainRefusal({ info, entry, second, compare }) {
   if (compare === "none") return null;
   if (!second) return t("choose a second head to compare with");
   const [a, b] = [info.entries[entry], info.entries[second.entry]];
-  const alike = sameCells(a, b);
-  if (compare !== "side" && !alike) return t("the two heads are of different parts of the text");
+  const sameCells = haveSameCells(a, b);
+  if (compare !== "side" && !sameCells) return t("the two heads are of different parts of the text");
   if (compare === "triangle" && !(a.causal && b.causal)) return t("only causal matrices leave a triangle empty");
   return null;
 }
 
-// What is written into a pane where more than one head is shown: at its upper right, at its lower left.
-function namesOf(info, compare, source, other) {
-  const name = ({ entry, head }) => headName(info, entry, head);
-  if (compare === "side") return { upper: name(source) };
-  if (compare === "triangle") return { upper: name(other), lower: name(source) };
-  if (isContrast(compare)) return { upper: `${name(source)} ${compare === "ratio" ? "÷" : "−"} ${name(other)}` };
+// The names written into a pane where two heads are shown: at its upper right and lower left.
+function getPaneNames(info, compare, source, other) {
+  const getName = ({ entry, head }) => getHeadName(info, entry, head);
+  if (compare === "side") return { upper: getName(source) };
+  if (compare === "triangle") return { upper: getName(other), lower: getName(source) };
+  if (isContrast(compare)) return { upper: `${getName(source)} ${compare === "ratio" ? "÷" : "−"} ${getName(other)}` };
   return {};
 }
 
 /** The scene of a state on a stage of `width` x `height` CSS pixels. */
-export function sceneOf(state, width, height, dpr, hasSpans) {
+export function createScene(state, width, height, dpr, hasSpans) {
   const { info, row, column, zoom, batch, variant, pool, second } = state;
   const scale = 2 ** zoom;
-  const refused = refusal(state);
-  const compare = refused ? "none" : state.compare;
-  const first = sourceOf({ entry: state.entry, head: state.head, batch, variant, pool });
-  const other = second && compare !== "none" ? sourceOf({ ...second, batch, variant, pool }) : null;
+  const refusal = explainRefusal(state);
+  const compare = refusal ? "none" : state.compare;
+  const first = createSource({ entry: state.entry, head: state.head, batch, variant, pool });
+  const other = second && compare !== "none" ? createSource({ ...second, batch, variant, pool }) : null;
   const sources = compare === "side" ? [first, other] : [first];
-  const finest = finestOf(info, first, ...(other ? [other] : []));
-  const boxes = panesOf(width, height, scale, { side: compare === "side", hasSpans });
-  const panes = boxes.map((box, at) => {
-    const source = sources[at];
+  const finest = getFinestLevel(info, first, ...(other ? [other] : []));
+  const boxes = computePanes(width, height, scale, { side: compare === "side", hasSpans });
+  const panes = boxes.map((box, index) => {
+    const source = sources[index];
     const entry = info.entries[source.entry];
-    const pane = placed(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
+    const pane = placePane(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
     Object.assign(pane, { source, entry, firstKey: entry.first_key, firstQuery: entry.first_query });
     // Of some layers only statistics were kept: there is nothing to draw.
     pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
-    pane.names = namesOf(info, compare, source, other);
-    pane.layers = [layerOf(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null })];
+    pane.names = getPaneNames(info, compare, source, other);
+    pane.layers = [createLayer(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null })];
     if (compare === "triangle") {
-      const shift = causalOffset(entry);
-      pane.layers.unshift(layerOf(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
+      const shift = getCausalOffset(entry);
+      pane.layers.unshift(createLayer(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
     }
     return pane;
   });
-  const level = levelFor(scale * dpr, panes[0].entry.levels, finest);
-  return { info, panes, scale, dpr, level, compare, refused, width, height };
+  const level = chooseLevel(scale * dpr, panes[0].entry.levels, finest);
+  return { info, panes, scale, dpr, level, compare, refusal, width, height };
 }
 
 /**
- * What cell (i, j) of a pane is: of which head, whether it may be seen, and the block that its pixel stands for.
- * `shown(r, c)` is where the pane shows a cell of that head.
+ * What cell (i, j) of a pane shows: its head, whether the mask allows it, and the block of its pixel.
+ * `toPaneCell(r, c)` returns the cell of the pane that shows a cell of that head.
  */
-export function targetOf(scene, pane, i, j) {
+export function getTarget(scene, pane, i, j) {
   const { entry, source } = pane;
   const { info, level, compare } = scene;
-  const offset = causalOffset(entry);
+  const offset = getCausalOffset(entry);
   const main = pane.layers.at(-1);
-  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", shown: (r, c) => ({ i: r, j: c }) }];
+  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) }];
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
-    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), shown: (r, c) => ({ i: c - offset, j: r + offset }) }];
+    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
-  const size = sideOf(info, target.source, level);
+  const size = getBlockSide(info, target.source, level);
   const [r0, c0] = [Math.floor(r / size) * size, Math.floor(c / size) * size];
   const block = { r0, r1: Math.min(entry.m, r0 + size), c0, c1: Math.min(entry.n, c0 + size) };
-  // A block is out of sight when all of it is.
+  // A block is masked when all its cells are.
   const allowed = !entry.causal || block.c0 <= block.r1 - 1 + offset;
   const [firstQuery, firstKey] = [entry.first_query, entry.first_key];
   return { ...target, i: r, j: c, level, side: size, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
 }
 
 /** The pane at a place of the stage, and the cell there; null outside the matrix. */
-export function cellUnder(scene, x, y) {
+export function findCell(scene, x, y) {
   for (const pane of scene.panes) {
     if (!pane.readable || x < pane.left || y < pane.top || x >= pane.right || y >= pane.bottom) continue;
     const cell = { i: Math.floor(pane.row(y)), j: Math.floor(pane.column(x)) };
@@ -93,27 +93,27 @@ export function cellUnder(scene, x, y) {
   return null;
 }
 
-/** The track at a place of the stage, and the stretch [from, to) of rows or columns under its pixel; null elsewhere. */
-export function trackUnder(scene, x, y) {
+/** The track at a place of the stage, and the rows or columns `from` to `to` - 1 of its pixel; null elsewhere. */
+export function findTrack(scene, x, y) {
   for (const pane of scene.panes) {
     const { gutter, left, top, right, bottom, entry } = pane;
-    const stretch = (value, next, count) => {
+    const getRange = (value, next, count) => {
       const from = Math.min(count - 1, Math.max(0, Math.floor(value)));
       return { from, to: Math.min(count, Math.max(from + 1, Math.floor(next))) };
     };
     const base = { top: top - gutter.band - gutter.top, left: left - gutter.band - gutter.left };
     if (x >= left && x < right && y <= base.top && y > base.top - gutter.track) {
-      return { pane, side: "top", ...stretch(pane.column(x), pane.column(x + 1), entry.n) };
+      return { pane, side: "top", ...getRange(pane.column(x), pane.column(x + 1), entry.n) };
     }
     if (y >= top && y < bottom && x <= base.left && x > base.left - gutter.track) {
-      return { pane, side: "left", ...stretch(pane.row(y), pane.row(y + 1), entry.m) };
+      return { pane, side: "left", ...getRange(pane.row(y), pane.row(y + 1), entry.m) };
     }
   }
   return null;
 }
 
 /** The integer rows and columns in view, for questions about "what is seen now". */
-export function regionOf(scene) {
+export function getRegion(scene) {
   const { r0, r1, c0, c1 } = scene.panes[0].region;
   return { r0, r1: Math.max(r0, r1), c0, c1: Math.max(c0, c1) };
 }

@@ -1,14 +1,14 @@
 // The search box: token text, a range of positions ("50000-60000"), or one cell ("60321,102").
 
-import { debounced, make } from "./elements.js";
-import { beyondDiagonal } from "./geometry.js";
-import { whole } from "./numbers.js";
-import { same } from "./state.js";
+import { debounce, make } from "./elements.js";
+import { isBeyondDiagonal, clamp } from "./geometry.js";
+import { formatInteger } from "./numbers.js";
+import { isEqual } from "./state.js";
 import { t } from "./words.js";
 
-const most = 1000; // matches that are asked for; the count is of all
+const maxMatches = 1000; // matches that are asked for; the count is of all
 
-// What was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
+// Parse what was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
 export function parseQuery(typed) {
   const text = typed.trim();
   if (text === "") return typed === "" ? { kind: "nothing" } : { kind: "text", text: typed };
@@ -21,22 +21,22 @@ export function parseQuery(typed) {
   return { kind: "text", text: typed };
 }
 
-// Where a stretch of text or a cell lies in the matrix of an entry, or what is wrong with it, in one sentence.
-export function placeQuery(query, entry) {
+// The rows and columns of a range or a cell in the matrix of an entry, or {error}, a sentence.
+function placeQuery(query, entry) {
   const { m, n, first_query: firstQuery, first_key: firstKey } = entry;
   if (query.kind === "cell") {
     const [i, j] = [query.query - firstQuery, query.key - firstKey];
-    if (i < 0 || i >= m) return { error: t("Queries stand at {0} to {1}, not at {2}.", whole(firstQuery), whole(firstQuery + m - 1), whole(query.query)) };
-    if (j < 0 || j >= n) return { error: t("Keys stand at {0} to {1}, not at {2}.", whole(firstKey), whole(firstKey + n - 1), whole(query.key)) };
+    if (i < 0 || i >= m) return { error: t("Queries stand at {0} to {1}, not at {2}.", formatInteger(firstQuery), formatInteger(firstQuery + m - 1), formatInteger(query.query)) };
+    if (j < 0 || j >= n) return { error: t("Keys stand at {0} to {1}, not at {2}.", formatInteger(firstKey), formatInteger(firstKey + n - 1), formatInteger(query.key)) };
     return { i, j };
   }
-  if (query.stop < query.start) return { error: t("A range runs upwards: {0}-{1}.", whole(query.stop), whole(query.start)) };
+  if (query.stop < query.start) return { error: t("A range runs upwards: {0}-{1}.", formatInteger(query.stop), formatInteger(query.start)) };
   const rows = [Math.max(0, query.start - firstQuery), Math.min(m - 1, query.stop - firstQuery)];
   const columns = [Math.max(0, query.start - firstKey), Math.min(n - 1, query.stop - firstKey)];
   const [anyRows, anyColumns] = [rows[0] <= rows[1], columns[0] <= columns[1]];
   if (!anyRows && !anyColumns) {
-    const last = Math.max(firstQuery + m, firstKey + n) - 1;
-    return { error: t("The matrix covers positions {0} to {1}.", whole(Math.min(firstQuery, firstKey)), whole(last)) };
+    const lastTyped = Math.max(firstQuery + m, firstKey + n) - 1;
+    return { error: t("The matrix covers positions {0} to {1}.", formatInteger(Math.min(firstQuery, firstKey)), formatInteger(lastTyped)) };
   }
   return { rows: anyRows ? rows : null, columns: anyColumns ? columns : null };
 }
@@ -45,8 +45,8 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   let matches = [];
   let total = 0;
   let index = -1;
-  let asked = null;
-  let pinned = null; // the cell that the search itself has pinned
+  let controller = null;
+  let ownPin = null; // the cell that the search itself has pinned
 
   const input = make("input", {
     type: "search",
@@ -59,158 +59,158 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     "data-focus": "search",
   });
   const result = make("span", { class: "search-result", id: input.getAttribute("aria-describedby") });
-  const step = (name, sign, by) => {
-    const button = make("button", { type: "button", class: "icon", "aria-label": name, title: name, disabled: true }, sign);
-    button.addEventListener("click", () => go(by));
+  const createStepButton = (name, symbol, by) => {
+    const button = make("button", { type: "button", class: "icon", "aria-label": name, title: name, disabled: true }, symbol);
+    button.addEventListener("click", () => goTo(by));
     return button;
   };
-  const [previous, next] = [step(t("Previous match"), "‹", -1), step(t("Next match"), "›", 1)];
+  const [previous, next] = [createStepButton(t("Previous match"), "‹", -1), createStepButton(t("Next match"), "›", 1)];
   element.classList.add("search");
   element.append(make("div", { class: "search-box" }, input, result, previous, next));
 
-  const say = (text, wrong = false) => {
+  const showResult = (text, wrong = false) => {
     result.textContent = text;
     result.classList.toggle("wrong", wrong);
     element.classList.toggle("has-result", text !== "");
   };
-  const settle = () => {
+  const publish = () => {
     previous.disabled = next.disabled = matches.length < 2;
-    store.set({ found: matches.length ? { matches, index } : null });
+    store.set({ searchResult: matches.length ? { matches, index } : null });
   };
-  const forget = () => {
-    asked?.abort();
-    asked = null;
+  const clear = () => {
+    controller?.abort();
+    controller = null;
     [matches, total, index] = [[], 0, -1];
-    settle();
+    publish();
   };
 
-  // The cell that shows a token: in the row (or column) that somebody has pinned, where the mask allows it. Else the
-  // token itself is pinned, and the text shows its weights.
-  const cellOf = ([start, stop]) => {
+  // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else the cell
+  // of the token itself, which is then pinned.
+  const chooseCell = ([start, stop]) => {
     const { info, entry, pin, by } = store.state;
-    const given = info.entries[entry];
-    const { m, n, first_query: firstQuery, first_key: firstKey } = given;
+    const entryInfo = info.entries[entry];
+    const { m, n, first_query: firstQuery, first_key: firstKey } = entryInfo;
     const position = Math.floor((start + stop - 1) / 2);
-    const row = Math.min(m - 1, Math.max(0, position - firstQuery));
-    const column = Math.min(n - 1, Math.max(0, position - firstKey));
-    if (pin !== null && !same(pin, pinned)) {
+    const row = clamp(position - firstQuery, 0, m - 1);
+    const column = clamp(position - firstKey, 0, n - 1);
+    if (pin !== null && !isEqual(pin, ownPin)) {
       const cell = by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
-      if (!beyondDiagonal(given, cell.i + 1, cell.j)) return { cell, own: false };
+      if (!isBeyondDiagonal(entryInfo, cell.i + 1, cell.j)) return { cell, isTokenCell: false };
     }
-    return { cell: { i: row, j: column }, own: true };
+    return { cell: { i: row, j: column }, isTokenCell: true };
   };
-  const show = () => {
-    const { cell, own } = cellOf(matches[index]);
+  const showMatch = () => {
+    const { cell, isTokenCell } = chooseCell(matches[index]);
     const { info, entry } = store.state;
     const { c0, c1 } = map.view();
-    // At the diagonal of a causal map, what the query may look at lies to the left.
-    const aside = own && info.entries[entry].causal ? Math.min(cell.j, 0.3 * (c1 - c0)) : 0;
-    map.centre(cell.i, cell.j - aside);
-    if (own) pinned = cell;
-    store.set({ ...(own ? { pin: cell } : {}), hover: cell, reading: null, found: { matches, index } });
-    const shown = t("{0} of {1}{2}", whole(index + 1), whole(total), total > matches.length ? t(" (the first {0})", whole(matches.length)) : "");
-    say(shown);
-    announce(t("Match {0}, position {1}", shown, whole(matches[index][0])));
+    // In a causal map the keys of a query are at the left of the diagonal.
+    const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, 0.3 * (c1 - c0)) : 0;
+    map.centre(cell.i, cell.j - leftShift);
+    if (isTokenCell) ownPin = cell;
+    store.set({ ...(isTokenCell ? { pin: cell } : {}), hover: cell, reading: null, searchResult: { matches, index } });
+    const shown = t("{0} of {1}{2}", formatInteger(index + 1), formatInteger(total), total > matches.length ? t(" (the first {0})", formatInteger(matches.length)) : "");
+    showResult(shown);
+    announce(t("Match {0}, position {1}", shown, formatInteger(matches[index][0])));
   };
-  const go = (by) => {
+  const goTo = (by) => {
     if (!matches.length) return;
     index = (index + by + matches.length) % matches.length;
-    show();
+    showMatch();
   };
 
-  async function find(text) {
-    forget();
-    asked = new AbortController();
-    const { signal } = asked;
-    say("…");
+  async function searchText(text) {
+    clear();
+    controller = new AbortController();
+    const { signal } = controller;
+    showResult("…");
     try {
-      const { json } = await transport.get("search", { text, limit: String(most) }, { signal });
+      const { json } = await transport.get("search", { text, limit: String(maxMatches) }, { signal });
       if (signal.aborted) return;
       [matches, total] = [json.matches, json.total];
-      settle();
+      publish();
       if (!matches.length) {
-        say(t("no match"));
+        showResult(t("no match"));
         announce(t("No match"));
         return;
       }
-      const from = firstFromView();
+      const from = findFirstInView();
       index = from;
-      show();
+      showMatch();
     } catch (error) {
-      if (!signal.aborted) say(error.message ?? t("the search failed"), true);
+      if (!signal.aborted) showResult(error.message ?? t("the search failed"), true);
     }
   }
-  // The first match at or behind what one looks at, so that the map does not jump to the start of the text.
-  function firstFromView() {
+  // The first match at or after the view, so that the map does not jump to the start of the text.
+  function findFirstInView() {
     const { info, entry } = store.state;
     const position = map.visibleRegion().c0 + info.entries[entry].first_key;
-    const found = matches.findIndex(([start]) => start >= position);
-    return found < 0 ? 0 : found;
+    const matchIndex = matches.findIndex(([start]) => start >= position);
+    return matchIndex < 0 ? 0 : matchIndex;
   }
 
-  function jump(query) {
-    forget();
+  function goToPlace(query) {
+    clear();
     const { info, entry } = store.state;
     const place = placeQuery(query, info.entries[entry]);
     if (place.error) {
-      say(place.error, true);
+      showResult(place.error, true);
       announce(place.error);
       return;
     }
     if (query.kind === "cell") {
       map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, 3) });
       store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
-      say("");
-      announce(t("Cell {0}, {1}", whole(query.query), whole(query.key)));
+      showResult("");
+      announce(t("Cell {0}, {1}", formatInteger(query.query), formatInteger(query.key)));
       return;
     }
     const spans = [place.rows, place.columns].filter(Boolean);
     const cells = Math.max(...spans.map(([a, b]) => b - a + 1));
     const { r0, r1, c0, c1, scale } = map.view();
     const pixels = Math.min((r1 - r0) * scale, (c1 - c0) * scale);
-    const middle = (span, otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
-    map.centre(middle(place.rows, (r0 + r1) / 2), middle(place.columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / cells) });
-    say("");
-    announce(t("Positions {0} to {1}", whole(query.start), whole(query.stop)));
+    const getMiddle = (span, otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
+    map.centre(getMiddle(place.rows, (r0 + r1) / 2), getMiddle(place.columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / cells) });
+    showResult("");
+    announce(t("Positions {0} to {1}", formatInteger(query.start), formatInteger(query.stop)));
   }
 
-  function run(typed, entered) {
+  function runQuery(typed, isFinal) {
     const query = parseQuery(typed);
     if (query.kind === "nothing") {
-      forget();
-      say("");
-    } else if (query.kind === "text") find(query.text);
-    else if (entered) jump(query); // half-typed numbers go nowhere
+      clear();
+      showResult("");
+    } else if (query.kind === "text") searchText(query.text);
+    else if (isFinal) goToPlace(query); // not while numbers are being typed
     else {
-      forget();
-      say(t("↵ goes there"));
+      clear();
+      showResult(t("↵ goes there"));
     }
   }
-  let last = "";
-  const later = debounced(() => {
-    last = input.value;
-    run(input.value, false);
+  let lastTyped = "";
+  const scheduleRun = debounce(() => {
+    lastTyped = input.value;
+    runQuery(input.value, false);
   }, 250);
-  input.addEventListener("input", later);
+  input.addEventListener("input", scheduleRun);
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {
       event.preventDefault();
-      later.cancel();
+      scheduleRun.cancel();
       const kind = parseQuery(input.value).kind;
-      if (kind === "text" && input.value === last && matches.length) go(event.shiftKey ? -1 : 1);
-      else run(input.value, true);
-      last = input.value;
+      if (kind === "text" && input.value === lastTyped && matches.length) goTo(event.shiftKey ? -1 : 1);
+      else runQuery(input.value, true);
+      lastTyped = input.value;
     } else if (event.key === "Escape") {
       if (input.value === "") input.blur();
-      input.value = last = "";
-      later.cancel();
-      forget();
-      say("");
+      input.value = lastTyped = "";
+      scheduleRun.cancel();
+      clear();
+      showResult("");
     } else return;
     event.stopPropagation();
   });
-  // "/" opens the search by its name; the panel is the box itself.
-  const off = store.on(["panel"], () => {
+  // The panel "search" means to focus the input.
+  const unsubscribe = store.on(["panel"], () => {
     if (store.state.panel !== "search") return;
     store.set({ panel: "" });
     input.focus();
@@ -218,9 +218,9 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   });
   return {
     destroy() {
-      off();
-      later.cancel();
-      asked?.abort();
+      unsubscribe();
+      scheduleRun.cancel();
+      controller?.abort();
       element.replaceChildren();
     },
   };

@@ -1,4 +1,4 @@
-// The one state of a page: what is looked at and how. Everything that a link should carry is in the URL hash.
+// The state of a page. Fields that belong to a link are written to the URL hash.
 
 /** log2 of the CSS pixels that a cell may have; the least is less where the whole matrix needs it. */
 export const ZOOM_MIN = -9;
@@ -29,48 +29,48 @@ export const DEFAULTS = Object.freeze({
   language: null, // null | "en" | "zh": null is that of the browser; words.js reads it from the address
   theme: "auto", // "auto" | "light" | "dark"
   pin: null, // null | {i, j}
-  span: null, // null | {start, stop}: positions of keys that the pinned query is asked about; null: the pinned key
+  span: null, // null | {start, stop}: positions of the keys whose weights are shown; null: the pinned key
   heat: "pair", // "statistic" | "pair" | "agree": what the map of layers and heads shows of a pinned cell
   by: "query", // "query" | "key": whose row or column the text pane shows
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
-  tour: null, // null | the bookmark at which a tour stands
+  tour: null, // null | the index of the bookmark that a tour shows
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
-  pointed: null, // null | {i, j}: the cell of the token that was last pointed at in the text, while nothing is pinned
+  pointed: null, // null | {i, j}: the cell of the token last hovered in the text, while nothing is pinned
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
-  step: 0, // steps that a key asks a tour to go
+  step: 0, // steps of a tour requested by a key
   statistic: null, // the name of the statistic that the heads are sorted by
   pairs: null, // null | {"entry:head": {pair, agree}}: what each head says of the pinned cell
   dark: false, // the theme that is shown
 });
 
-const wholeField = { write: String, read: (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined) };
-const decimalField = (low, high, digits) => ({
+const integerCodec = { write: String, read: (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined) };
+const createDecimalCodec = (low, high, digits) => ({
   write: (value) => String(Number(value.toFixed(digits))),
   read: (text) => {
     const value = text === "" ? NaN : Number(text);
     return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : undefined;
   },
 });
-const amongField = (...values) => ({ write: String, read: (text) => (values.includes(text) ? text : undefined) });
-const headField = { write: String, read: (text) => (text === "mean" ? text : wholeField.read(text)) };
-const pairField = (first, second) => ({
+const createEnumCodec = (...values) => ({ write: String, read: (text) => (values.includes(text) ? text : undefined) });
+const headCodec = { write: String, read: (text) => (text === "mean" ? text : integerCodec.read(text)) };
+const createPairCodec = (first, second) => ({
   write: (value) => Object.values(value).join("."),
   read: (text) => {
     const parts = text.split(".");
-    const a = wholeField.read(parts[0]);
-    const b = parts.length === 2 ? (second === "head" ? headField : wholeField).read(parts[1]) : undefined;
+    const a = integerCodec.read(parts[0]);
+    const b = parts.length === 2 ? (second === "head" ? headCodec : integerCodec).read(parts[1]) : undefined;
     return a === undefined || b === undefined ? undefined : { [first]: a, [second]: b };
   },
 });
-const wordsField = {
+const textCodec = {
   write: (value) => (typeof value === "string" ? value : `~${JSON.stringify(value)}`),
   read: (text) => {
     if (!text.startsWith("~")) return text.slice(0, 2000);
@@ -82,111 +82,111 @@ const wordsField = {
   },
 };
 
-// Name in the URL, and how the value is written and read there. Short names keep a link short enough to read out.
+// Name in the URL, and how the value is written and read there. Short names keep links short.
 const FIELDS = {
-  entry: ["e", wholeField],
-  head: ["h", headField],
-  batch: ["b", wholeField],
-  pool: ["p", amongField("mean", "max")],
-  variant: ["v", amongField("plain", "nosink", "value", "output")],
-  second: ["s", pairField("entry", "head")],
-  compare: ["m", amongField("none", "side", "triangle", "ratio", "difference")],
-  view: ["w", amongField("map", "lines")],
-  row: ["r", decimalField(-1e9, 1e9, 3)],
-  column: ["c", decimalField(-1e9, 1e9, 3)],
-  zoom: ["z", decimalField(-40, ZOOM_MAX, 3)],
-  colour: ["f", amongField("log", "linear")],
-  low: ["lo", decimalField(-64, 1, 6)],
-  high: ["hi", decimalField(-64, 1, 6)],
-  ratio: ["x", decimalField(0.25, 64, 2)],
-  difference: ["d", decimalField(1e-6, 1, 7)],
-  palette: ["pal", amongField(...PALETTES)],
-  language: ["lang", amongField("en", "zh")],
-  theme: ["t", amongField("auto", "light", "dark")],
-  pin: ["pin", pairField("i", "j")],
-  span: ["k", pairField("start", "stop")],
-  heat: ["hm", amongField("statistic", "pair", "agree")],
-  by: ["by", amongField("query", "key")],
-  ink: ["ink", amongField("linear", "log")],
-  sort: ["sort", wordsField],
-  filter: ["q", wordsField],
-  panel: ["panel", wordsField],
-  tour: ["tour", wholeField],
-  aside: ["a", amongField("both", "heads", "text", "none", "grid")],
+  entry: ["e", integerCodec],
+  head: ["h", headCodec],
+  batch: ["b", integerCodec],
+  pool: ["p", createEnumCodec("mean", "max")],
+  variant: ["v", createEnumCodec("plain", "nosink", "value", "output")],
+  second: ["s", createPairCodec("entry", "head")],
+  compare: ["m", createEnumCodec("none", "side", "triangle", "ratio", "difference")],
+  view: ["w", createEnumCodec("map", "lines")],
+  row: ["r", createDecimalCodec(-1e9, 1e9, 3)],
+  column: ["c", createDecimalCodec(-1e9, 1e9, 3)],
+  zoom: ["z", createDecimalCodec(-40, ZOOM_MAX, 3)],
+  colour: ["f", createEnumCodec("log", "linear")],
+  low: ["lo", createDecimalCodec(-64, 1, 6)],
+  high: ["hi", createDecimalCodec(-64, 1, 6)],
+  ratio: ["x", createDecimalCodec(0.25, 64, 2)],
+  difference: ["d", createDecimalCodec(1e-6, 1, 7)],
+  palette: ["pal", createEnumCodec(...PALETTES)],
+  language: ["lang", createEnumCodec("en", "zh")],
+  theme: ["t", createEnumCodec("auto", "light", "dark")],
+  pin: ["pin", createPairCodec("i", "j")],
+  span: ["k", createPairCodec("start", "stop")],
+  heat: ["hm", createEnumCodec("statistic", "pair", "agree")],
+  by: ["by", createEnumCodec("query", "key")],
+  ink: ["ink", createEnumCodec("linear", "log")],
+  sort: ["sort", textCodec],
+  filter: ["q", textCodec],
+  panel: ["panel", textCodec],
+  tour: ["tour", integerCodec],
+  aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
 
 /** The state as the text after `#`: fields at their defaults are left out. */
 export function writeHash(state) {
   const parts = [];
-  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
+  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
     const value = state[field];
-    if (value === null || value === undefined || same(value, DEFAULTS[field])) continue;
-    parts.push(`${short}=${encodeURIComponent(codec.write(value))}`);
+    if (value === null || value === undefined || isEqual(value, DEFAULTS[field])) continue;
+    parts.push(`${param}=${encodeURIComponent(codec.write(value))}`);
   }
   return parts.join("&");
 }
 
 /** The fields that a hash holds; what cannot be read is left out. */
 export function readHash(text) {
-  const found = {};
-  const given = new URLSearchParams(text.replace(/^#/, ""));
-  for (const [field, [short, codec]] of Object.entries(FIELDS)) {
-    if (!given.has(short)) continue;
-    const value = codec.read(given.get(short));
-    if (value !== undefined) found[field] = value;
+  const fields = {};
+  const params = new URLSearchParams(text.replace(/^#/, ""));
+  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
+    if (!params.has(param)) continue;
+    const value = codec.read(params.get(param));
+    if (value !== undefined) fields[field] = value;
   }
-  return found;
+  return fields;
 }
 
-/** What a state becomes at an address: what this reader likes, and where the address is silent the place, stay. */
-export function viewOf(hash) {
-  const kept = ["row", "column", "zoom", "theme", "aside", "language"];
-  const fields = Object.keys(FIELDS).filter((field) => !kept.includes(field));
+/** The fields that a hash sets. Settings of the page are not reset, nor the position unless the hash has one. */
+export function readView(hash) {
+  const unchanged = ["row", "column", "zoom", "theme", "aside", "language"];
+  const fields = Object.keys(FIELDS).filter((field) => !unchanged.includes(field));
   return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
 }
 
-/** Whether one picture shows how two heads differ, in colours of its own. */
+/** Whether a comparison shows the differences of two heads, in diverging colours. */
 export function isContrast(compare) {
   return compare === "ratio" || compare === "difference";
 }
 
 /** The entry of the other recording that has the same place in its model; null where there is none. */
-export function counterpart(info, entry) {
-  const here = info.entries[entry];
-  const alike = ["layer", "kind", "call", "m", "n"];
-  const found = info.entries.findIndex((other) => (other.recording ?? "") !== (here.recording ?? "") && alike.every((field) => other[field] === here[field]));
-  return found < 0 ? null : found;
+export function findCounterpart(info, entry) {
+  const shownEntry = info.entries[entry];
+  const compared = ["layer", "kind", "call", "m", "n"];
+  const index = info.entries.findIndex((other) => (other.recording ?? "") !== (shownEntry.recording ?? "") && compared.every((field) => other[field] === shownEntry[field]));
+  return index < 0 ? null : index;
 }
 
 /** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
-export function heldHead(info, { entry, head }) {
+function findHeldHead(info, { entry, head }) {
   return info.held?.find((each) => each.entry === entry && each.head === head) ?? null;
 }
 
 /** The finest level of the pictures of some heads that all of them have here. */
-export function finestOf(info, ...sources) {
-  return Math.max(0, ...sources.map((source) => heldHead(info, source)?.finest ?? 0));
+export function getFinestLevel(info, ...sources) {
+  return Math.max(0, ...sources.map((source) => findHeldHead(info, source)?.finest ?? 0));
 }
 
 /** How many cells a pixel of a level stands for, along each side. */
-export function sideOf(info, source, level) {
-  return Math.max(2 ** level, heldHead(info, source)?.block ?? 1);
+export function getBlockSide(info, source, level) {
+  return Math.max(2 ** level, findHeldHead(info, source)?.block ?? 1);
 }
 
 /** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
-export function holds(info, entry, head) {
-  return !info.held || heldHead(info, { entry, head }) !== null;
+export function holdsHead(info, entry, head) {
+  return !info.held || findHeldHead(info, { entry, head }) !== null;
 }
 
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */
-export function same(a, b) {
+export function isEqual(a, b) {
   if (Object.is(a, b)) return true;
   if (typeof a !== "object" || typeof b !== "object" || !a || !b || Array.isArray(a)) return false;
   const keys = Object.keys(a);
   return keys.length <= 4 && keys.length === Object.keys(b).length && keys.every((key) => Object.is(a[key], b[key]));
 }
 
-/** A store of one frozen state; listeners hear of the fields that they named, after the whole patch is in. */
+/** A store of one frozen state; listeners of changed fields are called after the whole patch is applied. */
 export function createStore(initial = {}, defaults = DEFAULTS) {
   let state = Object.freeze({ ...defaults, ...initial });
   const listeners = new Set();
@@ -194,18 +194,18 @@ export function createStore(initial = {}, defaults = DEFAULTS) {
     get state() {
       return state;
     },
-    /** Change fields; setting a field to what it already is tells nobody. */
+    /** Change fields; a field set to an equal value calls no listener. */
     set(patch) {
-      const changed = Object.keys(patch).filter((key) => !same(state[key], patch[key]));
+      const changed = Object.keys(patch).filter((key) => !isEqual(state[key], patch[key]));
       if (!changed.length) return;
       state = Object.freeze({ ...state, ...Object.fromEntries(changed.map((key) => [key, patch[key]])) });
-      for (const { keys, tell } of [...listeners]) {
-        if (!keys || keys.some((key) => changed.includes(key))) tell(state, changed);
+      for (const { keys, callback } of [...listeners]) {
+        if (!keys || keys.some((key) => changed.includes(key))) callback(state, changed);
       }
     },
-    /** Call `tell(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
-    on(keys, tell) {
-      const listener = { keys: typeof keys === "string" ? [keys] : keys, tell };
+    /** Call `callback(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
+    on(keys, callback) {
+      const listener = { keys: typeof keys === "string" ? [keys] : keys, callback };
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
@@ -219,18 +219,18 @@ export function bindHash(store, view = window) {
     const hash = writeHash(store.state);
     if (hash !== view.location.hash.slice(1)) view.history.replaceState(null, "", `#${hash}`);
   };
-  const later = () => {
+  const scheduleWrite = () => {
     clearTimeout(timer);
     timer = setTimeout(write, 150);
   };
   const restore = () => {
-    store.set(viewOf(view.location.hash));
+    store.set(readView(view.location.hash));
   };
-  const off = store.on(Object.keys(FIELDS), later);
+  const unsubscribe = store.on(Object.keys(FIELDS), scheduleWrite);
   view.addEventListener("hashchange", restore);
-  later();
+  scheduleWrite();
   return () => {
-    off();
+    unsubscribe();
     clearTimeout(timer);
     view.removeEventListener("hashchange", restore);
   };

@@ -1,12 +1,12 @@
-// One line under the map: what a pixel stands for, what is being computed, what went wrong.
+// The status line: what a pixel shows, the progress of computations, and errors.
 
 import { make } from "./elements.js";
-import { whole } from "./numbers.js";
-import { sideOf } from "./state.js";
-import { variantText } from "./weighting.js";
+import { formatInteger } from "./numbers.js";
+import { getBlockSide } from "./state.js";
+import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
-const POLL = 1300; // ms between two looks at how far a pass is
+const POLL_INTERVAL = 1300; // ms between two requests for the progress
 
 /** Mount the status line. */
 export function mountStatus(element, { store, transport, map }) {
@@ -16,13 +16,13 @@ export function mountStatus(element, { store, transport, map }) {
   const trouble = make("span", { class: "status-trouble", role: "status" });
   element.append(scale, progress, trouble);
 
-  const show = (state) => {
-    scale.textContent = [blockText(map.level(), state), variantText(state), compareText(map.refused())].filter(Boolean).join(" · ");
-    progress.textContent = progressText(state.progress);
+  const update = (state) => {
+    scale.textContent = [describeBlock(map.level(), state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
+    progress.textContent = describeProgress(state.progress);
     progress.hidden = !progress.textContent;
   };
-  const endings = [
-    store.on(["zoom", "pool", "variant", "compare", "second", "entry", "head", "progress"], show),
+  const cleanups = [
+    store.on(["zoom", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
     transport.trouble((text) => {
       trouble.textContent = text ?? "";
       trouble.hidden = !text;
@@ -35,46 +35,42 @@ export function mountStatus(element, { store, transport, map }) {
       try {
         const { json } = await transport.get("status");
         if (timer === null) return;
-        store.set({ progress: jobOf(json.jobs, store.state) });
+        store.set({ progress: findJob(json.jobs, store.state) });
       } catch {
-        // The queue says when the server is gone; the next look comes anyway.
+        // The queue reports a lost server; polling goes on.
       }
     } else if (!map.unfinished()) store.set({ progress: null });
-    if (timer !== null) timer = setTimeout(poll, POLL);
+    if (timer !== null) timer = setTimeout(poll, POLL_INTERVAL);
   }
   poll();
-  show(store.state);
+  update(store.state);
   return {
     destroy() {
       clearTimeout(timer);
       timer = null;
-      endings.forEach((end) => end());
+      cleanups.forEach((cleanup) => cleanup());
       element.replaceChildren();
     },
   };
 }
 
-// The pass over what is looked at, else the first that runs.
-function jobOf(jobs, { entry, head, variant }) {
-  const mine = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
-  if (!mine || !(mine.total > 0)) return null;
-  return { entry: mine.entry, head: mine.head, fraction: mine.done / mine.total, secondsLeft: Math.ceil(mine.seconds_left ?? 0) };
+// The job of the shown head, else the first one.
+function findJob(jobs, { entry, head, variant }) {
+  const current = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
+  if (!current || !(current.total > 0)) return null;
+  return { entry: current.entry, head: current.head, fraction: current.done / current.total, secondsLeft: Math.ceil(current.seconds_left ?? 0) };
 }
 
 /** What one pixel stands for, in words. */
-export function blockText(level, state) {
+export function describeBlock(level, state) {
   if (!level) return t("every cell is drawn");
   const { pool } = state;
-  const side = whole(sideOf(state.info, state, level));
+  const side = formatInteger(getBlockSide(state.info, state, level));
   return pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", side, side) : t("a pixel shows the mean of {0} × {1} cells", side, side);
 }
 
-function compareText(refused) {
-  return refused ?? "";
-}
-
 /** Words for how far a pass over the matrix is. */
-export function progressText(progress) {
+function describeProgress(progress) {
   if (!progress || progress.fraction >= 1) return "";
   const left = progress.secondsLeft;
   const time = left > 90 ? t(", about {0} min left", Math.round(left / 60)) : left > 0 ? t(", about {0} s left", Math.ceil(left)) : "";

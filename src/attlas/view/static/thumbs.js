@@ -1,35 +1,35 @@
-// Thumbnails of heads: fetched when they come into view, a few at a time, and painted again when colours change.
+// Thumbnails of heads: fetched when they become visible, few at a time, and repainted when colours change.
 
 import { makeLut } from "./colour.js";
 
-const together = 2; // the map's own requests go first
-const pause = [3_000, 6_000, 12_000, 30_000, 60_000]; // between looks at one that is not final yet
+const maxInFlight = 2; // the map's own requests go first
+const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
 
 export function createThumbs({ store, transport, onArrival }) {
-  const known = new Map(); // key -> {codes, size, sampled, final, tries}
-  const shown = new Map(); // canvas -> {key, entry, head}
-  const waiting = new Set();
-  const flying = new Map(); // canvas -> AbortController
+  const cache = new Map(); // key -> {codes, size, sampled, final, tries}
+  const items = new Map(); // canvas -> {key, entry, head}
+  const queue = new Set();
+  const inFlight = new Map(); // canvas -> AbortController
   const timers = new Map();
   let lut = null;
   let size = 64;
 
-  const look = () => {
+  const getViewKey = () => {
     const { batch, variant, pool } = store.state;
     return `${batch}:${variant}:${pool}:${size}`;
   };
-  const keyOf = ({ entry, head }) => `${entry}:${head}:${look()}`;
+  const getKey = ({ entry, head }) => `${entry}:${head}:${getViewKey()}`;
 
-  const watch = new IntersectionObserver(
+  const visibilityObserver = new IntersectionObserver(
     (changes) => {
       for (const { target, isIntersecting } of changes) {
-        const item = shown.get(target);
+        const item = items.get(target);
         if (!item) continue;
         item.visible = isIntersecting;
-        if (isIntersecting) want(target);
+        if (isIntersecting) requestThumbnail(target);
         else {
-          waiting.delete(target);
-          flying.get(target)?.abort();
+          queue.delete(target);
+          inFlight.get(target)?.abort();
           clearTimeout(timers.get(target));
         }
       }
@@ -37,100 +37,100 @@ export function createThumbs({ store, transport, onArrival }) {
     { rootMargin: "160px" },
   );
 
-  function want(canvas) {
-    const item = shown.get(canvas);
-    const found = known.get(keyOf(item));
-    if (found) paint(canvas, found);
-    if (!found || !found.final) schedule(canvas, found);
+  function requestThumbnail(canvas) {
+    const item = items.get(canvas);
+    const thumbnail = cache.get(getKey(item));
+    if (thumbnail) paint(canvas, thumbnail);
+    if (!thumbnail || !thumbnail.final) schedule(canvas, thumbnail);
   }
-  function schedule(canvas, found) {
+  function schedule(canvas, thumbnail) {
     clearTimeout(timers.get(canvas));
-    if (!found) {
-      waiting.add(canvas);
-      pump();
+    if (!thumbnail) {
+      queue.add(canvas);
+      startRequests();
       return;
     }
-    const wait = pause[Math.min(found.tries, pause.length - 1)];
+    const wait = pollDelays[Math.min(thumbnail.tries, pollDelays.length - 1)];
     timers.set(
       canvas,
       setTimeout(() => {
-        waiting.add(canvas);
-        pump();
+        queue.add(canvas);
+        startRequests();
       }, wait),
     );
   }
-  function pump() {
-    for (const canvas of waiting) {
-      if (flying.size >= together) return;
-      waiting.delete(canvas);
-      if (!flying.has(canvas)) load(canvas);
+  function startRequests() {
+    for (const canvas of queue) {
+      if (inFlight.size >= maxInFlight) return;
+      queue.delete(canvas);
+      if (!inFlight.has(canvas)) load(canvas);
     }
   }
   async function load(canvas) {
-    const item = shown.get(canvas);
-    const key = keyOf(item);
+    const item = items.get(canvas);
+    const key = getKey(item);
     const { batch, variant, pool } = store.state;
-    const stop = new AbortController();
-    flying.set(canvas, stop);
+    const controller = new AbortController();
+    inFlight.set(canvas, controller);
     try {
       const { entry, head } = item;
-      const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool, size }, { signal: stop.signal });
-      const found = {
+      const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool, size }, { signal: controller.signal });
+      const thumbnail = {
         codes: new Uint16Array(answer.buffer),
         sampled: Boolean(answer.sampled),
         final: answer.final || !answer.sampled,
-        tries: (known.get(key)?.tries ?? -1) + 1,
+        tries: (cache.get(key)?.tries ?? -1) + 1,
       };
-      found.size = Math.round(Math.sqrt(found.codes.length));
-      known.set(key, found);
+      thumbnail.size = Math.round(Math.sqrt(thumbnail.codes.length));
+      cache.set(key, thumbnail);
       item.failed = false;
-      if (shown.has(canvas) && keyOf(item) === key) {
-        paint(canvas, found);
-        if (!found.final && item.visible) schedule(canvas, found);
+      if (items.has(canvas) && getKey(item) === key) {
+        paint(canvas, thumbnail);
+        if (!thumbnail.final && item.visible) schedule(canvas, thumbnail);
       }
     } catch (error) {
-      if (!error.aborted && !stop.signal.aborted) {
+      if (!error.aborted && !controller.signal.aborted) {
         item.failed = true;
         onArrival(canvas, { sampled: false, failed: error.message });
       }
     } finally {
-      flying.delete(canvas);
-      pump();
-      if (shown.has(canvas) && item.visible && !item.failed && keyOf(item) !== key) want(canvas);
+      inFlight.delete(canvas);
+      startRequests();
+      if (items.has(canvas) && item.visible && !item.failed && getKey(item) !== key) requestThumbnail(canvas);
     }
   }
-  function paint(canvas, found) {
+  function paint(canvas, thumbnail) {
     lut ??= makeLut(store.state);
-    const { codes, size: side } = found;
+    const { codes, size: side } = thumbnail;
     if (canvas.width !== side || canvas.height !== side) [canvas.width, canvas.height] = [side, side];
     const image = new ImageData(side, side);
     const pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < codes.length; i++) pixels[i] = lut[codes[i]];
     canvas.getContext("2d").putImageData(image, 0, 0);
-    onArrival(canvas, { sampled: found.sampled, failed: null });
+    onArrival(canvas, { sampled: thumbnail.sampled, failed: null });
   }
   const repaint = () => {
     lut = null;
-    for (const [canvas, item] of shown) if (item.visible) want(canvas);
+    for (const [canvas, item] of items) if (item.visible) requestThumbnail(canvas);
   };
-  const off = [
+  const subscriptions = [
     store.on(["colour", "low", "high", "palette", "dark"], repaint),
     store.on(["batch", "variant", "pool"], repaint),
     store.on(["progress"], ({ progress }) => {
       if (progress !== null) return;
-      // A head has been read: samples of it can be replaced now.
-      for (const [canvas, item] of shown) if (item.visible && known.get(keyOf(item))?.final === false) waiting.add(canvas);
-      pump();
+      // A pass has ended: sampled thumbnails can be replaced.
+      for (const [canvas, item] of items) if (item.visible && cache.get(getKey(item))?.final === false) queue.add(canvas);
+      startRequests();
     }),
     store.on(["info"], () => {
-      known.clear();
+      cache.clear();
       repaint();
     }),
   ];
   return {
     show(canvas, entry, head) {
-      shown.set(canvas, { entry, head, visible: false, failed: false });
-      watch.observe(canvas);
+      items.set(canvas, { entry, head, visible: false, failed: false });
+      visibilityObserver.observe(canvas);
     },
     resize(pixels) {
       const next = pixels <= 64 ? 64 : pixels <= 128 ? 128 : 256;
@@ -139,15 +139,15 @@ export function createThumbs({ store, transport, onArrival }) {
       repaint();
     },
     clear() {
-      watch.disconnect();
-      for (const stop of flying.values()) stop.abort();
+      visibilityObserver.disconnect();
+      for (const controller of inFlight.values()) controller.abort();
       for (const timer of timers.values()) clearTimeout(timer);
-      shown.clear();
-      waiting.clear();
+      items.clear();
+      queue.clear();
       timers.clear();
     },
     destroy() {
-      for (const end of off) end();
+      for (const unsubscribe of subscriptions) unsubscribe();
       this.clear();
     },
   };

@@ -1,4 +1,4 @@
-// Tiles of codes: fetched as they are wanted, kept in a bounded cache, painted through a table of colours.
+// Tiles of codes: fetched on demand, kept in a bounded cache, painted through a colour table.
 
 import { TILE } from "./geometry.js";
 import { MASKED, PENDING } from "./colour.js";
@@ -6,19 +6,19 @@ import { RANK } from "./requests.js";
 
 const CODES_BYTES = 2 * TILE * TILE;
 const SURFACE_BYTES = 4 * TILE * TILE;
-const FIRST_POLL = 350; // ms after which a tile that is still being computed is asked for again
+const FIRST_POLL = 350; // ms after which an unfinished tile is requested again
 const LAST_POLL = 4000;
-const AFTER_FAILURE = 5000;
+const RETRY_DELAY = 5000;
 
 const scratch = { image: null, words: null };
 
-function newSurface() {
+function createSurface() {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = TILE;
   return canvas;
 }
 
-function put(surface, fill) {
+function paintSurface(surface, fill) {
   if (!scratch.image) {
     scratch.image = new ImageData(TILE, TILE);
     scratch.words = new Uint32Array(scratch.image.data.buffer);
@@ -37,7 +37,7 @@ export function fillRatio(words, first, second, lut) {
 }
 
 /** The difference of two tiles, in the colours of `table`, as makeDifference gives it. */
-export function fillDifference(target, first, second, { weights, words, limit }) {
+function fillDifference(target, first, second, { weights, words, limit }) {
   const factor = 127.5 / limit;
   for (let k = 0; k < target.length; k++) {
     const a = first[k];
@@ -51,12 +51,12 @@ export function fillDifference(target, first, second, { weights, words, limit })
 }
 
 /** The key under which a tile of a source is kept. */
-export function tileKey(source, level, y, x) {
+export function getTileKey(source, level, y, x) {
   return `${source.key}/${level}/${y}/${x}`;
 }
 
-/** What is asked for: one head (or the mean of heads) of one entry, pooled one way. */
-export function sourceOf({ entry, head, batch, variant, pool }) {
+/** The source of tiles: one head, or the mean of heads, of one entry with one pooling. */
+export function createSource({ entry, head, batch, variant, pool }) {
   return { entry, head, batch, variant, pool, key: `${entry}/${head}/${batch}/${variant}/${pool}` };
 }
 
@@ -65,135 +65,135 @@ export function sourceOf({ entry, head, batch, variant, pool }) {
  */
 export function createTiles(transport, { bytes = 192e6, changed }) {
   const cache = new Map(); // key -> tile, least recently used first
-  const flying = new Map(); // key -> {stop, item}
-  const failures = new Map(); // key -> time before which it is not asked again
-  let used = 0;
+  const inFlight = new Map(); // key -> {controller, item}
+  const failures = new Map(); // key -> time before which it is not requested again
+  let usedBytes = 0;
   let timer = 0;
-  let stamp = 0;
+  let frame = 0;
   let destroyed = false;
 
-  function weigh(tile) {
+  function updateBytes(tile) {
     const surfaces = (tile.surface ? 1 : 0) + (tile.ratio ? 1 : 0);
-    const now = CODES_BYTES + surfaces * SURFACE_BYTES;
-    used += now - tile.bytes;
-    tile.bytes = now;
+    const size = CODES_BYTES + surfaces * SURFACE_BYTES;
+    usedBytes += size - tile.bytes;
+    tile.bytes = size;
   }
 
   function evict() {
     for (const [key, tile] of cache) {
-      if (used <= bytes) return;
-      if (tile.stamp === stamp) continue; // on the screen now
+      if (usedBytes <= bytes) return;
+      if (tile.frame === frame) continue; // used in this frame
       cache.delete(key);
-      used -= tile.bytes;
+      usedBytes -= tile.bytes;
     }
   }
 
-  function keep(key, codes, progress) {
+  function storeTile(key, codes, progress) {
     const old = cache.get(key);
     const pending = progress < 1 && codes.includes(PENDING);
     const wait = old && progress < 1 ? Math.min(LAST_POLL, (old.progress === progress ? 1.7 : 1.2) * old.wait) : FIRST_POLL;
     const next = pending ? performance.now() + wait : Infinity;
-    const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, bytes: 0, stamp };
-    if (old) used -= old.bytes;
+    const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, bytes: 0, frame };
+    if (old) usedBytes -= old.bytes;
     cache.delete(key);
     cache.set(key, tile);
-    weigh(tile);
+    updateBytes(tile);
     evict();
   }
 
   async function fetchTile(item) {
-    const stop = new AbortController();
-    const job = { stop, item };
-    flying.set(item.key, job);
+    const controller = new AbortController();
+    const job = { controller, item };
+    inFlight.set(item.key, job);
     try {
-      const answer = await transport.get(item.name, item.params, { signal: stop.signal, distance: () => job.item.distance, rank: RANK.tile });
+      const answer = await transport.get(item.name, item.params, { signal: controller.signal, distance: () => job.item.distance, rank: RANK.tile });
       if (destroyed) return;
       const codes = new Uint16Array(answer.buffer);
       if (codes.length !== TILE * TILE) throw new Error(`a tile of ${codes.length} cells`);
       failures.delete(item.key);
-      keep(item.key, codes, answer.progress);
+      storeTile(item.key, codes, answer.progress);
     } catch (error) {
-      if (!error.aborted) failures.set(item.key, performance.now() + AFTER_FAILURE);
+      if (!error.aborted) failures.set(item.key, performance.now() + RETRY_DELAY);
     } finally {
-      if (flying.get(item.key) === job) flying.delete(item.key);
+      if (inFlight.get(item.key) === job) inFlight.delete(item.key);
       if (!destroyed) changed();
     }
   }
 
-  // Time at which a wanted tile is to be asked for: 0 = now, Infinity = never again.
-  function due(key) {
+  // Time at which a tile is to be requested: 0: now, Infinity: never again.
+  function getDueTime(key) {
     const tile = cache.get(key);
     return Math.max(tile ? tile.next : 0, failures.get(key) ?? 0);
   }
 
   return {
-    /** Begin a frame: what is used from here on stays. */
+    /** Begin a frame: tiles used from now on are not evicted. */
     begin() {
-      stamp += 1;
+      frame += 1;
     },
     get(key) {
       const tile = cache.get(key);
       if (!tile) return null;
-      tile.stamp = stamp;
+      tile.frame = frame;
       cache.delete(key);
       cache.set(key, tile);
       return tile;
     },
     has: (key) => cache.has(key),
-    /** Say what is wanted now: `[{key, name, params, distance}]`. The rest is given up. */
+    /** Say what is wanted now: `[{key, name, params, distance}]`. Other requests are cancelled. */
     want(items) {
       const keys = new Set(items.map((item) => item.key));
-      for (const [key, job] of flying) {
+      for (const [key, job] of inFlight) {
         if (keys.has(key)) continue;
-        flying.delete(key);
-        job.stop.abort();
+        inFlight.delete(key);
+        job.controller.abort();
       }
       const now = performance.now();
-      let soonest = Infinity;
+      let nextDue = Infinity;
       for (const item of [...items].sort((a, b) => a.distance - b.distance)) {
-        const job = flying.get(item.key);
+        const job = inFlight.get(item.key);
         if (job) job.item = item;
         else {
-          const at = due(item.key);
-          if (at <= now) fetchTile(item);
-          else soonest = Math.min(soonest, at);
+          const dueTime = getDueTime(item.key);
+          if (dueTime <= now) fetchTile(item);
+          else nextDue = Math.min(nextDue, dueTime);
         }
       }
       clearTimeout(timer);
-      if (soonest < Infinity) timer = setTimeout(changed, soonest - now + 1);
+      if (nextDue < Infinity) timer = setTimeout(changed, nextDue - now + 1);
     },
     /** The picture of a tile in these colours; null when there is no time left to paint it in this frame. */
     surface(tile, palette, budget) {
       const { lut } = palette;
       if (tile.surface && tile.version === palette.version) return tile.surface;
-      if (!budget.left()) return tile.surface; // in the colours or codes of a moment ago
-      tile.surface ??= newSurface();
+      if (!budget.left()) return tile.surface; // in older colours or codes
+      tile.surface ??= createSurface();
       const { codes } = tile;
-      put(tile.surface, (words) => {
+      paintSurface(tile.surface, (words) => {
         for (let k = 0; k < words.length; k++) words[k] = lut[codes[k]];
       });
       tile.version = palette.version;
-      weigh(tile);
+      updateBytes(tile);
       return tile.surface;
     },
     /** The picture of how two tiles differ. */
     ratio(first, second, palette, budget) {
-      const known = first.ratio;
-      if (known && known.second === second && known.version === palette.version) return known.surface;
-      if (!budget.left()) return known && known.second === second ? known.surface : null;
-      const surface = known?.surface ?? newSurface();
-      put(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, palette.difference)));
+      const picture = first.ratio;
+      if (picture && picture.second === second && picture.version === palette.version) return picture.surface;
+      if (!budget.left()) return picture && picture.second === second ? picture.surface : null;
+      const surface = picture?.surface ?? createSurface();
+      paintSurface(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, palette.difference)));
       first.ratio = { second, version: palette.version, surface };
-      weigh(first);
+      updateBytes(first);
       return surface;
     },
-    busy: () => flying.size > 0,
-    bytes: () => used,
+    busy: () => inFlight.size > 0,
+    bytes: () => usedBytes,
     destroy() {
       destroyed = true;
       clearTimeout(timer);
-      for (const job of flying.values()) job.stop.abort();
-      flying.clear();
+      for (const job of inFlight.values()) job.controller.abort();
+      inFlight.clear();
       cache.clear();
     },
   };

@@ -1,15 +1,15 @@
 // Token texts, fetched in chunks as they come into view and kept.
 
 const CHUNK = 2048;
-const KEPT = 128; // chunks: 262,144 tokens, a few tens of MB at most
+const MAX_CHUNKS = 128; // chunks: 262,144 tokens, a few tens of MB at most
 
-const SIGNS = { " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u3000": "　", "\u200b": "∅", "\u200d": "⁀" };
+const SYMBOLS = { " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u3000": "　", "\u200b": "∅", "\u200d": "⁀" };
 
 /** A token's text with its whitespace made visible; other control characters as their pictures. */
-export function visible(text) {
+export function showWhitespace(text) {
   if (text === "") return "∅";
   return text.replace(/[\u0000-\u001f\u007f \u00a0\u200b]/gu, (character) => {
-    if (SIGNS[character]) return SIGNS[character];
+    if (SYMBOLS[character]) return SYMBOLS[character];
     const code = character.charCodeAt(0);
     return code === 0x7f ? "␡" : String.fromCharCode(0x2400 + code);
   });
@@ -26,26 +26,26 @@ export function createTokens(transport, length) {
     const { json } = await transport.get("tokens", { start, stop });
     const chunk = { tokens: json.tokens, joined: new Map() };
     for (const [from, to, whole] of json.joined ?? []) {
-      for (let at = from; at < to; at++) chunk.joined.set(at, { start: from, stop: to, text: whole });
+      for (let position = from; position < to; position++) chunk.joined.set(position, { start: from, stop: to, text: whole });
     }
     chunks.set(index, chunk);
-    if (chunks.size > KEPT) chunks.delete(chunks.keys().next().value);
-    for (const tell of listeners) tell(start, stop);
+    if (chunks.size > MAX_CHUNKS) chunks.delete(chunks.keys().next().value);
+    for (const listener of listeners) listener(start, stop);
     return chunk;
   }
 
   function load(index) {
-    const known = chunks.get(index);
-    if (known) return known;
-    const coming = fetchChunk(index).catch((error) => {
-      chunks.delete(index); // asked again when it is next wanted
+    const existing = chunks.get(index);
+    if (existing) return existing;
+    const promise = fetchChunk(index).catch((error) => {
+      chunks.delete(index); // requested again when next needed
       throw error;
     });
-    chunks.set(index, coming);
-    return coming;
+    chunks.set(index, promise);
+    return promise;
   }
 
-  const at = (position) => {
+  const getChunk = (position) => {
     const chunk = chunks.get(Math.floor(position / CHUNK));
     return chunk && chunk.tokens ? chunk : null;
   };
@@ -57,13 +57,13 @@ export function createTokens(transport, length) {
       const from = Math.max(0, start);
       const to = Math.min(length, stop);
       if (to <= from) return [];
-      const wanted = [];
-      for (let index = Math.floor(from / CHUNK); index * CHUNK < to; index++) wanted.push(load(index));
-      const texts = (await Promise.all(wanted)).flatMap((chunk) => chunk.tokens);
+      const requests = [];
+      for (let index = Math.floor(from / CHUNK); index * CHUNK < to; index++) requests.push(load(index));
+      const texts = (await Promise.all(requests)).flatMap((chunk) => chunk.tokens);
       const offset = Math.floor(from / CHUNK) * CHUNK;
       return texts.slice(from - offset, to - offset);
     },
-    /** Fetch what is not there yet of positions start to stop - 1; `on` tells when it has come. */
+    /** Fetch the missing texts of positions start to stop - 1; listeners of `on` are called when they arrive. */
     prefetch(start, stop) {
       for (let index = Math.floor(Math.max(0, start) / CHUNK); index * CHUNK < Math.min(length, stop); index++) {
         const chunk = load(index);
@@ -72,16 +72,16 @@ export function createTokens(transport, length) {
     },
     /** The text of one position if it is here, else null. */
     peek(position) {
-      return at(position)?.tokens[position % CHUNK] ?? null;
+      return getChunk(position)?.tokens[position % CHUNK] ?? null;
     },
     /** The whole character that this token is a part of: {start, stop, text}, or null. */
     joined(position) {
-      return at(position)?.joined.get(position) ?? null;
+      return getChunk(position)?.joined.get(position) ?? null;
     },
-    /** Call `tell(start, stop)` when texts have come; returns the function that ends it. */
-    on(tell) {
-      listeners.add(tell);
-      return () => listeners.delete(tell);
+    /** Call `listener(start, stop)` when texts have arrived; returns the function that ends it. */
+    on(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
     },
   };
 }

@@ -1,4 +1,4 @@
-// How answers reach the page. Every transport has one method, so that the page runs over HTTP, in a notebook and offline.
+// Transports fetch the answers of a page: over HTTP here, from a notebook or an offline file elsewhere.
 
 import { t } from "./words.js";
 
@@ -13,10 +13,10 @@ export class TransportError extends Error {
 }
 
 /** Answers over HTTP from `<base>api/<name>?key=value`. */
-export function httpTransport(base = "./") {
-  let key = null; // from info: makes the address of a final answer change with the content
+export function createHttpTransport(base = "./") {
+  let key = null; // from info: part of each address, so that cached answers change with the content
 
-  async function ask(name, params, signal) {
+  async function request(name, params, signal) {
     const query = new URLSearchParams();
     for (const [field, value] of Object.entries(params)) query.set(field, String(value));
     if (key !== null) query.set("v", key);
@@ -28,7 +28,7 @@ export function httpTransport(base = "./") {
     }
   }
 
-  async function reason(response) {
+  async function readReason(response) {
     try {
       return (await response.json()).error ?? response.statusText;
     } catch {
@@ -38,8 +38,8 @@ export function httpTransport(base = "./") {
 
   return {
     async get(name, params = {}, { signal } = {}) {
-      const response = await ask(name, params, signal);
-      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      const response = await request(name, params, signal);
+      if (!response.ok) throw new TransportError(response.status, await readReason(response));
       const answer = {
         progress: Number(response.headers.get("Attlas-Progress") ?? 1),
         sampled: response.headers.get("Attlas-Sampled") === "1",
@@ -64,7 +64,7 @@ export function httpTransport(base = "./") {
       } catch {
         throw new TransportError(0, t("the server does not answer"));
       }
-      if (!response.ok) throw new TransportError(response.status, await reason(response));
+      if (!response.ok) throw new TransportError(response.status, await readReason(response));
       return { json: await response.json() };
     },
   };

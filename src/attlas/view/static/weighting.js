@@ -1,6 +1,6 @@
-// What the numbers of a picture are: weights, or weights times the norms of their values.
+// The kinds of shown numbers: weights, or weights times the norms of their values.
 
-import { digits, percent } from "./numbers.js";
+import { formatNumber, formatPercent } from "./numbers.js";
 import { t } from "./words.js";
 
 /** The variants in which each weight is times the norm of its value, and how such a number is written. */
@@ -9,16 +9,16 @@ export const WEIGHTED = { value: "‖A v‖", output: "‖A v W‖" };
 export const isWeighted = ({ variant }) => variant in WEIGHTED;
 
 /** The name of a number: "weight", "‖A v‖". */
-export const numberName = ({ variant }) => WEIGHTED[variant] ?? (variant === "nosink" ? t("renormalised") : t("weight"));
+export const getNumberName = ({ variant }) => WEIGHTED[variant] ?? (variant === "nosink" ? t("renormalised") : t("weight"));
 
 /** What the largest code stands for: 1, or the largest norm of all values. */
-export const unitOf = ({ info, variant }) => info?.units?.[variant] ?? 1;
+export const getUnit = ({ info, variant }) => info?.units?.[variant] ?? 1;
 
 /** A weight in percent; a weighted one as it is. */
-export const amount = (number, state) => (isWeighted(state) ? digits(number) : percent(number));
+export const formatAmount = (number, state) => (isWeighted(state) ? formatNumber(number) : formatPercent(number));
 
-/** What is said of a variant in a caption; "" of plain weights. */
-export function variantText({ variant }) {
+/** The words for a variant in a caption; "" for plain weights. */
+export function describeVariant({ variant }) {
   return {
     nosink: t("first key excluded, rows renormalised"),
     value: t("each weight times the norm of its value"),

@@ -1,7 +1,7 @@
 // Starts the page in the output of a notebook cell (the protocol of anywidget).
 
 import { mount } from "./main.js";
-import { messageTransport } from "./messages.js";
+import { createMessageTransport } from "./messages.js";
 
 export function render({ model, el }) {
   const root = document.createElement("div");
@@ -12,7 +12,7 @@ export function render({ model, el }) {
   root.classList.add("jp-mod-accept-text");
   root.addEventListener("keydown", (event) => event.stopPropagation());
   el.append(root);
-  const transport = messageTransport(model);
+  const transport = createMessageTransport(model);
   const page = mount(root, transport, { hash: false, initial: model.get("initial") });
   const resize = () => {
     root.style.height = `${model.get("height")}px`;

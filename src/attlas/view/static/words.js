@@ -1,5 +1,4 @@
-// The words of the page in the reader's language. English is in the code; another language is one file that gives each
-// of its texts.
+// Translations. English texts are in the code; each other language is one file with a translation of every text.
 
 import { zh } from "./zh.js";
 
@@ -15,6 +14,6 @@ const texts = language === "zh" ? zh : {};
 
 /** A text in the language of the page; {0}, {1}, ... are the values behind it. */
 export function t(text, ...values) {
-  const found = Object.hasOwn(texts, text) ? texts[text] : text;
-  return values.length ? found.replace(/\{(\d)\}/g, (_, at) => values[at]) : found;
+  const translated = Object.hasOwn(texts, text) ? texts[text] : text;
+  return values.length ? translated.replace(/\{(\d)\}/g, (_, at) => values[at]) : translated;
 }
