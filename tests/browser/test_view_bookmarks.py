@@ -54,9 +54,8 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
     page.wait_for_function("() => document.querySelectorAll('.bookmark-rows input').length === 2")
     page.get_by_role("textbox", name="Name").fill("a pair")
     page.get_by_role("textbox", name="Sentence").fill("This query looks far back.")
-    page.keyboard.press("Tab")
-    said = "fetch('./api/info').then((a) => a.json()).then(({ bookmarks: [mark] }) => mark.says !== '')"
-    page.wait_for_function(f"() => {said}")
+    with page.expect_response(lambda answer: "looks far back" in (answer.request.post_data or "")):
+        page.keyboard.press("Tab")
     assert page.locator(".bookmarks .export-line").inner_text() == "Kept with the recording."
     found = json.loads((folder / "bookmarks.json").read_text())["bookmarks"]
     assert [(each["name"], each["says"]) for each in found] == [("a pair", "This query looks far back.")]
