@@ -12,6 +12,7 @@ import torch
 import attlas
 from attlas import TooLargeError
 from attlas.errors import ShapeError
+from attlas.value_weighted import value_weighted
 
 
 @pytest.fixture
@@ -107,6 +108,18 @@ def test_another_dtype_is_another_precision(matrix: attlas.AttentionMatrix) -> N
     half = matrix.to(torch.bfloat16)
     assert isinstance(half, torch.Tensor)
     torch.testing.assert_close(half, matrix.to_dense().bfloat16())
+
+
+def test_the_log_sum_exp_of_a_part_goes_along(matrix: attlas.AttentionMatrix) -> None:
+    weighted = value_weighted(matrix, 9 * torch.rand(2, 2, 12))
+    for part in (matrix.window(slice(2, 8), slice(0, 3)), weighted, weighted.window((1, 7), (2, 9))):
+        assert part.check() < 1e-5
+        for moved in (part.double(), part.double().to(torch.float32)):
+            assert moved.check() < 1e-5
+            torch.testing.assert_close(moved.to_dense().float(), part.to_dense(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(moved.sum(-1).float(), part.to_dense().sum(-1), rtol=1e-5, atol=1e-6)
+        wrong = attlas.AttentionMatrix(part.problem, part.plan, part._axes)
+        assert (wrong.to_dense() - part.to_dense()).abs().max() > 1e-2  # without it
 
 
 def test_axes_of_one_query_or_key() -> None:

@@ -17,6 +17,7 @@ from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
+from attlas.stats.rows import check_shares
 from attlas.tiles import Tile
 
 __all__ = ["Distance", "divergence"]
@@ -54,7 +55,8 @@ def divergence(
     DtypeError
         If an argument is no AttentionMatrix.
     ShapeError
-        If the shapes do not agree, or if an option is unknown.
+        If the shapes do not agree, if an option is unknown, or in the first two kinds if weights are times the norms
+        of values.
     GradientError
         In a second derivative (``create_graph=True``), where the tiles are not dot products.
 
@@ -116,6 +118,9 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
         if value not in known:
             rule = f"{name} must be one of {', '.join(map(repr, known))}."
             raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={known[0]!r}")
+    if distance in ("kl", "cross_entropy"):
+        for matrix in (A, B):
+            check_shares(where, matrix.problem)
     mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
         rule, found = (

@@ -219,7 +219,9 @@ class TensorLike(LazyTensor):
         if dtype not in (None, A.dtype) and (own or dtype not in (torch.float32, torch.float64)):
             return self._call("to", *args, **kwargs)
         A.problem.check_unchanged("A.to()")
-        return A._derived(_moved(A.problem, device, None if dtype == A.dtype else dtype), A._axes)
+        # That of a part counts what the part does not have, so that it cannot be computed again.
+        lse = A._exact_lse().to(device) if A.problem.partial else None
+        return A._derived(_moved(A.problem, device, None if dtype == A.dtype else dtype), A._axes, lse)
 
     def cpu(self) -> AttentionMatrix:
         """Return the matrix on the CPU, lazy: its tokens are copied, m and n vectors per head."""

@@ -36,7 +36,8 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     Returns
     -------
     AttentionMatrix, shape (..., m, n)
-        ``A[..., i, j] * norms[..., j]``, without a gradient. Its rows do not sum to 1.
+        ``A[..., i, j] * norms[..., j]``, without a gradient. Its rows do not sum to 1, so that statistics of shares,
+        entropy and effective keys, raise a ShapeError.
 
     Raises
     ------
@@ -77,6 +78,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
         score=_KeyWeighted(problem.score, finite=bool((norms > 0).all())),
         sink=None,  # it is part of the log-sum-exp
         partial=True,
+        weighted=True,
         versions=(),
     )
     return AttentionMatrix(problem, A.plan, A._axes, A._exact_lse())

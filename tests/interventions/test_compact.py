@@ -97,6 +97,18 @@ def test_what_calls_share_is_not_that_of_other_masks_or_other_tokens() -> None:
     assert set(memory.buffers) == {"keys False", "values False"}
 
 
+@torch.no_grad()
+def test_what_calls_share_is_not_that_of_other_heads_or_batches() -> None:
+    base = Heads({0: Causal(), 1: Window(5, 0)}) & Padding([90, 71])
+    q, k, v = (tokens(2, 2, n, 8, seed=seed) for seed, n in enumerate((M, N, N)))
+    pool = without_hidden_keys(lambda A, values: A @ values, Memory())
+    for head in (0, 1):
+        A = attlas.attend(q, k, mask=base & Heads({head: HIDDEN["span"]}))
+        for part in (A, A[:1], A[1:]):
+            own = v if part is A else v[:1]
+            torch.testing.assert_close(pool(part, own), part.to_dense() @ own, rtol=1e-10, atol=1e-12)
+
+
 def test_the_mask_of_runs_keeps_the_contract() -> None:
     first = torch.randint(0, 60, (2, 3, 70), generator=torch.Generator().manual_seed(0))
     attlas.testing.check_mask(RunPerRow(first, first + 25), m=70, n=90, batch=2, heads=3)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import attlas
 from attlas import stats
 from attlas.errors import RecordingError, ShapeError
+from attlas.value_weighted import value_weighted
 
 
 @pytest.fixture
@@ -48,6 +49,24 @@ def test_weights_times_norms_are_the_definition(llama: nn.Module, ids: Tensor) -
     mass, largest = weighted.collect(stats.ColumnMass(), stats.MaxWeight())
     torch.testing.assert_close(mass.double(), through.norm(dim=-1).sum(2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(largest.double(), through.norm(dim=-1).amax(-1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["tiled", "auto"])
+def test_statistics_of_shares_are_refused(backend: Any) -> None:
+    torch.manual_seed(2)
+    A = attlas.attend(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 50, 8), plan=attlas.Plan(backend))
+    weighted = value_weighted(A, 9 * torch.rand(1, 2, 50))
+    for part in (weighted, weighted[0, 1], weighted.window((3, 30), (0, 20)), weighted.double()):
+        for statistic in (stats.Entropy(), stats.EffectiveKeys()):
+            with pytest.raises(ShapeError, match=f"^{type(statistic).__name__}\\(\\): .*shares"):
+                part.collect(stats.MaxWeight(), statistic)
+    for pair in ((A, weighted), (weighted, A)):
+        with pytest.raises(ShapeError, match=r"^divergence\(\): .*shares"):
+            attlas.divergence(*pair)
+    dense = weighted.to_dense().sort(-1, descending=True).values  # absolute mass, and shares of the row's own mass
+    torch.testing.assert_close(stats.TailMass(3)(weighted), dense[..., 3:].sum(-1), rtol=1e-5, atol=1e-5)
+    reached = dense.cumsum(-1) < 0.9 * dense.sum(-1, keepdim=True)
+    assert torch.equal(stats.Coverage([0.9])(weighted)[..., 0], reached.sum(-1) + 1)
 
 
 def test_a_value_of_norm_zero_adds_nothing() -> None:

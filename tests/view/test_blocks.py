@@ -1,5 +1,6 @@
 """Sums, maxima and counts of blocks, by the kernels and by tiles, against the dense matrix."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attlas
+from attlas.value_weighted import value_weighted
 from attlas.view.blocks import Blocks, count_cells, edges_of
 from attlas.view.exact import ButFirst, Head, Listed
 from attlas.view.largest import largest
@@ -83,14 +85,26 @@ def test_sampled_rows_are_exact(backend: Any) -> None:
     bias = attlas.ScaledDot() + attlas.TensorBias(torch.randn(3, 400, 500))
     for score in (attlas.ScaledDot(), bias):
         A = attlas.attend(q, k, score=score, mask=attlas.Causal(), plan=attlas.Plan(backend))
-        dense = A.to_dense()[0].double()
         allowed = (torch.arange(500) <= rows[:, None] + 100).numpy()
-        for some in (slice(1, 2), slice(0, 3)):
-            table = Head(A[:, some]).sampled(rows, columns, "max")
+        weighted = value_weighted(A, 9 * torch.rand(1, 3, 500))
+        for matrix, some in itertools.product((A, weighted), (slice(1, 2), slice(0, 3))):
+            dense = matrix.to_dense()[0].double()
+            table = Head(matrix[:, some]).sampled(rows, columns, "max")
             weights = dense[some].mean(0)[rows].numpy()
             np.testing.assert_allclose(table.sum, np.add.reduceat(weights, columns[:-1], 1), rtol=1e-5)
             np.testing.assert_allclose(table.max, np.maximum.reduceat(weights, columns[:-1], 1), rtol=1e-5)
             assert (table.cells == np.add.reduceat(allowed.astype(int), columns[:-1], 1)).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_pass_over_value_weighted_weights(heads: int) -> None:
+    A = attlas.attend(torch.randn(1, heads, 70, 8), torch.randn(1, heads, 80, 8), mask=attlas.Causal())
+    weighted = value_weighted(A, 9 * torch.rand(1, heads, 80))
+    dense, band = weighted.to_dense()[0].mean(0).numpy(), Head(weighted).band(range(70), 16)
+    np.testing.assert_allclose(band.max_weight, dense.max(1), rtol=1e-5)
+    np.testing.assert_allclose(band.column_mass, dense.sum(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(band.column_max, dense.max(0), rtol=1e-5, atol=1e-7)
+    assert np.isnan([band.entropy, band.effective_keys]).all()  # they are no shares
 
 
 def test_masks_keep_their_contract() -> None:

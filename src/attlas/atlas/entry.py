@@ -149,8 +149,8 @@ class Entry:
         -------
         AttentionMatrix, shape (batch, recorded heads, m, n)
             ``‖A_ij v_j‖``, or with `output` ``‖A_ij v_j W_O^h‖``, the size of what key j adds to the residual
-            stream at query i through head h. Every statistic and picture can be asked of it; its rows do not sum
-            to 1, and it has no gradient.
+            stream at query i through head h. Its rows do not sum to 1: entropy, effective keys and divergences of
+            shares raise a ShapeError; other statistics and pictures can be asked of it. It has no gradient.
 
         Raises
         ------

@@ -99,6 +99,8 @@ class Problem:
     partial : bool
         Whether a log-sum-exp that comes with it counts keys, or a sink, that it does not have: then rows sum to less
         than 1.
+    weighted : bool
+        Whether the weights are times the norms of their values: then they are no shares of a row.
     versions : tuple of Version
         The tensors as they were when the matrix was made, by default as they are. `check_unchanged` compares with it.
     """
@@ -111,6 +113,7 @@ class Problem:
     batch_ids: Tensor
     head_ids: Tensor
     partial: bool = field(default=False, kw_only=True)
+    weighted: bool = field(default=False, kw_only=True)
     versions: tuple[Version, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:

@@ -159,7 +159,8 @@ def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Pro
     """Return a problem without the hidden keys, and the runs of keys that it has; None where rows see several runs."""
     batch, heads, _, n = base.shape
     of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
-    key = list(_parts(base.mask)), base.shape, base.device, of_mask, [(part.keys, part.column) for part in outside]
+    of_runs = base.shape, base.device, base.batch_ids.tolist(), base.head_ids.tolist()
+    key = list(_parts(base.mask)), of_runs, of_mask, [(part.keys, part.column) for part in outside]
     if memory.key != key:  # the layers of a model share their masks
         memory.key, memory.found = key, _left(base, outside)
     if memory.found is None:

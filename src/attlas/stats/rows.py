@@ -16,6 +16,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
+from attlas.errors import ShapeError
 from attlas.scores.base import Dot
 from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
@@ -29,6 +30,14 @@ __all__ = [
 def zeros_for_rows(problem: Problem) -> Tensor:
     """Return a 0 for each row, shape (batch, heads, m)."""
     return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+
+
+def check_shares(where: str, problem: Problem) -> None:
+    """Raise a ShapeError where weights are times the norms of their values, and so no shares of a row."""
+    if problem.weighted:
+        rule, found = "weights must be shares of a row.", "value-weighted weights, whose rows do not sum to 1"
+        fix = "ask the matrix without norms, Entry.matrix; or stats.RowMass(), stats.Coverage() of this one."
+        raise ShapeError(where, rule, {"A": f"shape {problem.shape}"}, found=found, fix=fix)
 
 
 class _PerRow(Statistic):
@@ -91,6 +100,11 @@ class RowMass(_PerRow):
 class Entropy(_PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 
+    Raises
+    ------
+    ShapeError
+        If the weights are times the norms of values, so that they are no shares of a row.
+
     See Also
     --------
     EffectiveKeys : the same question, answered as a number of keys.
@@ -114,6 +128,10 @@ class Entropy(_PerRow):
     tensor([1., 2., 3.])
     """
 
+    def start(self, problem: Problem) -> Tensor:
+        check_shares("Entropy()", problem)
+        return super().start(problem)
+
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
         products = part.row_products(part.weights, part.shifted)
@@ -126,11 +144,17 @@ class Entropy(_PerRow):
         return CellGradient(row=-grad, log=-grad, delta=grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        check_shares("Entropy()", problem)
         return {"entropy": True}
 
 
 class EffectiveKeys(Statistic):
     """Effective number of keys of each row, ``(Σ_j A_ij)² / Σ_j A_ij²``.
+
+    Raises
+    ------
+    ShapeError
+        If the weights are times the norms of values, so that they are no shares of a row.
 
     See Also
     --------
@@ -161,6 +185,7 @@ class EffectiveKeys(Statistic):
     merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        check_shares("EffectiveKeys()", problem)
         return zeros_for_rows(problem), zeros_for_rows(problem)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
@@ -186,6 +211,7 @@ class EffectiveKeys(Statistic):
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        check_shares("EffectiveKeys()", problem)
         return {"mass": True, "squares": True}
 
     def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,8 @@ def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     runs = problem.allowed_runs
     mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
-    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)))
+    lse = A._exact_lse()[:, :, rows.to(A.device)] if problem.partial else None
+    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)), lse)
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
@@ -299,20 +300,21 @@ class Head:
     def band(self, rows: range, size: int, wanted: Wanted = None) -> Band:
         """Return everything that a pass wants of some rows, with blocks of ``size × size`` cells.
 
-        Numbers of a row that sees no key are NaN.
+        Numbers of a row that sees no key are NaN; so are entropy and effective keys of value-weighted weights.
         """
         if self.heads > 1:
             return self._dense_band(rows, size, wanted)
         window = self.window(rows, range(self.n), wanted)
+        of_shares = () if self.A.problem.weighted else (stats.Entropy(), stats.EffectiveKeys())
         found, *numbers = window.collect(
             Blocks(edges_of(len(rows), size), edges_of(self.n, size)),
-            stats.Entropy(),
-            stats.EffectiveKeys(),
+            *of_shares,
             stats.MaxWeight(),
             stats.ColumnMass(),
             stats.ColumnMax(),
         )
-        arrays = [_array(t[0, 0].float()) for t in numbers]
+        unknown = [np.full(len(rows), np.nan, dtype=np.float32) for _ in range(2 - len(of_shares))]
+        arrays = [*unknown, *(_array(t[0, 0].float()) for t in numbers)]
         empty = _array(found.keys[0, 0]) == 0
         for numbers_of_rows in arrays[:3]:
             numbers_of_rows[empty] = np.nan
@@ -348,6 +350,8 @@ class Head:
             high = slice(place.start // size, -(-place.stop // size))
             for into, values in zip(table, found, strict=True):
                 into[high, wide] = values
+        if self.A.problem.weighted:
+            numbers[:2] = np.nan
         entropy, effective, largest = numbers
         return Band(table, entropy, effective, largest, mass.astype(np.float32), most)
 
