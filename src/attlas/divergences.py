@@ -82,7 +82,7 @@ def divergence(
     >>> A = attlas.attend(teacher, teacher, mask=attlas.Causal())
     >>> B = attlas.attend(student, student, mask=attlas.Causal())
     >>> loss = attlas.divergence(A, B, heads="mean")
-    >>> loss.shape, bool((loss >= 0).all()), loss.requires_grad
+    >>> loss.shape, bool((loss > -1e-5).all()), loss.requires_grad  # 0 but for rounding in the first row
     (torch.Size([2, 50]), True, True)
     """
     mean = _checked(A, B, kind, heads)
