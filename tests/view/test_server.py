@@ -333,6 +333,7 @@ def test_it_stops_while_a_client_reads_nothing(viewer: Server, matrix: attlas.At
         other.stop()
         assert time.monotonic() - begun < 4
     service.close()
+    del other
     gc.collect()
 
 
