@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,11 +16,12 @@ from safetensors import SafetensorError
 
 from attlas.errors import AttlasError, FileError
 
-__all__ = ["discard_folder", "lock_folder", "replace_folder", "sync_folder", "whole_file"]
+__all__ = ["discard_folder", "lock", "lock_folder", "replace_folder", "sync_folder", "whole_file"]
 
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 _NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
 _RULE = "the file must be one that can be written."
+_LOCKED_BYTE = 1 << 20  # Windows forbids to read what is locked: the lock is behind the text
 _ELSEWHERE = "give a path in a folder that is there and may be written to."
 
 
@@ -134,16 +136,46 @@ def discard_folder(old: Path, target: Path) -> None:
     shutil.rmtree(old.rename(target.with_name(f".{target.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
 
 
+def lock(handle: int, *, wait: bool = False) -> None:
+    """Lock an open file; the lock ends when that is closed, and with the process, however that ends.
+
+    Parameters
+    ----------
+    handle : int
+        The open file; a folder too, except on Windows.
+    wait : bool
+        Whether to wait while another process holds the lock.
+
+    Raises
+    ------
+    OSError
+        If another process holds the lock and nothing waits for it, or the file system has no locks.
+
+    Examples
+    --------
+    >>> with (getfixture("tmp_path") / "lock").open("w") as file:
+    ...     lock(file.fileno())
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes that lock a folder waiting; without effect where the system cannot lock a folder."""
     with ExitStack() as stack:
-        with suppress(ImportError, OSError):
-            import fcntl
-
+        with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, handle)  # ends the lock too
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock(handle, wait=True)
         yield
 
 

@@ -53,3 +53,19 @@ def axe() -> str:
         if done.returncode:
             pytest.skip(f"axe-core cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
     return file.read_text("utf-8")
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait until an expression of JavaScript holds in a page."""
+    page.wait_for_function(f"() => ({condition})")
+
+
+def serious_faults(page: Any, axe: str) -> list[str]:
+    """Return the serious faults that axe finds in a page, with the elements that have them."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import torch
+from tests.browser.conftest import serious_faults, until
 
 import attlas
 
@@ -100,10 +101,6 @@ def show(browser: Any, model: Any) -> Iterator[Callable[..., Any]]:
 def link(page: Any) -> dict[str, str]:
     page.wait_for_timeout(250)
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
-
-
-def until(page: Any, condition: str) -> None:
-    page.wait_for_function(f"() => ({condition})")
 
 
 def listed(page: Any) -> set[str]:
@@ -401,14 +398,7 @@ def test_axe_finds_no_serious_fault(
 ) -> None:
     page = show(corpora[:1], hash_, *size, color_scheme=scheme, bypass_csp=True)
     page.wait_for_timeout(700)
-    page.evaluate(axe)
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
-    bad = [
-        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert bad == []
+    assert serious_faults(page, axe) == []
 
 
 # ------------------------------------------------------------------------------------------------------- Chinese

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 import torch
+from tests.browser.conftest import until
 
 import attlas
 from attlas.atlas import Atlas, Entry
@@ -80,10 +81,6 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
             end[2].__exit__(None, None, None)
             end[1].close()
     assert complaints == []
-
-
-def until(page: Any, condition: str) -> None:
-    page.wait_for_function(f"() => ({condition})")
 
 
 def state(page: Any) -> dict[str, str]:

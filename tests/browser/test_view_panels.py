@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 import torch
+from tests.browser.conftest import serious_faults, until
 
 import attlas
 from attlas import stats
@@ -112,10 +113,6 @@ def state(page: Any) -> dict[str, str]:
 def link_says(page: Any, field: str, value: str) -> None:
     """Wait until the hash has a field: it is not written while the map glides."""
     until(page, f"new URLSearchParams(location.hash.slice(1)).get({json.dumps(field)}) === {json.dumps(value)}")
-
-
-def until(page: Any, condition: str) -> None:
-    page.wait_for_function(f"() => ({condition})")
 
 
 def goes_to(page: Any, row: float, column: float, near: float) -> None:
@@ -677,15 +674,8 @@ def test_axe_finds_no_serious_fault(browser: Any, address: str, axe: str, hash_:
     page.goto(f"{address}{hash_}")
     page.wait_for_selector(".attlas-ready")
     page.wait_for_timeout(1200)
-    page.evaluate(axe)
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    assert serious_faults(page, axe) == []
     context.close()
-    bad = [
-        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert bad == []
 
 
 def test_hundreds_of_heads_fetch_what_is_in_view(browser: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,17 @@ def test_two_processes(tmp_path: Path, backend: str, device: str, start: str) ->
     torch.multiprocessing.start_processes(_process, (str(tmp_path), backend, device), nprocs=2, start_method=start)
 
 
+def exit_codes(work: Callable[[int, Path], None], folder: Path) -> list[int | None]:
+    """Run a function in two forked processes, by rank; return how they ended."""
+    context = torch.multiprocessing.get_context("fork")
+    ranks = [context.Process(target=work, args=(rank, folder)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    return [process.exitcode for process in ranks]
+
+
 def _killed(rank: int, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -98,13 +110,7 @@ def _killed(rank: int, folder: Path) -> None:
 
 
 def test_a_killed_rank(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_killed, args=(rank, tmp_path)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, -signal.SIGKILL]
+    assert exit_codes(_killed, tmp_path) == [0, -signal.SIGKILL]
     assert (tmp_path / "error").read_text()
     assert not (tmp_path / "run.atlas").exists()
     with pytest.raises(RecordingError):
@@ -134,13 +140,7 @@ def _failing_backward(rank: int, folder: Path) -> None:
 
 
 def test_an_error_in_the_backward_ends_the_other_rank(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_failing_backward, args=(rank, tmp_path)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    assert exit_codes(_failing_backward, tmp_path) == [0, 0]
     assert (tmp_path / "error1").read_text() == "none is left"
     assert "onnection" in (tmp_path / "error0").read_text()  # that of the other rank was closed
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from attlas.atlas.bookmarks import read_bookmarks
-from attlas.atlas.entry import Entry
+from attlas.atlas.entry import VALUES, Entry
 from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
 from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
@@ -23,7 +23,6 @@ from attlas.matrix import AttentionMatrix
 __all__ = ["Reader", "entry_from", "read"]
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_VALUES = ("values", "value_norms", "output_norms")  # older files lack them
 _LARGEST = 1 << 48
 _MOST_HEADS = 1 << 24  # batches times heads
 _PLAN = Plan()
@@ -127,7 +126,8 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
     query_mask = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
-    values = {name: _values(record[name], name, reader) for name in _VALUES if record.get(name) is not None}
+    # older files have no values
+    values = {name: _values(record[name], name, reader) for name in VALUES if record.get(name) is not None}
     return Entry(
         name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask, **values
     )

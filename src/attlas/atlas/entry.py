@@ -16,9 +16,10 @@ from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 from attlas.value_weighted import value_weighted
 
-__all__ = ["KINDS", "Entry", "statistic_names"]
+__all__ = ["KINDS", "VALUES", "Entry", "statistic_names"]
 
 KINDS = ("self", "encoder", "cross")
+VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +135,7 @@ class Entry:
     @property
     def values_and_norms(self) -> dict[str, Tensor]:
         """What was kept of the values, by the names of the fields."""
-        names = ("values", "value_norms", "output_norms")
-        return {name: t for name in names if (t := getattr(self, name)) is not None}
+        return {name: t for name in VALUES if (t := getattr(self, name)) is not None}
 
     def value_weighted(self, output: bool = False) -> AttentionMatrix:
         """Return each weight times the norm of its value, as a lazy matrix.

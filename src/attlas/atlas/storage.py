@@ -22,17 +22,12 @@ from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
 from attlas.atlas.serialization import Spec, mask_spec, result_spec, score_spec
 from attlas.atlas.tensors import Written, fingerprint, storable, write_tensors
 from attlas.errors import DtypeError, RecordingError
-from attlas.files import discard_folder, replace_folder, sync_folder
+from attlas.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.scores import Score
 
 if TYPE_CHECKING:
     from attlas.atlas.atlas import Atlas
-
-try:
-    import fcntl
-except ImportError:  # Windows: a leftover is then not told from a writer at work, and stays
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Writer"]
 
@@ -371,23 +366,23 @@ def _new_partial(folder: Path) -> tuple[Path, int]:
     while True:
         partial = folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")
         partial.mkdir()
-        lock = _lock(partial)
-        if lock is not None and partial.is_dir():
-            return partial, lock
-        if lock is not None:  # another writer took it for a leftover before it was locked
-            os.close(lock)
+        handle = _lock(partial)
+        if handle is not None and partial.is_dir():
+            return partial, handle
+        if handle is not None:  # another writer took it for a leftover before it was locked
+            os.close(handle)
 
 
 def _lock(partial: Path) -> int | None:
     """Lock a folder; None where a living process holds it. The system lets go when that process dies."""
-    if fcntl is None:
+    if os.name == "nt":  # which locks no folders
         return os.open(os.devnull, os.O_RDONLY)
     try:
         handle = os.open(partial, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except OSError:
         os.close(handle)
         return None
@@ -401,10 +396,10 @@ def _clear_leftovers(folder: Path) -> None:
             discard_folder(old, folder)
         else:
             old.rename(folder)
-    if fcntl is None:
+    if os.name == "nt":  # a leftover is not told from a writer at work, and stays
         return
     for partial in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
-        lock = _lock(partial)
-        if lock is not None:
+        handle = _lock(partial)
+        if handle is not None:
             shutil.rmtree(partial, ignore_errors=True)
-            os.close(lock)
+            os.close(handle)

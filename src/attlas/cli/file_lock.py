@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["LockedError", "hold"]
+from attlas.files import lock
 
-_FAR = 1 << 20  # Windows forbids to read what is locked: the lock is behind the text
+__all__ = ["LockedError", "hold"]
 
 
 class LockedError(Exception):
@@ -25,7 +24,7 @@ def hold(file: Path) -> Iterator[None]:
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            _lock(handle)
+            lock(handle)
         except OSError:
             raise LockedError(file.read_text(encoding="utf-8") or "a process that has just begun") from None
         os.ftruncate(handle, 0)
@@ -34,18 +33,3 @@ def hold(file: Path) -> Iterator[None]:
         os.ftruncate(handle, 0)
     finally:
         os.close(handle)  # ends the lock too
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int) -> None:
-        os.lseek(handle, _FAR, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        os.lseek(handle, 0, os.SEEK_SET)
-
-else:
-    import fcntl
-
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

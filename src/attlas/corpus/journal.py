@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attlas.corpus.state import State
 from attlas.errors import FileError, RecordingError
-from attlas.files import whole_file
+from attlas.files import lock, whole_file
 
 __all__ = ["PARTS", "Journal", "Part", "hold", "mutex", "parts_of", "payload_name", "read_tensors"]
 
@@ -211,14 +211,14 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
                     )
             handle = os.open(folder / f"{_LOCK}-{world}-{rank}", os.O_RDWR | os.O_CREAT, 0o644)
             stack.callback(os.close, handle)
-            _lock(handle)
+            lock(handle)
         yield
 
 
 def _free(path: Path) -> bool:
     handle = os.open(path, os.O_RDWR)
     try:
-        _lock(handle)
+        lock(handle)
     except OSError:
         return False
     finally:
@@ -231,19 +231,7 @@ def mutex(folder: Path) -> Iterator[None]:
     """Let one process at a time look at the locks, and join the parts."""
     handle = os.open(folder / "mutex", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(handle, wait=True)
+        lock(handle, wait=True)
         yield
     finally:
         os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool = False) -> None:
-    """Lock an open file for this process; the lock ends with the process, however that ends."""
-    if os.name == "nt":
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
