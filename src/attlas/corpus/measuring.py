@@ -305,8 +305,11 @@ def _kept(
     of_each = weights.double()
     distance = (torch.arange(n)[:, None] - keys).abs_()
     head = torch.arange(0, heads * n, n)[:, None, None]
+    # numpy's types say integers, whatever the weights are.
     by_key, by_distance = (
-        np.bincount(at.add_(head).numpy().ravel(), of_each.numpy().ravel(), heads * n).reshape(heads, n)
+        np.bincount(at.add_(head).numpy().ravel(), of_each.numpy().ravel(), heads * n)
+        .astype(np.float64, copy=False)
+        .reshape(heads, n)
         for at in (keys.clone(), distance)
     )
     padding = (0, KEPT - k)
