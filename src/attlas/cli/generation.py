@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.recording.hooks import AttentionCall
+
 __all__ = ["ProgressListener", "read_and_generate", "run_model"]
 
 
@@ -18,7 +20,7 @@ class ProgressListener:
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
 
-    def on_attention(self, *attention: Any) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
         self.tick()
 

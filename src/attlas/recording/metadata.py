@@ -102,17 +102,15 @@ def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -
     return torch.cat([before, new], dim=1) if goes_on and before is not None else new
 
 
-def token_texts(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
-    """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
-    if tokens is None or isinstance(tokens, list | tuple):
-        if tokens and all(isinstance(text, list | tuple) for text in tokens):
-            return [[str(token) for token in text] for text in tokens]
-        return None if tokens is None else [str(token) for token in tokens]
-    if ids is None or not len(ids):
+def token_texts(tokens: Any, ids: Tensor | None) -> list[list[str]] | None:
+    """Return the text of each token of every sequence: as the user gave them, or as a tokenizer decodes the ids."""
+    if isinstance(tokens, list | tuple):
+        texts = tokens if tokens and all(isinstance(text, list | tuple) for text in tokens) else [tokens]
+        return [[str(token) for token in text] for text in texts]
+    if tokens is None or ids is None or not len(ids):
         return None
     known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
-    texts = [[known[number] for number in text] for text in ids.tolist()]
-    return texts if len(texts) > 1 else texts[0]
+    return [[known[number] for number in text] for text in ids.tolist()]
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attlas.atlas.entry import KINDS
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
-from attlas.recording.discovery import AttentionSite
+from attlas.recording.discovery import AttentionSite, ModelAttentions
 
 __all__ = ["Selection"]
 
@@ -44,7 +43,7 @@ class Selection:
 
     @property
     def named(self) -> tuple[int | str, ...]:
-        """What names layers, in `layers` or as keys of `heads`."""
+        """Numbers and names of layers, in `layers` or as keys of `heads`."""
         return tuple(dict.fromkeys((*(self.layers or ()), *self.by_layer)))
 
     @property
@@ -52,31 +51,38 @@ class Selection:
         """Whether a layer is counted from the end."""
         return any(isinstance(name, int) and name < 0 for name in self.named)
 
-    def check(self, sites: Sequence[AttentionSite]) -> None:
-        """Raise an OutOfRangeError if a name fits none of a model's attentions."""
-        counts = _counts(sites)
+    def check(self, attentions: ModelAttentions, reused: Iterable[AttentionSite] = ()) -> None:
+        """Raise an OutOfRangeError if a name fits none of a model's attentions.
+
+        Parameters
+        ----------
+        attentions : ModelAttentions
+            The attentions of the model.
+        reused : iterable of AttentionSite
+            Further layers, which modules that are used again gave.
+        """
+        sites, counts = [*attentions.sites.values(), *reused], dict(attentions.counts)
+        for site in reused:
+            counts[site.kind] = max(counts[site.kind], site.layer + 1)
         for name in self.named:
             if not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
-                paths = [site.path for site in sites]
-                more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+                more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
+                modules, last = ", ".join(site.path for site in sites[:_SHOWN]) + more, sites[-1]
                 raise OutOfRangeError(
                     self.where,
                     "each layer must be one of the model's attentions.",
-                    {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
+                    {"attentions": numbers, "modules": modules},
                     found=f"layer {name!r}",
-                    fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
+                    fix=f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]",
                 )
 
-    def includes(self, site: AttentionSite, sites: Sequence[AttentionSite]) -> bool:
-        """Return whether an attention is recorded."""
-        if self.layers is None:
-            return True
-        counts = _counts(sites)
-        return any(_fits(name, site, counts) for name in self.layers)
+    def includes(self, site: AttentionSite, attentions: ModelAttentions) -> bool:
+        """Return whether an attention of a model is recorded."""
+        return self.layers is None or any(_fits(name, site, attentions.counts) for name in self.layers)
 
-    def heads_of(self, site: AttentionSite, sites: Sequence[AttentionSite], count: int) -> tuple[int, ...]:
-        """Return the heads of an attention that are recorded.
+    def heads_of(self, site: AttentionSite, attentions: ModelAttentions, count: int) -> tuple[int, ...]:
+        """Return which of the `count` heads of an attention are recorded.
 
         Raises
         ------
@@ -85,7 +91,7 @@ class Selection:
         """
         chosen = self.heads
         for name, heads in self.by_layer.items():
-            if _fits(name, site, _counts(sites)):
+            if _fits(name, site, attentions.counts):
                 chosen = heads
         if chosen is None:
             return tuple(range(count))
@@ -113,14 +119,8 @@ class Selection:
         return range(start, max(start, stop))
 
 
-def _counts(sites: Iterable[AttentionSite]) -> dict[str, int]:
-    counts = dict.fromkeys(KINDS, 0)
-    for site in sites:
-        counts[site.kind] = max(counts[site.kind], site.layer + 1)
-    return counts
-
-
 def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
+    """Return whether a number or name of `layers` means an attention; `counts` has the number of each kind."""
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
     return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")

@@ -15,6 +15,7 @@ from attlas.atlas import Entry
 from attlas.atlas.entry import statistic_names
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
+from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
 from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
@@ -97,8 +98,12 @@ class RecordedSequence:
 
     Parameters
     ----------
-    name, kind, layer, call, heads
-        Fields of the entry.
+    site : AttentionSite
+        The attention.
+    call : int
+        Number of texts of this attention before this one.
+    heads : tuple of int
+        The heads that are recorded.
     policy : RetentionPolicy
         What is stored.
     step : Step
@@ -106,10 +111,9 @@ class RecordedSequence:
     """
 
     def __init__(
-        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
+        self, site: AttentionSite, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
     ) -> None:
-        self.name, self.kind, self.layer, self.call, self.heads = name, kind, layer, call, heads
-        self.policy = policy
+        self.site, self.call, self.heads, self.policy = site, call, heads, policy
         self.first_query = step.first_query + step.rows.start
         self.first_key = step.first_key
         self.next_row = self.first_query
@@ -232,9 +236,9 @@ class RecordedSequence:
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(
-            name=self.name,
-            layer=self.layer,
-            kind=self.kind,
+            name=self.site.path,
+            layer=self.site.layer,
+            kind=self.site.kind,
             call=self.call,
             heads=self.heads,
             queries=(self.first_query, self.next_row),
