@@ -79,19 +79,16 @@ def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except (TypeError, ValueError):
         arguments = {}
     arguments = {**arguments, **kwargs}
-    own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
-    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments and not _has_decoder(model):
-        own, decoder = {}, "attention_mask"
-    masks = {kind: arguments.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    has_decoder = has_decoder or not arguments.keys().isdisjoint({"decoder_input_ids", "decoder_inputs_embeds"})
+    decoder = "decoder_attention_mask" if has_decoder else "attention_mask"
+    names = {"self": decoder, "cross": decoder} | ({"encoder": "attention_mask"} if has_decoder else {})
+    masks = {kind: arguments.get(name) for kind, name in names.items()}
     return {
         kind: t.detach().to("cpu").bool()
         for kind, t in masks.items()
         if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
     }
-
-
-def _has_decoder(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -> Tensor | None:

@@ -11,7 +11,6 @@ from attlas.recording.discovery import AttentionSite, ModelAttentions
 __all__ = ["Selection"]
 
 _SHOWN = 12  # names that an error lists
-_HEADS_FIX = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
 
 
 class Selection:
@@ -38,7 +37,8 @@ class Selection:
             self.layers = keys if layers is None else self.layers
         elif heads is not None:
             self.heads = _head_list(where, heads)
-        _check_queries(queries)
+        if queries is not None:
+            _check_queries(queries)
         self.queries: slice | range | None = queries
 
     @property
@@ -97,13 +97,9 @@ class Selection:
             return tuple(range(count))
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
-            raise OutOfRangeError(
-                self.where,
-                "each head must be one of the layer's.",
-                {"layer": f"{site.key} ({site.path})"},
-                found=f"head {wrong[0]}, the layer has {count}",
-                fix=f"use heads from 0 to {count - 1}, or from {-count} to -1.",
-            )
+            rule, found = "each head must be one of the layer's.", f"head {wrong[0]}, the layer has {count}"
+            fix = f"use heads from 0 to {count - 1}, or from {-count} to -1."
+            raise OutOfRangeError(self.where, rule, {"layer": f"{site.key} ({site.path})"}, found=found, fix=fix)
         return tuple(sorted({head % count for head in chosen}))
 
     def rows(self, first_query: int, m: int) -> range:
@@ -130,42 +126,30 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _layer_list(where: str, given: Any) -> tuple[int | str, ...]:
-    items = (given,) if isinstance(given, int | str) else tuple(given) if isinstance(given, Iterable) else None
-    if items is None or not all(_is_number(item) or isinstance(item, str) for item in items):
-        wrong = given if items is None else next(i for i in items if not (_is_number(i) or isinstance(i, str)))
-        raise DtypeError(
-            where,
-            "layers must be numbers or names of attentions.",
-            {"layers": repr(given)[:80]},
-            found=kind(wrong),
-            fix='layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
-        )
+def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:
+    """Return `layers` as a tuple, or raise a DtypeError."""
+    items = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+    wrong = [item for item in items if not (_is_number(item) or isinstance(item, str))]
+    if wrong:
+        rule = "layers must be numbers or names of attentions."
+        fix = 'layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]'
+        raise DtypeError(where, rule, {"layers": repr(layers)[:80]}, found=kind(wrong[0]), fix=fix)
     return items
 
 
-def _head_list(where: str, given: Any) -> tuple[int, ...]:
-    items = (given,) if _is_number(given) else tuple(given) if isinstance(given, Iterable) else None
-    if items is None or not items or not all(map(_is_number, items)):
-        raise DtypeError(
-            where,
-            "heads must be whole numbers, at least one.",
-            {"heads": repr(given)[:80]},
-            found="no head" if items == () else kind(given),
-            fix=_HEADS_FIX,
-        )
+def _head_list(where: str, heads: Any) -> tuple[int, ...]:
+    """Return `heads` as a tuple, or raise a DtypeError."""
+    items = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    if not items or not all(map(_is_number, items)):
+        rule, found = "heads must be whole numbers, at least one.", kind(heads) if items else "no head"
+        fix = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
+        raise DtypeError(where, rule, {"heads": repr(heads)[:80]}, found=found, fix=fix)
     return items
 
 
 def _check_queries(queries: Any) -> None:
-    if queries is None:
-        return
+    """Raise a ShapeError unless `queries` is a slice or a range of whole numbers without a step."""
     fits = isinstance(queries, slice | range) and queries.step in (None, 1)
-    if fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop)):
-        return
-    raise ShapeError(
-        "record()",
-        "queries must be a slice or a range of whole numbers, without a step.",
-        found=f"queries = {queries!r}",
-        fix="queries=slice(-32, None)",
-    )
+    if not (fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop))):
+        rule = "queries must be a slice or a range of whole numbers, without a step."
+        raise ShapeError("record()", rule, found=f"queries = {queries!r}", fix="queries=slice(-32, None)")
