@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 
 __all__ = ["Selection"]
-
-_SHOWN = 12  # names that an error lists
 
 
 class Selection:
@@ -67,8 +65,7 @@ class Selection:
         for name in self.named:
             if not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
-                more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-                modules, last = ", ".join(site.path for site in sites[:_SHOWN]) + more, sites[-1]
+                modules, last = listed(site.path for site in sites), sites[-1]
                 raise OutOfRangeError(
                     self.where,
                     "each layer must be one of the model's attentions.",
