@@ -12,7 +12,7 @@ from torch import nn
 
 from attlas.atlas.entry import KINDS
 
-__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "mentions"]
+__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "is_part_of", "mentions"]
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
@@ -131,9 +131,9 @@ class ModelAttentions:
         missed = {
             path: module
             for path, module in self.candidates()
-            if path in ran and not any(_within(other, path) or _within(path, other) for other in recorded)
+            if path in ran and not any(is_part_of(other, path) or is_part_of(path, other) for other in recorded)
         }
-        return [(path, m) for path, m in missed.items() if not any(_within(p, path) for p in missed if p != path)]
+        return [(path, m) for path, m in missed.items() if not any(is_part_of(p, path) for p in missed if p != path)]
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
@@ -142,8 +142,8 @@ def _is_attention(module: nn.Module, *, patched: bool) -> bool:
     return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))
 
 
-def _within(inner: str, outer: str) -> bool:
-    """Return whether a path is that of a module, or of a part of it."""
+def is_part_of(inner: str, outer: str) -> bool:
+    """Return whether the path `inner` is that of the module at `outer`, or of a part of it."""
     return inner == outer or not outer or inner.startswith(outer + ".")
 
 
