@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     for name in ("tokens", "heads", "size", "seconds"):
         if not getattr(arguments, name) > 0:
             found = f"--{name} {getattr(arguments, name):g}"
-            raise UsageError("bench", f"--{name} must be more than 0.", found=found, fix=f"leave --{name} out")
+            raise UsageError(f"--{name} must be more than 0.", found, f"leave --{name} out")
     from attlas.processor import cache_folder  # torch is loaded from here on
 
     file = cache_folder() / "bench.lock"
@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
             _measure(arguments, terminal)
     except LockedError as other:
         rule = "one run at a time: two would measure each other."
-        raise UsageError("bench", rule, {"lock": file}, found=str(other), fix="wait until it has ended.") from None
+        raise UsageError(rule, str(other), "wait until it has ended.", {"lock": file}) from None
     except OSError as error:
         rule = "it keeps its lock and the limits of the processor in the user's cache folder."
         fix = "XDG_CACHE_HOME=FOLDER attlas bench"
-        raise UsageError("bench", rule, {"folder": file.parent}, found=str(error), fix=fix) from error
+        raise UsageError(rule, str(error), fix, {"folder": file.parent}) from error
 
 
 def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from attlas.cli.terminal import Help
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-__all__ = ["DISTRIBUTIONS", "DTYPES", "KERNELS", "KEYS", "QUERIES", "SIDE", "STATISTICS", "parser"]
+__all__ = ["DISTRIBUTIONS", "DTYPES", "KERNELS", "KEYS", "QUERIES", "SIDE", "STATISTICS", "parse", "parser"]
 
 DISTRIBUTIONS = ("normal", "uniform", "rademacher", "laplace")  # those of attlas.scaling
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -24,6 +26,17 @@ SIDE = 1024  # blocks along a side of one head, at most
 STATISTICS = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets",
               "top_k", "picture", "kinds", "arg_max", "column_arg_max", "column_max", "coverage",
               "row_mass")  # fmt: skip  # those of attlas.cli.head_statistics
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line, with the whole line as `command`; exit where it names no command."""
+    top = parser()
+    arguments = top.parse_args(argv)
+    if not hasattr(arguments, "module"):
+        top.print_help(sys.stderr)
+        top.exit(2)
+    arguments.command = shlex.join(["attlas", *argv])
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:
