@@ -148,31 +148,38 @@ def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Termin
         terminal.say(row.rstrip())
 
 
-def _say_study(study: scaling.Study, terminal: Terminal) -> None:
-    rows = [*study.rows[::2], *study.rows[1::2]]  # without, then with the scale
-    terminal.say(
-        terminal.style(
-            f"{study.queries:,} random queries with {study.keys:,} keys each, "
-            f"{study.distribution} coordinates of mean 0 and variance 1",
-            "bold",
-        )
-    )
-    terminal.say()
-    groups = [_Group("", {"d": [f"{row.d:,}" for row in rows]})]
-    for name, heading in (
-        ("variance", "variance of the logits"),
-        ("entropy", f"entropy, of ln n = {math.log(study.keys):.2f}"),
-        ("largest", "largest weight"),
-        ("trace", "slope: trace of J"),
-        ("frobenius", "‖J‖"),
-    ):
-        columns = {"measured": [_number(getattr(row, name).value, name) for row in rows]}
+def _groups(
+    table: list[dict[str, Any]], headings: Mapping[str, str], predicted: str, *, errors: bool = False
+) -> list[_Group]:
+    """Return the columns of each measure of a table: measured, with standard errors if wanted, and predicted."""
+    groups = []
+    for name, heading in headings.items():
+        columns = {"measured": [_number(row[name], name) for row in table]}
         if name != "frobenius":  # there is no theory of its mean
-            if terminal.width >= 104:
-                columns[""] = [f"± {_number(getattr(row, name).error, name)}" for row in rows]
-            columns["theory"] = [_number(getattr(row.expected, name), name) for row in rows]
+            if errors:
+                columns[""] = [f"± {_number(row[f'{name}_error'], name)}" for row in table]
+            columns[predicted] = [_number(row[f"{name}_predicted"], name) for row in table]
         groups.append(_Group(heading, columns))
-    _print(groups, {0: "without a scale: q·k", len(rows) // 2: "divided by sqrt(d)"}, terminal)
+    return groups
+
+
+def _say_study(study: scaling.Study, terminal: Terminal) -> None:
+    table = study.table()
+    table = [*table[::2], *table[1::2]]  # without, then with the scale
+    title = f"{study.queries:,} random queries with {study.keys:,} keys each, "
+    title += f"{study.distribution} coordinates of mean 0 and variance 1"
+    terminal.say(terminal.style(title, "bold"))
+    terminal.say()
+    headings = {
+        "variance": "variance of the logits",
+        "entropy": f"entropy, of ln n = {math.log(study.keys):.2f}",
+        "largest": "largest weight",
+        "trace": "slope: trace of J",
+        "frobenius": "‖J‖",
+    }
+    groups = _groups(table, headings, "theory", errors=terminal.width >= 104)
+    groups.insert(0, _Group("", {"d": [f"{row['d']:,}" for row in table]}))
+    _print(groups, {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
     _conclude(study, terminal)
 
@@ -201,18 +208,16 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
     heads = result.heads
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
-    places = {name: [str(getattr(head, name)) for head in heads] for name in ("layer", "head")}
-    groups = [_Group("", places, strong=False)]
-    for name, heading in (
-        ("variance", "variance of logits"),
-        ("entropy", "entropy"),
-        ("largest", "largest weight"),
-        ("trace", "trace of J"),
-    ):
-        measured = [_number(getattr(head, name), name) for head in heads]
-        independent = [_number(getattr(head.expected, name, math.nan), name) for head in heads]
-        groups.append(_Group(heading, {"measured": measured, "indep.": independent}))
-    groups.append(_Group("‖J‖", {"": [_number(head.frobenius, "frobenius") for head in heads]}))
+    table = result.table()
+    headings = {
+        "variance": "variance of logits",
+        "entropy": "entropy",
+        "largest": "largest weight",
+        "trace": "trace of J",
+    }
+    groups = [_Group("", {name: [str(row[name]) for row in table] for name in ("layer", "head")}, strong=False)]
+    groups += _groups(table, headings, "indep.")
+    groups.append(_Group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}))
     groups.append(_Group("factor for", {target: [_number(factor, "factor") for factor in factors]}))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
@@ -243,7 +248,7 @@ def _verdict(result: scaling.Heads) -> str:
     )
 
 
-def _number(value: float, name: str) -> str:
+def _number(value: float | None, name: str) -> str:
     """Return a measure as it is printed, with as many digits as it deserves.
 
     Examples
@@ -251,7 +256,7 @@ def _number(value: float, name: str) -> str:
     >>> _number(512.3, "variance"), _number(0.02541, "largest"), _number(float("nan"), "trace")
     ('512.30', '0.025', '–')
     """
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else format(value, ",.2f" if name in ("variance", "entropy") else ",.3f")
 
