@@ -15,6 +15,7 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
 from attlas.engine.native.pairwise import PairwiseFamily
+from attlas.engine.native.request import NEEDS_LSE
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
@@ -143,8 +144,10 @@ class FusedKernels(_Kernels):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
-        product = request.dot
-        return None if product is None else dot.read(request.problem, product, wanted, v, lse)
+        product, problem = request.dot, request.problem
+        if v is None and not (problem.partial or wanted.keys() & NEEDS_LSE):
+            lse = None  # numbers of rows come at no more cost without it, and that of torch's kernel is rounded
+        return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
 class PairwiseKernels(_Kernels):
