@@ -17,6 +17,7 @@ from attlas.engine.native import decode, dot, dot_backward, library, statistics
 from attlas.engine.native.additive import AdditiveKernels
 from attlas.engine.native.distance import DistanceKernels
 from attlas.engine.native.pairwise import PairwiseFamily
+from attlas.engine.native.request import NEEDS_LSE
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
@@ -142,8 +143,10 @@ class FusedKernels(_Kernels):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
-        product = request.dot
-        return None if product is None else dot.read(request.problem, product, wanted, v, lse)
+        product, problem = request.dot, request.problem
+        if v is None and not (problem.partial or wanted.keys() & NEEDS_LSE):
+            lse = None  # numbers of rows come at no more cost without it, and that of torch's kernel is rounded
+        return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
 class PairwiseKernels(_Kernels):
