@@ -161,8 +161,8 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
         raise FormatError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
     mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
     score = score_from(record.get("score"), reader.take, user_scores)
-    partial = check_type(record.get("partial", False), "partial", bool)
-    problem = Problem(q, k, score, mask, sink, *ids, partial=partial)
+    kinds = {name: check_type(record.get(name, False), name, bool) for name in ("partial", "weighted")}
+    problem = Problem(q, k, score, mask, sink, *ids, **kinds)
     _check_corners(problem)
     return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
 

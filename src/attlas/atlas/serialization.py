@@ -14,6 +14,7 @@ from attlas import masks as m
 from attlas import scores as s
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
+from attlas.value_weighted import KeyWeighted
 from attlas.windows import TranslatedScore
 
 __all__ = [
@@ -51,7 +52,11 @@ def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
     return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
 
 
-_SCORES: dict[str, type[s.Score]] = _exported_classes(s, s.Score) | {"MovedScore": TranslatedScore}
+_SCORES: dict[str, type[s.Score]] = {
+    **_exported_classes(s, s.Score),
+    "MovedScore": TranslatedScore,
+    "KeyWeighted": KeyWeighted,
+}
 _MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
 # Version 2 writes these two as it writes a score of the user's own.
 _STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")

@@ -224,7 +224,7 @@ class Writer:
                 "k": self.put("k", problem.k),
                 "lse": self.put("lse", entry.matrix._exact_lse()),
                 "sink": None if problem.sink is None else self.put("sink", problem.sink),
-                **({"partial": True} if problem.partial else {}),
+                **{name: True for name in ("partial", "weighted") if getattr(problem, name)},
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find_runs),
                 "batch_ids": problem.batch_ids.tolist(),
