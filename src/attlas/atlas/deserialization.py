@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attlas.atlas.bookmarks import read_bookmarks
 from attlas.atlas.entry import VALUES, Entry
-from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
-from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
+from attlas.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
+from attlas.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes

@@ -22,6 +22,7 @@ __all__ = [
     "LoadTensor",
     "StoreTensor",
     "UserScores",
+    "check_type",
     "mask_from",
     "mask_spec",
     "result_from",
@@ -191,14 +192,15 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a whole number")
         elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
-        settings[key] = nn.Parameter(value) if wrapped is not None and "t" in data and _flag(data, "learn") else value
+        is_parameter = wrapped is not None and "t" in data and check_type(_get(data, "learn"), "learn", bool)
+        settings[key] = nn.Parameter(value) if is_parameter else value
     if wrapped is None:
         del settings["class"]
     return settings
 
 
 def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, depth: int) -> s.Score:
-    name = _text(spec, "name")
+    name = check_type(_get(spec, "name"), "name", str)
     match = user_scores.get(name) if isinstance(user_scores, Mapping) else user_scores
     if isinstance(match, s.Score) and type(match).__name__ == name:
         return match
@@ -258,27 +260,21 @@ def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:
 # --------------------------------------------------------------------------------------------------------- plain data
 
 
+def check_type(value: Any, name: str, kind: type) -> Any:
+    """Return a value of plain data that is exactly of a type, or raise a FormatError."""
+    if type(value) is kind:
+        return value
+    raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
+
+
 def _class_of(spec: Any, depth: int) -> str:
+    """Return the class that plain data names; `depth` is the number of scores, masks or results around it."""
     if depth > _DEPTH:
         raise FormatError(f"more than {_DEPTH} parts within parts")
-    return _text(spec, "class")
+    return str(check_type(_get(spec, "class"), "class", str))
 
 
 def _get(spec: Any, key: str) -> Any:
     if not isinstance(spec, dict) or key not in spec:
         raise FormatError(f"no {key!r} where there must be one")
     return spec[key]
-
-
-def _text(spec: Any, key: str) -> str:
-    value = _get(spec, key)
-    if not isinstance(value, str):
-        raise FormatError(f"{key} = {str(value)[:60]}, not a text")
-    return value
-
-
-def _flag(spec: Any, key: str) -> bool:
-    value = _get(spec, key)
-    if not isinstance(value, bool):
-        raise FormatError(f"{key} = {str(value)[:60]}, not true or false")
-    return value
