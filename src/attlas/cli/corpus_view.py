@@ -16,7 +16,6 @@ import attlas
 from attlas.cli.formatting import in_bytes
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.errors import RecordingError
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
     from attlas.corpus import Corpus
