@@ -18,7 +18,7 @@ from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
-from attlas.errors import DtypeError, GradientError, kind
+from attlas.errors import BackendError, DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
@@ -89,6 +89,9 @@ class Collector:
         if not isinstance(statistic, Statistic):
             rule, fix = "every argument must be a Statistic, an object and not its class.", "A.collect(stats.Entropy())"
             raise DtypeError("collect()", rule, {"statistic": repr(statistic)}, found=kind(statistic), fix=fix)
+        if statistic.v is not None:
+            rule, fix = "values are pooled apart from statistics where DTensors are given.", "A @ v"
+            raise BackendError("A.collect()", rule, found=f"{type(statistic).__name__} with values", fix=fix)
         merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
         name = type(statistic).__name__
         if merges and type(statistic).merge is Statistic.merge:
