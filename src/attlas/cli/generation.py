@@ -12,6 +12,7 @@ from torch import Tensor
 import attlas
 from attlas.heads import repeated_block
 from attlas.matrix import AttentionMatrix
+from attlas.recording.hooks import AttentionCall
 
 __all__ = ["ProgressListener", "read_and_generate", "run_model", "run_on_repeated_block"]
 
@@ -24,7 +25,7 @@ class ProgressListener:
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
 
-    def on_attention(self, *attention: Any) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
         self.tick()
 

@@ -162,11 +162,11 @@ def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     out. Least squares are linear in y: the residual of a row that is left out is ``(y - ŷ) / (1 - H_ii)``, with H the
     hat matrix of all rows. Time: O(n d²).
     """
-    from attlas.estimators.observations import Observations, are_copies, by_place
+    from attlas.estimators.observations import Observations, are_copies, average_copies
 
     data, rows = Observations(x, y[:, None], weights), np.arange(len(y))
     if x.shape[1] and are_copies(data):
-        data, rows = by_place(data)
+        data, rows = average_copies(data)
     n, w = len(data.X), np.ones(len(data.X)) if data.weights is None else data.weights
     varied = data.X[:, data.X.max(0) > data.X.min(0)]  # rounding of a constant would look like a feature
     centred = varied - np.average(varied, axis=0, weights=w)
