@@ -110,9 +110,8 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, AttentionMatrix):
             fix = "attlas.attend(q, k); of a tensor of weights the formula is one line of torch."
-            raise DtypeError(
-                where, "A and B must be attention matrices.", {name: kind(matrix)}, found=kind(matrix), fix=fix
-            )
+            rule = "A and B must be attention matrices."
+            raise DtypeError(where, rule, {name: kind(matrix)}, found=kind(matrix), fix=fix)
     given = {"A": f"shape {tuple(A.shape)}", "B": f"shape {tuple(B.shape)}"}
     for name, value, known in (("kind", distance, get_args(Distance)), ("heads", heads, ("each", "mean"))):
         if value not in known:
@@ -123,11 +122,8 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
             check_shares(where, matrix.problem)
     mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
-        rule, found = (
-            "heads='mean' compares means of weights over the axis before the last two.",
-            f"kind = {distance!r}",
-        )
-        raise ShapeError(where, rule, given, found=found, fix="heads='each'")
+        rule = "heads='mean' compares means of weights over the axis before the last two."
+        raise ShapeError(where, rule, given, found=f"kind = {distance!r}", fix="heads='each'")
     shapes = [tuple(one.shape[:-3] + one.shape[-2:] if mean else one.shape) for one in (A, B)]
     if shapes[0] != shapes[1]:
         rule = "A and B must have the same shape, but for the number of heads where their mean is taken."
@@ -281,8 +277,7 @@ def _of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool)
     for matrix in (A, B):
         weights = matrix.logits.to_dense() if of_logits else matrix.to_dense()
         weights = weights.mean(dim=-3) if mean else weights
-        logs = (
-            weights if of_logits else torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -torch.inf)
-        )
-        cells.append(_Cells(weights, logs))
+        # Where a weight is 0, the logarithm of another number keeps its gradient from being NaN.
+        logs = torch.where(weights > 0, weights.where(weights > 0, 1.0).log(), -torch.inf)
+        cells.append(_Cells(weights, weights if of_logits else logs))
     return _value(distance, *cells).sum(dim=-1)

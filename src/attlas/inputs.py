@@ -201,9 +201,8 @@ def check_values(
         rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
         found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
         fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
-        raise ShapeError(
-            where, rule, {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}, found=found, fix=fix
-        )
+        given = {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}
+        raise ShapeError(where, rule, given, found=found, fix=fix)
     return _flat(v4, batch, v4.shape[-3])
 
 

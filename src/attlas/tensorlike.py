@@ -277,10 +277,8 @@ class TensorLike(LazyTensor):
         # The deviations from any centre; the second term is 0, and so is its gradient, but not that of its gradient.
         cells: Any = A
         squares = (cells - centre).square().sum(dim, keepdim=True) - count * (mean - centre).square()
-        variance: Tensor = (squares / max(count - correction, 0)).reshape(
-            without(A.shape, axes_of(A, "var", dim), keepdim)
-        )
-        return variance
+        shape = without(A.shape, axes_of(A, "var", dim), keepdim)
+        return (squares / max(count - correction, 0)).reshape(shape)  # type: ignore[no-any-return]
 
     @like_tensors
     def std(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
