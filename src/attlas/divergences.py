@@ -91,12 +91,12 @@ def divergence(
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
         return quick
-    rows = _Rows(A, B, kind, mean, swapped=False)
+    rows = _RowDivergence(A, B, kind, mean, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.needs_graph:
         # The gradient in B is that of a number which is 0, recorded beside.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
-        other = _Rows(A, B, kind, mean, swapped=True)
+        other = _RowDivergence(A, B, kind, mean, swapped=True)
         (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], B._exact_lse()))
         beside = B._axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
@@ -140,7 +140,7 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     first, second = A.problem, B.problem
     dot = second.score.as_dot(*second.project())  # type: ignore[arg-type]  # tokens in the score's own form
     exact = dot is not None and (first.q.dtype.itemsize > 2 or dot.k.dtype is first.q.dtype)
-    if dot is None or dot.bias is not None or dot.cap or not exact or not _shows_all(first, second):
+    if dot is None or dot.bias is not None or dot.cap or not exact or not _sees_all_of(first, second):
         return None
     pooled, entropy, mass = A.collect(stats.Pooled(dot.k), stats.Entropy(), stats.RowMass())
     shape = first.shape[:3]
@@ -155,7 +155,7 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     return A._axes.restore(found)
 
 
-def _shows_all(first: Problem, second: Problem) -> bool:
+def _sees_all_of(first: Problem, second: Problem) -> bool:
     """Return whether a query of the second matrix is known to see each key that it sees in the first."""
     if second.mask is None or second.mask is first.mask:
         return True
@@ -185,7 +185,7 @@ def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
     return torch.where(p.weights > 0, p.weights * torch.where(p.weights > 0, logs, 0.0), 0.0)
 
 
-def _slope(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
+def _derivative(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
     """Return the derivative in p, or `swapped` in q, of what each cell adds to its row."""
     sign = -1.0 if swapped else 1.0
     if distance == "squared":
@@ -199,7 +199,7 @@ def _slope(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
     return torch.where((p.weights > 0) & logs.isfinite(), logs, 0.0)
 
 
-class _Rows(stats.Statistic):
+class _RowDivergence(stats.Statistic):
     """The divergence of each row, as a statistic of A, or `swapped` of B, whose gradient is that in A or in B."""
 
     axis = "rows"
@@ -231,7 +231,7 @@ class _Rows(stats.Statistic):
         def of_tile(part: Part) -> Tensor:
             p, q = self._pair(part)
             slope = grad[part.at.place].unsqueeze(-1)
-            return -p.weights * slope if by_logits else _slope(self.distance, p, q, self.swapped) * slope
+            return -p.weights * slope if by_logits else _derivative(self.distance, p, q, self.swapped) * slope
 
         # In the logits of B it is q Σ p - p, which needs no division.
         by_logits = self.swapped and not self.mean and self.distance in ("kl", "cross_entropy")

@@ -67,7 +67,7 @@ class DemoResult:
         head = self.most_telling
         entry = self.atlas.entry(head.layer)
         window, _ = closeup_window(entry, head.head, self.ids)
-        span, A = slice(window.start, window.stop), entry.need_matrix("closeup")[0, head.head]
+        span, A = slice(window.start, window.stop), entry.need_matrix("attlas demo")[0, head.head]
         return window, A[span, span].masked_fill(A.logits[span, span] == -torch.inf, torch.nan).float().cpu()
 
 
