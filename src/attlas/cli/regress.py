@@ -66,9 +66,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
             raise UsageError("weights must be 0 or more.", found, "another --weights")
         x, y, weights = (part[weights > 0] for part in (x, y, weights))
     if len(y) < 2:
-        raise UsageError(
-            "there must be at least 2 rows.", f"{plural(len(y), 'row')} of {table.source}", "a longer table"
-        )
+        found = f"{plural(len(y), 'row')} of {table.source}"
+        raise UsageError("there must be at least 2 rows.", found, "a longer table")
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
         raise UsageError("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
