@@ -230,7 +230,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         indicators: NDArray[np.float64] = np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
         return indicators
 
-    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+    def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)
         self.loo_loss_ = float(np.average(log_loss(*rows).loss.numpy(), weights=weights))
         self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))

@@ -127,7 +127,7 @@ class Pool:
                     ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
                 elif moved is not None:
                     ordered, place = moved[..., c].sort(dim=-1, stable=True)
-                found[rows, c] = _reached(share.gather(1, place), ordered, levels)
+                found[rows, c] = _first_reaching(share.gather(1, place), ordered, levels)
         return found
 
     def shares(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -242,7 +242,7 @@ class Pool:
         return torch.cat([torch.zeros(0, dtype=torch.int64, device=x.device), *found])
 
 
-def _reached(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
+def _first_reaching(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
     """Return for each row the first of its ordered values at which the sum of shares reaches each level."""
     total = share.cumsum(-1, dtype=torch.float64)
     whole = total[:, -1:]

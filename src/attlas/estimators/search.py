@@ -102,33 +102,33 @@ class _Descent:
         bounds = [(_LOWEST, _HIGHEST)] * len(start)
         if self.settings.smooth:
             options: dict[str, Any] = {"maxiter": self.settings.max_iter, "ftol": self.tol, "gtol": 1e-9}
-            result = minimize(self._both, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+            result = minimize(self._loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         else:
             simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
             options = {
                 "maxiter": self.settings.max_iter, "fatol": self.tol, "xatol": 1e-2,
                 "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST),
             }  # fmt: skip
-            result = minimize(self._alone, start, method="Nelder-Mead", bounds=bounds, options=options)
+            result = minimize(self._loss, start, method="Nelder-Mead", bounds=bounds, options=options)
         best = int(np.argmin(self.losses))
         result.x, result.fun = self.points[best], self.losses[best]
         return result
 
-    def _look(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
+    def _evaluate(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
         loss, slope = self.objective.value(torch.from_numpy(point.copy()), gradient=gradient)
         self.points.append(point.copy())
         self.losses.append(loss)
         self.settings.report(f"{self.name}, evaluation {len(self.losses)}, leave-one-out loss {min(self.losses):.4g}")
         return loss, slope.numpy()
 
-    def _both(self, point: Floats) -> tuple[float, Floats]:
-        loss, slope = self._look(point, gradient=True)
+    def _loss_and_slope(self, point: Floats) -> tuple[float, Floats]:
+        loss, slope = self._evaluate(point, gradient=True)
         # scipy compares decreases with 1: losses are given in units of the first.
         unit = self.losses[0] if self.losses[0] > 0 else 1.0
         return loss / unit, slope / unit
 
-    def _alone(self, point: Floats) -> float:
-        return self._look(point, gradient=False)[0]
+    def _loss(self, point: Floats) -> float:
+        return self._evaluate(point, gradient=False)[0]
 
 
 def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> Found:
