@@ -435,6 +435,13 @@ class LogitMoments(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+        runs = interval_of(problem)
+        if runs is None:
+            return None
+        keys = (runs[1] - runs[0]).to(found["mean"]).expand_as(found["mean"])
+        return _Rows(keys, found["mean"], found["variance"] * keys), None
+
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
         return Moments(found["mean"], found["variance"])
 
