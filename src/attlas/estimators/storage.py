@@ -27,8 +27,10 @@ _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
 _ARRAYS = ("X_", "support_", "bandwidth_")
 _NUMBERS = ("n_features_in_", "target_name_", "table_columns_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
-_READ_ERRORS = (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
-          RecursionError, MemoryError)  # fmt: skip
+_READ_ERRORS = (
+    SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
+    MemoryError,
+)  # fmt: skip
 
 Array = NDArray[Any]
 Kind = TypeVar("Kind", bound="AttentionEstimator")
