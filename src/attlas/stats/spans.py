@@ -204,9 +204,9 @@ class Spans(Statistic):
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
         pieces = self.start(problem)
-        pieces.mass = found["picture_sum"]
+        pieces.mass = results["picture_sum"]
         return self.finish(pieces)
 
 
