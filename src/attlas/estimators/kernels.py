@@ -8,18 +8,11 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
+from attlas.estimators.sums.task import KERNELS
+from attlas.scores import Score
 
-__all__ = ["BOUNDED", "KERNELS", "PreparedKeys", "Profile", "as_score", "check_kernel", "product_error", "profile"]
+__all__ = ["PreparedKeys", "Profile", "as_score", "check_kernel", "product_error", "profile"]
 
-KERNELS: dict[str, type[Score]] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "epanechnikov": Epanechnikov,
-    "boxcar": Boxcar,
-    "triangular": Triangular,
-}
-BOUNDED = frozenset({"epanechnikov", "boxcar", "triangular"})
 # Cells of one coordinate's differences that are held at once: two tensors of this size stay in a core's cache.
 _CELLS = 1 << 17
 # Log-weights end here, relative to the largest of a row: far below rounding, and above the numbers that are not

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.kernels import KERNELS, product_error
+from attlas.estimators.kernels import product_error
 from attlas.estimators.loo import LeaveOneOut, Objective, Task, factors_with_own
 from attlas.estimators.row_blocks import map_blocks, one_thread
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, sum_run
 from attlas.estimators.sums.laplace import leave_one_out_sums
+from attlas.estimators.sums.task import KERNELS
 from attlas.estimators.sums.task import Task as SumsTask
 from attlas.work import explain_choice
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, TooLargeError
 from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
@@ -120,7 +119,7 @@ class HeadMean(LazyTensor):
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
         return each_head.mean(of_heads).reshape(without(self.shape, axes, keepdim))
 
-    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
+    def to_dense(self, limit: int | None = 2**30) -> Tensor:
         """Return the mean as a Tensor, made head after head.
 
         Raises
