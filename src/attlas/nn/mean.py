@@ -120,7 +120,7 @@ class HeadMean(LazyTensor):
         return each_head.mean(of_heads).reshape(without(self.shape, axes, keepdim))
 
     def to_dense(self, limit: int | None = 2**30) -> Tensor:
-        """Return the mean as a Tensor, made head after head.
+        """Return the mean as a Tensor, by default up to 1 GiB.
 
         Raises
         ------
