@@ -11,6 +11,7 @@ from torch import Tensor
 
 import attlas
 from attlas.heads import repeated_block
+from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import AttentionCall
 
 __all__ = ["ProgressListener", "read_and_generate", "run_model", "run_on_repeated_block"]

@@ -126,7 +126,8 @@ def _dependence(
         else:
             known = np.unique(x[:, group[0]])
             # A feature of few values is asked at these; another between its outermost hundredths, where there are data.
-            grid = known if len(known) <= _FEW else np.linspace(*np.quantile(x[:, group[0]], [0.01, 0.99]), _STEPS)
+            low, high = np.quantile(x[:, group[0]], [0.01, 0.99])
+            grid = known if len(known) <= _FEW else np.linspace(low, high, _STEPS)
             _draw_curves(ax, own[0], grid, _partial_dependence(model, some, group, grid[:, None]), x[:, group[0]])
         if ax in axes[:, 0]:
             ax.set_ylabel(texts[0], fontsize=8.5, color=pictures.SOFT, parse_math=False)

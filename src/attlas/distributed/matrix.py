@@ -271,7 +271,8 @@ class DistributedMatrix:
         return tuple(results[s] for s in statistics)
 
     def _collected(self, statistics: list[Any]) -> list[Any]:
-        layout, problem, results = self._layout, self._whole.problem, {}
+        layout, problem = self._layout, self._whole.problem
+        results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
         tiled = self._agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
         for seen in sorted(set(tiled)):
