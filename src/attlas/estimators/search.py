@@ -151,29 +151,32 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
     and at `n_restarts` random points about the best; the best of all is where the last descent starts.
     """
     if warm is not None:
-        last = _Descent(stages[-1], settings, settings.tol, "warm start")
-        end = last.run(warm)
-        none = np.empty(0)
-        return Found(end.x, max(1, int(end.nit)), none, none, np.stack(last.points), np.asarray(last.losses))
-    settings.report(f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}")
-    losses = stages[0].grid(torch.from_numpy(_SCALES)).numpy()
-    starts = _starts(losses, features, settings)
-    steps, best, least = 0, starts[0], np.inf
-    if losses.max() > 0:
-        for number, start in enumerate(starts, 1):
-            descent = _Descent(stages[0], settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")
-            end = descent.run(start)
-            steps += int(end.nit)
-            if end.fun < least:
-                best, least = end.x, end.fun
-        for stage in stages[1:] or stages:
-            last = _Descent(stage, settings, settings.tol, "last search")
-            end = last.run(best)
-            best, steps = end.x, steps + int(end.nit)
-        visited, visited_loss = np.stack(last.points), np.asarray(last.losses)
-    else:  # nothing to learn: every bandwidth predicts without an error
-        visited, visited_loss = best[None], losses[:1]
-    return Found(best, max(1, steps), _SCALES.copy(), losses, visited, visited_loss)
+        grid = losses = np.empty(0)
+        best, steps, stages, name = warm, 0, stages[-1:], "warm start"
+    else:
+        settings.report(
+            f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}"
+        )
+        grid, losses = _SCALES.copy(), stages[0].grid(torch.from_numpy(_SCALES)).numpy()
+        starts = _starts(losses, features, settings)
+        if not losses.max() > 0:  # nothing to learn: every bandwidth predicts without an error
+            return Found(starts[0], 1, grid, losses, starts[0][None], losses[:1])
+        best, steps = _best_end(stages[0], starts, settings)
+        stages, name = stages[1:] or stages, "last search"
+    for stage in stages:
+        last = _Descent(stage, settings, settings.tol, name)
+        end = last.run(best)
+        best, steps = end.x, steps + int(end.nit)
+    return Found(best, max(1, steps), grid, losses, np.stack(last.points), np.asarray(last.losses))
+
+
+def _best_end(objective: Objective, starts: list[Floats], settings: Settings) -> tuple[Floats, int]:
+    """Return the best point that coarse descents from several starts end at, and their iterations together."""
+    ends = [
+        _Descent(objective, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}").run(start)
+        for number, start in enumerate(starts, 1)
+    ]
+    return min(ends, key=lambda end: float(end.fun)).x, sum(int(end.nit) for end in ends)
 
 
 def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:
