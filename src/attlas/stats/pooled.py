@@ -99,7 +99,7 @@ class Picture(Statistic):
         return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
-        carry.absorb(part, at, self.pool)
+        carry.add(part, at, self.pool)
         return carry
 
     def merge(self, a: _Blocks, b: _Blocks) -> _Blocks:
@@ -148,7 +148,7 @@ class _Blocks:
         self.table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
         self.cells = torch.zeros_like(self.table)
 
-    def absorb(self, part: Part, at: Tile, pool: str) -> None:
+    def add(self, part: Part, at: Tile, pool: str) -> None:
         row_bands, column_bands = self.bands
         rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
         if not (len(rows) and len(columns)):
