@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.kernels import PreparedKeys, as_score, profile
+from attlas.estimators.kernels import PreparedKeys, profile
 from attlas.estimators.local import lines_from_moments, lines_through
 from attlas.estimators.row_blocks import row_blocks
 from attlas.estimators.scored import weighted
 from attlas.estimators.sums import Sums, kernel_sums
+from attlas.estimators.sums.task import KERNELS
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 
@@ -59,7 +60,8 @@ class Pool:
 
     def matrix(self, x: Tensor) -> AttentionMatrix:
         """Return the weights of all keys for each query, lazy, shape (m, n)."""
-        return attend(x, self.keys, score=weighted(as_score(self.kernel), self.weights))
+        score = self.kernel if isinstance(self.kernel, Score) else KERNELS[self.kernel]()
+        return attend(x, self.keys, score=weighted(score, self.weights))
 
     def sums(self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False) -> Sums:
         """Return the sums of a kernel that has a name."""

@@ -21,7 +21,7 @@ from attlas.estimators.sums.task import KERNELS
 from attlas.estimators.sums.task import Task as SumsTask
 from attlas.work import explain_choice
 
-__all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
+__all__ = ["SummedLeaveOneOut", "objective"]
 
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
 _COORDINATES, _COLUMNS = 16, 128
@@ -47,11 +47,6 @@ class _LeftOut(NamedTuple):
     inverse: Tensor
     mass_slopes: Tensor
     value_slopes: Tensor
-
-
-def on_a_line(task: Task) -> bool:
-    """Tell whether all pairs of a task cost no more than sorting it does."""
-    return not task.degree and task.keys.shape[1] == 1 and task.keys.device.type == "cpu"
 
 
 def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Objective:
@@ -86,7 +81,8 @@ class SummedLeaveOneOut(Objective):
 
     def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(task.to(dtype), rows)
-        self._arguments, self.line = (task, rows), rows is None and on_a_line(task)
+        self._arguments = task, rows
+        self.line = rows is None and task.keys.shape[1] == 1  # where all pairs cost no more than sorting does
         weights = self.task.weights
         self._weights = None if bool((weights == 1).all()) else weights
         self._share = weights[self.rows].double() / weights[self.rows].double().sum()
