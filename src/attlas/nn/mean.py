@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, TooLargeError
 from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
@@ -120,8 +119,8 @@ class HeadMean(LazyTensor):
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
         return each_head.mean(of_heads).reshape(reduced_shape(self.shape, axes, keepdim))
 
-    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """Return the mean as a Tensor, made head after head.
+    def to_dense(self, limit: int | None = 2**30) -> Tensor:
+        """Return the mean as a Tensor, by default up to 1 GiB.
 
         Raises
         ------
