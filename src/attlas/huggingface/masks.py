@@ -70,24 +70,30 @@ class LazyMask(Tensor):
             [1, 1, 1]], dtype=torch.int32)
     """
 
-    @staticmethod
-    def __new__(cls, mask: Mask | None, shape: tuple[int, ...], dtype: torch.dtype, device: Any, *_: int) -> LazyMask:
-        return wrapper(cls, shape, dtype, torch.device(device))  # type: ignore[no-any-return]  # torch has no types there
+    mask: Mask | None
+    first_query: int
+    first_key: int
+    _row: Tensor | None
 
-    def __init__(
-        self,
+    @staticmethod
+    def __new__(
+        cls,
         mask: Mask | None,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device | str,
         first_query: int = 0,
         first_key: int = 0,
-    ) -> None:
+    ) -> LazyMask:
+        tensor: LazyMask = wrapper(cls, shape, dtype, torch.device(device))
+        tensor.mask = mask
+        tensor.first_query = first_query
+        tensor.first_key = first_key
+        tensor._row = None
+        return tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Tensor has one that takes nothing
         super().__init__()
-        self.mask = mask
-        self.first_query = first_query
-        self.first_key = first_key
-        self._row: Tensor | None = None
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]  # torch passes the contents, and there are none
         name = "everything" if self.mask is None else self.mask.name()
