@@ -118,9 +118,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         if not (self.versions or self.is_symbolic):
-            parts = {"q": [self.q], "k": [self.k], "sink": [] if self.sink is None else [self.sink]}
-            parts |= {"score": tensors_of(self.score), "mask": [] if self.mask is None else tensors_of(self.mask)}
-            named = ((name, t) for name, tensors in parts.items() for t in tensors)
+            named = [("q", self.q), ("k", self.k)]
+            named += [] if self.sink is None else [("sink", self.sink)]
+            named += [("score", t) for t in tensors_of(self.score)]
+            named += [] if self.mask is None else [("mask", t) for t in tensors_of(self.mask)]
             vars(self)["versions"] = tuple(Version(name, t, *_state(t)) for name, t in named)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(problem, *tree_unflatten(tokens, [*q_tile, *k_tile]), at)
+                logits = _score(problem, *tree_unflatten(tokens, [*q_tile, *k_tile]), at=at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
