@@ -134,6 +134,7 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
 
 
 def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:
+    """Return the matrix that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     check_type(record, "matrix", dict)
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])

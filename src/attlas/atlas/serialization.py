@@ -274,6 +274,7 @@ def _class_of(spec: Any, depth: int) -> str:
 
 
 def _get(spec: Any, key: str) -> Any:
+    """Return a value of plain data by its key, or raise a FormatError."""
     if not isinstance(spec, dict) or key not in spec:
         raise FormatError(f"no {key!r} where there must be one")
     return spec[key]

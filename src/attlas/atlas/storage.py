@@ -203,6 +203,7 @@ class Writer(AbstractContextManager["Writer"]):
         return record | {"statistics": kept}
 
     def _record(self, entry: Entry) -> Spec:
+        """Return an entry as plain data; its tensors go to the next file."""
         record: Spec = {"name": entry.name, "kind": entry.kind}
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}

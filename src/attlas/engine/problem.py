@@ -63,6 +63,7 @@ def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
 
 
 def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
+    """Yield the tensors of a score or a mask and of its parts, some more than once."""
     values: Iterable[Any] = vars(owner).values()
     if isinstance(owner, nn.Module):
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)

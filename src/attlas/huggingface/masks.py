@@ -413,6 +413,7 @@ def _rule_source(rule: Rule) -> tuple[str, Mapping[str, Any]]:
 
 
 def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of attention within chunks of fixed size (Llama 4)."""
     if closure["chunk_size"] < 1:
         return None
     start = closure["left_padding"].reshape(-1, 1).cpu()
@@ -422,12 +423,14 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of several texts packed into one row; None with a cache."""
     ids = closure["packed_sequence_mask"]
     fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
 
 
 def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of blocks, such as images, within which attention goes both ways."""
     ids = closure["block_sequence_ids"]
     if ids.shape[-1] < max(position.first_query + position.m, position.first_key + position.n):
         return None
@@ -436,22 +439,26 @@ def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of the keys that are no padding."""
     keep = closure["padding_mask"]
     whole = keep.shape[-1] >= position.first_key + position.n
     return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
 def _window(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to the left."""
     width = closure["sliding_window"]  # some models make the mask of a window of 0, and never use it
     return Window(width - 1, None, offset=position.shift) if width > 0 else None
 
 
 def _window_to_both_sides(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to both sides."""
     width = closure["sliding_window"]
     return Window(width, width, offset=position.shift) if width >= 0 else None
 
 
 def _offset_rule(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a rule whose queries and keys begin at later positions."""
     first_query, first_key = position.first_query + closure["q_offset"], position.first_key + closure["kv_offset"]
     return _translated(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
 

@@ -213,6 +213,7 @@ class AttentionMonitor(TrainerCallback):
         return layers
 
     def _numbers(self, layers: Layers) -> Numbers:
+        """Return the numbers of a step by the names that are logged."""
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":

@@ -48,7 +48,7 @@ def real_queries(
 
 
 def _is_about(A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool) -> bool:
-    """Return whether an attention mask has the sizes of a text, and its last query attends to no key that is padding."""
+    """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding."""
     batch, heads, m, n = A.problem.shape
     if len(attention_mask) != batch or attention_mask.shape[1] < first_query + m:
         return False

@@ -224,6 +224,7 @@ class RecordedSequence:
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _make_entry(self) -> Entry:
+        """Return the entry of all calls so far, from the tensors that are stored."""
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(
