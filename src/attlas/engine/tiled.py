@@ -95,7 +95,7 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(problem, *tree_unflatten(tokens, [*q_tile, *k_tile]), at=at)
+                logits = _score(problem, tree_unflatten(tokens, [*q_tile, *k_tile]), at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
@@ -232,7 +232,7 @@ def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor |
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, problem.tokens, tile), tile))
+    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
@@ -363,9 +363,9 @@ def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -
     return q, k
 
 
-def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
-    """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
-    heads = len(at.heads)
+def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
+    """Return the score of a tile in full shape, from its queries and its keys, which may have fewer heads."""
+    (q, k), heads = tokens, len(at.heads)
     logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
     if logits.shape == at.shape:
         return logits
@@ -398,7 +398,7 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, tokens, at), at))
+        logits = _writable(problem, _score(problem, _tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_finite_logits:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, block, fill)
