@@ -360,7 +360,9 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
     mask = None if make is None else make(closure, position)
     if mask is not None:
         return mask
-    return from_function(_shifted_rule(rule, position.first_query, position.first_key), broadcasts=position.broadcasts)
+    # A rule takes positions in the text, a mask takes rows and columns of the matrix.
+    first_query, first_key = position.first_query, position.first_key
+    return from_function(lambda b, h, i, j: rule(b, h, i + first_query, j + first_key), broadcasts=position.broadcasts)
 
 
 def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
@@ -472,11 +474,6 @@ _OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Position], Mask | None]] = {
     "padding_mask_function": _not_padding,
     "add_offsets_to_mask_function": _offset_rule,
 }
-
-
-def _shifted_rule(rule: Rule, first_query: int, first_key: int) -> Rule:
-    """Return a rule of absolute positions as a rule of rows and columns of the matrix."""
-    return lambda b, h, i, j: rule(b, h, i + first_query, j + first_key)
 
 
 def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
