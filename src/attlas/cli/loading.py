@@ -99,9 +99,8 @@ def load(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        raise UsageError(
-            rule, f"{type(error).__name__}: {first_line(error)}", _FULL_NAME if remote else _SAVE
-        ) from error
+        found = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(rule, found, _FULL_NAME if remote else _SAVE) from error
     return LoadedModel(str(source) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
 
 
