@@ -793,6 +793,7 @@ LATIN = """() => {
 }"""
 NAMES = {
     "attlas",
+    "PDF",
     "Python",
     "HTML",
     "PNG",

@@ -678,7 +678,7 @@ export const zh = {
   "{0}. ": "{0}。",
   "{0}: point at a token": "{0}：指向一个词元",
   "{0}: {1} layers, {2} heads; {3}": "{0}：{1} 层，{2} 个头；{3}",
-  "{0}{1} of {2}": "第 {0}{1}/{2}",
+  "{0}{1} of {2}": "{0}{1}/{2}",
   "A sentence that the tour shows here": "导览在这里显示的一句话",
   "Bookmark this view": "收藏当前视图",
   "Bookmarks": "书签",
