@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from glob import escape
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -246,8 +245,10 @@ class Writer(AbstractContextManager["Writer"]):
     def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
         own = self.part(name, t)
-        keys = chain([name], (f"{name}_{number}" for number in count(2)))
-        key = next(key for key in keys if key not in self._pending)
+        key, number = name, 1
+        while key in self._pending:
+            number += 1
+            key = f"{name}_{number}"
         self._pending[key] = own
         return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
 
