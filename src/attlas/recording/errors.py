@@ -40,9 +40,7 @@ def no_attention(
     return RecordingError(where, rule, arguments, found=found, fix=_fix(unrecorded, where, patched=patched))
 
 
-def some_unrecorded(
-    unrecorded: Sequence[tuple[str, nn.Module]], where: str = "record()", *, patched: bool
-) -> RecordingWarning:
+def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> RecordingWarning:
     """Return the warning about attentions that ran and were not heard of."""
     done = "are not in the atlas" if where == "record()" else "were not changed"
     rule = f"some attentions of the model computed their weights by themselves, and {done}."
