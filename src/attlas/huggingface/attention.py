@@ -13,11 +13,11 @@ from attlas.attend import attend
 from attlas.context_parallel import refuse_context_parallel
 from attlas.huggingface.masks import LazyMask, both, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
-from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
+from attlas.huggingface.ulysses import mask_of_positions
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
-from attlas.recording.parallel import refuse_sharded_text, text_of_ranks
+from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 from attlas.tensorlike import dropped_product
 
