@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 
-class Writer(AbstractContextManager["Writer"]):
+class Writer:
     """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.
 
     The folder appears when `finish` has written everything; before that, and if the process dies, there is
@@ -97,6 +97,9 @@ class Writer(AbstractContextManager["Writer"]):
             _clear_leftovers(self.folder)
             self._check_target()
             return _new_partial(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
