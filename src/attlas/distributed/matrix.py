@@ -138,9 +138,7 @@ class DistributedMatrix:
         self._check("A @ v", v, "keys")
         values = layout.part_of(v, "keys")
         own = self._agreed(lambda: [part @ values for part in self.parts])
-        rounded = [
-            part for part in self.parts if getattr(part._stored_lse, "dtype", torch.float64) is not torch.float64
-        ]
+        rounded = [p for p in self.parts if p._stored_lse is not None and p._stored_lse.dtype is not torch.float64]
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
