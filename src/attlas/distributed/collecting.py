@@ -199,13 +199,13 @@ class _Carried(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return _row_outputs(self.inner, self.base)
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        if (keys := found.get("top_keys")) is not None:
-            found = {**found, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
-        return self.inner.carry_from(found, problem)
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        if (keys := results.get("top_keys")) is not None:
+            results = {**results, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
+        return self.inner.carry_from(results, problem)
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        carry = self.carry_from(found, problem)
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        carry = self.carry_from(results, problem)
         return MISSING if carry is None else self.finish(carry)
 
 
