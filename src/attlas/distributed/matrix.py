@@ -266,11 +266,11 @@ class DistributedMatrix:
         whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._splits("keys")]
         others = [s for s in statistics if s not in whole]
         results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
-        if others:
-            results |= zip(others, self._collected(others), strict=True)
+        results |= self._collected(others) if others else {}
         return tuple(results[s] for s in statistics)
 
-    def _collected(self, statistics: list[Any]) -> list[Any]:
+    def _collected(self, statistics: list[Any]) -> dict[Any, Any]:
+        """Return the results of statistics that can be merged, by the statistic."""
         layout, problem = self._layout, self._whole.problem
         results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
@@ -279,8 +279,8 @@ class DistributedMatrix:
             some = [statistic for statistic, own in zip(statistics, tiled, strict=True) if own is seen]
             collector = Collector(layout, problem, self._with_whole_rows("A.collect()", tiled=seen))
             local = self._agreed(partial(collector.local, some))
-            results |= zip(some, collector.merged(some, local), strict=True)
-        return [results[statistic] for statistic in statistics]
+            results |= {s: collector.merged(s, own) for s, own in zip(some, local, strict=True)}
+        return results
 
     def _with_whole_rows(self, where: str, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
         """Return this rank's parts, which know the log-sum-exp over the keys of all ranks.
