@@ -308,6 +308,30 @@ def test_pointing_at_the_map_colours_the_text(show: Callable[..., Any], small: A
     assert page.locator(".flow").evaluate("(part) => part.scrollTop") == before
 
 
+MAP_OF_CARD = """async (bytes) => {
+  const picture = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+  const canvas = new OffscreenCanvas(picture.width, picture.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  const { data } = context.getImageData(566, 0, picture.width - 566, picture.height);
+  const rows = new Set();
+  for (let at = 0; at < data.length; at += 4) {
+    if ([0, 1, 2].some((k) => data[at + k] !== data[k])) rows.add(Math.floor(at / 4 / (picture.width - 566)));
+  }
+  return [picture.width, picture.height, rows.size];
+}"""
+
+
+def test_the_map_of_a_card_is_large_whatever_the_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "", width=1920, height=800)
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as download:
+        page.locator("[data-export=card]").click()
+    width, height, rows = page.evaluate(MAP_OF_CARD, [*Path(download.value.path()).read_bytes()])
+    assert (width, height) == (1200, 630)
+    assert rows > 520
+
+
 def test_the_ticks_of_a_comparison_stand_apart_on_a_phone(show: Callable[..., Any], small: Atlas) -> None:
     page = show(small, "m=ratio&e2=1&h2=0&s=1.0", width=390, height=844)
     boxes = page.locator(".bar-axis span").evaluate_all(
