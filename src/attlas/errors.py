@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Self
 
 __all__ = [
     "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
     "GradientError", "MissingExtraError", "ModifiedError", "PortError", "RecordingError", "RecordingWarning",
-    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind",
+    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind", "listed",
 ]  # fmt: skip
 
 
@@ -56,15 +57,15 @@ class AttlasError(Exception):
     ) -> None:
         self.where, self.rule, self.found, self.fix = where, rule, found, fix
         self.arguments = {label: describe(value) for label, value in (arguments or {}).items()}
-        lines = [f"{where}: {rule}" if rule else where]
+        lines = [": ".join(filter(None, (where, rule)))]
         lines += [f"  {label}: {value}" for label, value in self.arguments.items()]
         lines += [f"  {label}: {value}" for label, value in (("found", found), ("fix", fix)) if value]
         super().__init__("\n".join(lines))
 
-    def replaced(self, error: type[AttlasError] | None = None, **fields: str) -> AttlasError:
-        """Return this error with other fields, of another class if one is given."""
+    def replaced(self, **fields: str) -> Self:
+        """Return this error with other fields."""
         names = ("where", "rule", "arguments", "found", "fix")
-        return (error or type(self))(**{name: fields.get(name, getattr(self, name)) for name in names})
+        return type(self)(**{name: fields.get(name, getattr(self, name)) for name in names})
 
 
 class ShapeError(AttlasError, ValueError):
@@ -153,3 +154,16 @@ def kind(value: object) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("nd") else f"a {name}"
+
+
+def listed(names: Iterable[object], most: int = 12) -> str:
+    """Word the first of some names, and how many more there are.
+
+    Examples
+    --------
+    >>> listed(range(5), most=3)
+    '0, 1, 2 and 2 more'
+    """
+    words = [str(name) for name in names]
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

@@ -124,8 +124,7 @@ class AttentionMatrix(TensorLike):
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
-            dense: Tensor = self._call("__rmatmul__", x)
-            return dense
+            return self._call("__rmatmul__", x)
         return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
 
     def detach(self) -> AttentionMatrix:
@@ -320,8 +319,7 @@ class AttentionMatrix(TensorLike):
         >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
         (torch.Size([100, 300]), True)
         """
-        window: AttentionMatrix = window_of(self, *spans_of(self, rows, columns))
-        return window
+        return window_of(self, *spans_of(self, rows, columns))  # type: ignore[no-any-return]
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells of the matrix as a Tensor; an int for rows or columns drops that axis."""

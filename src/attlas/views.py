@@ -159,14 +159,12 @@ class LogitMatrix(_View):
         """Largest log-weight of each row, shape (..., m); without the keys' axis that of the dense tensor."""
         dims = sorted(axes_of(self, "amax", dim))
         if self.ndim - 1 not in dims:
-            dense: Tensor = self._call("amax", dims, keepdim)
-            return dense
+            return self._call("amax", dims, keepdim)
         return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
             rule = "log-weights are reduced over the keys of a row."
-            found = f"dim = {dim!r}"
-            fix = f"A.logits.{name}(-1)"
+            found, fix = f"dim = {dim!r}", f"A.logits.{name}(-1)"
             raise ShapeError(f"A.logits.{name}()", rule, {"A": f"shape {tuple(self.shape)}"}, found=found, fix=fix)
         return reduce(self.matrix)

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 import attlas
-from attlas import pictures, stats
-from attlas.cli import main, record
+from attlas import models, pictures, stats
+from attlas.cli import main
 from attlas.cli.demo_run import read
 from attlas.cli.formatting import secondary_patterns
 from attlas.cli.head_statistics import classify_entry, selected
@@ -113,7 +113,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
-    monkeypatch.setattr(record, "_block", lambda *given: None)
     return found
 
 
@@ -154,7 +153,7 @@ def test_steps_give_what_the_whole_gives(
     n = len(found.tokens)
     assert n == 110 + (2 if "--generate" in steps else 0)
     loaded = load(model_folder)
-    with attlas.record(loaded.model, statistics=selected(None, found.ids[0], 6, "record")) as wanted, torch.no_grad():
+    with attlas.record(loaded.model, statistics=selected(None, found.ids[0], 6)) as wanted, torch.no_grad():
         loaded.model(found.ids, use_cache=False)
     assert found.details["keep"] == keep
     for one, other in zip(found.entries, wanted.entries, strict=True):
@@ -355,6 +354,10 @@ def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: 
     assert " ".join(lines[2].split()).startswith("layer head entropy keys first key max logit largest")
     assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 0
     said(capsys, "picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
+
+
+def test_the_shipped_model_has_a_name() -> None:
+    assert load("shipped").name == load(models.path()).name
 
 
 def test_the_shipped_model_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
@@ -54,7 +54,7 @@ class Tiled(Backend):
             state = _initial_state(problem, row_block.at, v.shape[-1])
             for block in row_block.column_blocks:
                 at = row_block.at.narrow(block.columns)
-                values = _tokens_of_columns(v, problem, at, v.shape[1]).to(problem.dtype)
+                values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
                 state = online.absorb(state, _logits(problem, tokens, at, block, space=space), values, keep)
             pooled, total = online.finish(state)
@@ -95,9 +95,7 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(
-                    problem, tree_unflatten(tokens[0], list(q_tile)), tree_unflatten(tokens[1], list(k_tile)), at
-                )
+                logits = _score(problem, tree_unflatten(tokens, [*q_tile, *k_tile]), at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
@@ -105,7 +103,7 @@ class Tiled(Backend):
                 slope.zero_()
             else:
                 keep = None if dropout is None else dropout.keep(at)
-                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at, right.shape[1]).to(dtype)
+                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at).to(dtype)
                 torch.matmul(x, y.mT, out=slope)
                 pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, x)
                 if keep is not None:
@@ -115,8 +113,8 @@ class Tiled(Backend):
             if not (inputs and logits.requires_grad):
                 continue
             grads = iter(torch.autograd.grad(logits, inputs, slope, allow_unused=True))
-            for place, totals in zip(places, (grads_q, grads_k), strict=True):
-                _add_gradients(totals, place, islice(grads, len(totals)))
+            _add_gradients(grads_q, places[0], grads)
+            _add_gradients(grads_k, places[1], grads)
             grads_p = [
                 total if grad is None else grad if total is None else total + grad
                 for total, grad in zip(grads_p, grads, strict=True)
@@ -234,7 +232,7 @@ def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor |
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, problem.tokens, tile), tile))
+    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
@@ -285,9 +283,10 @@ def _tiles(
             yield row_block, block, row_block.at.narrow(block.columns)
 
 
-def _add_gradients(totals: list[Tensor], place: Any, grads: Iterable[Tensor | None]) -> None:
-    """Add the gradients of a tile's tokens to those of all tokens; None counts as 0."""
-    for total, grad in zip(totals, grads, strict=True):
+def _add_gradients(totals: list[Tensor], place: Any, grads: Iterator[Tensor | None]) -> None:
+    """Add the next gradients, those of a tile's tokens, to those of all tokens; None counts as 0."""
+    for total in totals:
+        grad = next(grads)
         if grad is not None:
             total[place] += grad
 
@@ -348,12 +347,10 @@ def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
     return slice(at.heads.start // group, -(-at.heads.stop // group))
 
 
-def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
+def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
     """Return keys or values at a tile's columns, one head for each query head of the tile."""
-    kv = _key_heads(problem, at, heads)
-    columns = at.column_index
-    index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
-    part = t[at.batches.start : at.batches.stop, kv, index]
+    index: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index.to(t.device)
+    part = t[at.batches.start : at.batches.stop, _key_heads(problem, at, t.shape[1]), index]
     return spread_heads(part, len(at.heads))
 
 
@@ -362,13 +359,13 @@ def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -
     b, h, rows = at.place
     row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
     q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
-    k = tree_map(lambda t: _tokens_of_columns(t, problem, at, problem.k.shape[1]).to(problem.dtype), tokens[1])
+    k = tree_map(lambda t: _tokens_of_columns(t, problem, at).to(problem.dtype), tokens[1])
     return q, k
 
 
-def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
-    """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
-    heads = len(at.heads)
+def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
+    """Return the score of a tile in full shape, from its queries and its keys, which may have fewer heads."""
+    (q, k), heads = tokens, len(at.heads)
     logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
     if logits.shape == at.shape:
         return logits
@@ -401,7 +398,7 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, tokens, at), at))
+        logits = _writable(problem, _score(problem, _tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_finite_logits:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, block, fill)
@@ -410,7 +407,7 @@ def _logits(
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
     """Return the logits of a dot product, written into the workspace."""
     q = dot.q[at.place].to(problem.dtype) * dot.scale
-    k = _tokens_of_columns(dot.k, problem, at, dot.k.shape[1]).to(problem.dtype)
+    k = _tokens_of_columns(dot.k, problem, at).to(problem.dtype)
     logits = space.take("logits", at.shape)
     torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=logits.flatten(0, 1))
     return logits

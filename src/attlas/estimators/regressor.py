@@ -31,7 +31,6 @@ from attlas.estimators.partitions import (
     refuse_dask,
 )
 from attlas.estimators.sums import Sums
-from attlas.scores import Score
 
 __all__ = ["AttentionRegressor"]
 
@@ -174,41 +173,6 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     >>> bool(model.loo_score_ > 0.99)
     True
     """
-
-    def __init__(
-        self,
-        kernel: str | Score = "gaussian",
-        *,
-        bandwidth: str | float | ArrayLike = "loo",
-        degree: int = 0,
-        tolerance: float = 1e-7,
-        outside: str = "nan",
-        max_iter: int = 100,
-        tol: float = 1e-5,
-        n_restarts: int = 2,
-        loo_rows: str | int = "auto",
-        weights_are: str = "counts",
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-        dtype: torch.dtype | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.degree = degree
-        self.tolerance = tolerance
-        self.outside = outside
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_restarts = n_restarts
-        self.loo_rows = loo_rows
-        self.weights_are = weights_are
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.device = device
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
@@ -423,7 +387,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self._unit = np.where(spread.deviation > 0, spread.deviation, 1.0)
         return (values - self._shift) / self._unit
 
-    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+    def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         with np.errstate(over="ignore"):  # of outputs like 1e300 the error is infinite, and the score is not
             gap = np.square((predicted - observed) * self._unit)
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
@@ -466,9 +430,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return np.float32 if self._single else np.float64
 
     def _restored(self, values: Tensor) -> Array:
+        """Return pooled values, or their deviations, in the units of the outputs."""
         restored: Array = values.detach().cpu().numpy().astype(np.float64) * self._unit
         return restored
 
     def _shaped(self, values: Array) -> Array:
+        """Return predictions (n, e) with the axes and the dtype that the user sees."""
         shaped = values if self.y_.ndim > 1 else values[:, 0]
         return shaped.astype(self._output_dtype)

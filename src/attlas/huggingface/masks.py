@@ -29,7 +29,7 @@ from attlas.recording.hooks import is_recording_anywhere
 from attlas.recording.parallel import text_of_ranks
 from attlas.tiles import Tile
 
-__all__ = ["LazyMask", "attention_mask", "mask_of", "writes_out_masks"]
+__all__ = ["LazyMask", "attention_mask", "both", "mask_of", "writes_out_masks"]
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -92,15 +92,7 @@ class LazyMask(Tensor):
         tensor._row = None
         return tensor
 
-    def __init__(
-        self,
-        mask: Mask | None,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str,
-        first_query: int = 0,
-        first_key: int = 0,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Tensor has one that takes nothing
         super().__init__()
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]  # torch passes the contents, and there are none
@@ -116,17 +108,8 @@ class LazyMask(Tensor):
         batch, _, m, n = self.shape
         if self.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        at = Tile(
-            range(batch),
-            range(1),
-            range(m),
-            range(n),
-            m,
-            n,
-            torch.arange(batch),
-            torch.zeros(1, dtype=torch.int64),
-            self.device,
-        )
+        batch_ids, head_ids = torch.arange(batch), torch.zeros(1, dtype=torch.int64)
+        at = Tile(range(batch), range(1), range(m), range(n), m, n, batch_ids, head_ids, self.device)
         return self.mask.allows(at).expand(self.shape)
 
     def row(self, n: int) -> Tensor:
@@ -185,7 +168,7 @@ def mask_of(t: Tensor, n: int) -> Mask | None:
 
     Parameters
     ----------
-    given : Tensor, shape (batch, 1 or heads, m, n or more)
+    t : Tensor, shape (batch, 1 or heads, m, n or more)
         A `LazyMask`, or a boolean or additive tensor that the user made.
     n : int
         Number of keys; what a static cache has beyond is cut off.
@@ -274,9 +257,13 @@ def attention_mask(
     if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
         mask = None
     padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
-    if padding is not None:
-        mask = padding if mask is None else mask & padding
+    mask = both(mask, padding)
     return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
+
+
+def both(a: Mask | None, b: Mask | None) -> Mask | None:
+    """Return the mask of what two masks allow; None allows everything."""
+    return b if a is None else a if b is None else a & b
 
 
 def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Mask | None:
@@ -289,9 +276,8 @@ def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Ma
     if text.documents is not None:
         text.check_documents(_inside_packed(rule) is not None)
         whole = _inside_documents(whole, text.positions, text.documents)
-    mask = _translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True))
     padding = None if text.padding is None else _padding(text.padding, text.n, 0)
-    return mask if padding is None else padding if mask is None else mask & padding
+    return both(_translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True)), padding)
 
 
 def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
@@ -304,7 +290,7 @@ def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
 
 def _with_all_tokens(rule: Rule, text: Any) -> Rule:
     """Return a rule of one rank's tokens as one of all tokens."""
-    if rule in (causal_mask_function, bidirectional_mask_function):
+    if _is_of_distance(rule):
         return rule
     name, closure = _rule_source(rule)
     if name in ("and_masks", "or_masks"):
@@ -314,8 +300,6 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
         return (and_masks if name == "and_masks" else or_masks)(
             *(_with_all_tokens(part, text) for part in closure["mask_functions"])
         )
-    if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
-        return rule
     if name == "chunked_overlay":
         return chunked_overlay(closure["chunk_size"], text.left_padding)
     shown = name or getattr(rule, "__qualname__", repr(rule))
@@ -372,13 +356,14 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
         return _all_of(closure["mask_functions"], position)
     if name == "or_masks":
         parts = [_translated(part, position) for part in closure["mask_functions"]]
-        known = [part for part in parts if part is not None]
-        return reduce(operator.or_, known) if len(known) == len(parts) else None
+        return None if None in parts else reduce(operator.or_, parts)
     make = _OVERLAYS.get(name)
     mask = None if make is None else make(closure, position)
     if mask is not None:
         return mask
-    return from_function(_shifted_rule(rule, position.first_query, position.first_key), broadcasts=position.broadcasts)
+    # A rule takes positions in the text, a mask takes rows and columns of the matrix.
+    first_query, first_key = position.first_query, position.first_key
+    return from_function(lambda b, h, i, j: rule(b, h, i + first_query, j + first_key), broadcasts=position.broadcasts)
 
 
 def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
@@ -388,9 +373,7 @@ def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
         if name == "sliding_window_overlay" and closure["sliding_window"] > 0:
             return Window(closure["sliding_window"] - 1, 0, offset=position.shift)
     inner = _packed(rules, position)
-    parts = [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))]
-    known = [part for part in parts if part is not None]
-    return reduce(operator.and_, known) if known else None
+    return reduce(both, [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))])
 
 
 def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
@@ -429,6 +412,7 @@ def _inside_packed(rule: Rule) -> Rule | None:
 
 
 def _is_of_distance(rule: Rule) -> bool:
+    """Return whether a rule depends on the distance between query and key alone, as far as it is known."""
     if rule in (causal_mask_function, bidirectional_mask_function):
         return True
     name, closure = _rule_source(rule)
@@ -447,6 +431,7 @@ def _rule_source(rule: Rule) -> tuple[str, Mapping[str, Any]]:
 
 
 def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of attention within chunks of fixed size (Llama 4)."""
     if closure["chunk_size"] < 1:
         return None
     start = closure["left_padding"].reshape(-1, 1).cpu()
@@ -456,12 +441,14 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of several texts packed into one row; None with a cache."""
     ids = closure["packed_sequence_mask"]
     fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
 
 
 def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of blocks, such as images, within which attention goes both ways."""
     ids = closure["block_sequence_ids"]
     if ids.shape[-1] < max(position.first_query + position.m, position.first_key + position.n):
         return None
@@ -470,22 +457,26 @@ def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of the keys that are no padding."""
     keep = closure["padding_mask"]
     whole = keep.shape[-1] >= position.first_key + position.n
     return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
 def _window(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to the left."""
     width = closure["sliding_window"]  # some models make the mask of a window of 0, and never use it
     return Window(width - 1, None, offset=position.shift) if width > 0 else None
 
 
 def _window_to_both_sides(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to both sides."""
     width = closure["sliding_window"]
     return Window(width, width, offset=position.shift) if width >= 0 else None
 
 
 def _offset_rule(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a rule whose queries and keys begin at later positions."""
     first_query, first_key = position.first_query + closure["q_offset"], position.first_key + closure["kv_offset"]
     return _translated(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
 
@@ -499,11 +490,6 @@ _OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Position], Mask | None]] = {
     "padding_mask_function": _not_padding,
     "add_offsets_to_mask_function": _offset_rule,
 }
-
-
-def _shifted_rule(rule: Rule, first_query: int, first_key: int) -> Rule:
-    """Return a rule of absolute positions as a rule of rows and columns of the matrix."""
-    return lambda b, h, i, j: rule(b, h, i + first_query, j + first_key)
 
 
 def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from attlas._compat import ATTENTION
-from attlas.errors import RecordingError, RecordingWarning
+from attlas.errors import RecordingError, RecordingWarning, listed
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
 __all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
 
-_SHOWN = 4
 _AS = {"record()": " as atlas", "intervene()": ""}
 _CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
 _EAGER = (
@@ -52,13 +51,11 @@ def some_unrecorded(
 
 
 def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
-    shown = ", ".join(
-        f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded[:_SHOWN]
-    )
-    return f"{shown} and {len(unrecorded) - _SHOWN} more" if len(unrecorded) > _SHOWN else shown
+    return listed((f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded), most=4)
 
 
 def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:
+    """Return what a user can do to have these attentions recorded or changed."""
     patch = f"{_CALLS[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
@@ -68,7 +65,8 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
         return f'load the model with attn_implementation="sdpa", then {patch}'
     if not patched and (torch_layers or any(mentions(m, SDPA) for m in callers)):
         return patch
-    if any(mentions(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
+    interface = [getattr(m, "config", None) for m in modules if mentions(m, INTERFACE)]
+    if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if torch_layers:
         return (
@@ -79,12 +77,6 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention. "
         return f"{first}State-space, linear and convolutional layers have no attention weights to record."
     return _EAGER
-
-
-def _implementation(module: nn.Module) -> str | None:
-    """Return the attention function that the configuration of a module of transformers names."""
-    name: str | None = getattr(getattr(module, "config", None), ATTENTION, None)
-    return name
 
 
 def no_query_recorded(queries: slice | range | None) -> RecordingError:

@@ -68,6 +68,7 @@ class MergedStatistics:
         return [self._merged(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
 
     def _merged(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
+        """Return the result of one statistic on the whole matrix, from its results on the steps."""
         if statistic.axis == "rows":
             columns = [column for _, _, column in self._sizes]
             parts = [_shifted_keys(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
@@ -101,10 +102,6 @@ def _shifted_keys(part: Any, k: int, column: int) -> Any:
 
 def _check_enough(statistic: Statistic, keys: int) -> None:
     if keys < statistic.k:
-        name = type(statistic).__name__
-        raise ShapeError(
-            f"{name}()",
-            "k cannot be larger than the number of keys.",
-            found=f"k = {statistic.k}, n = {keys} when the recording ended",
-            fix=f"{name}({keys}), or a longer text.",
-        )
+        name, rule = type(statistic).__name__, "k cannot be larger than the number of keys."
+        found = f"k = {statistic.k}, n = {keys} when the recording ended"
+        raise ShapeError(f"{name}()", rule, found=found, fix=f"{name}({keys}), or a longer text.")

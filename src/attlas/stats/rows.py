@@ -40,7 +40,7 @@ def check_shares(where: str, problem: Problem) -> None:
         raise ShapeError(where, rule, {"A": f"shape {problem.shape}"}, found=found, fix=fix)
 
 
-class _PerRow(Statistic):
+class PerRow(Statistic):
     """One number per row, merged from the numbers of its parts."""
 
     axis = "rows"
@@ -59,13 +59,13 @@ class _PerRow(Statistic):
         """Return the number of each row of one part, shape (batches, heads, rows)."""
 
 
-class _LargestOfRow(_PerRow):
+class _LargestOfRow(PerRow):
     """One number per row, the largest of the numbers of its parts."""
 
     merge = keep_larger
 
 
-class RowMass(_PerRow):
+class RowMass(PerRow):
     """Sum of each row's weights: 1, or 0 for a row with no allowed key, or less than 1 with a sink.
 
     See Also
@@ -97,7 +97,7 @@ class RowMass(_PerRow):
         return {"mass": True}
 
 
-class Entropy(_PerRow):
+class Entropy(PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 
     Raises
@@ -214,8 +214,8 @@ class EffectiveKeys(Statistic):
         check_shares("EffectiveKeys()", problem)
         return {"mass": True, "squares": True}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
-        return found["mass"], found["squares"]
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+        return results["mass"], results["squares"]
 
 
 class MaxWeight(_LargestOfRow):
@@ -248,8 +248,8 @@ class MaxWeight(_LargestOfRow):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        return found["top_values"][..., 0].clone()
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        return results["top_values"][..., 0].clone()
 
 
 class MaxLogit(_LargestOfRow):
@@ -435,8 +435,15 @@ class LogitMoments(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
-        return Moments(found["mean"], found["variance"])
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+        runs = interval_of(problem)
+        if runs is None:
+            return None
+        keys = (runs[1] - runs[0]).to(results["mean"]).expand_as(results["mean"])
+        return _Rows(keys, results["mean"], results["variance"] * keys), None
+
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Moments:
+        return Moments(results["mean"], results["variance"])
 
 
 def _at_largest(grad: Tensor, part: Part) -> Tensor:

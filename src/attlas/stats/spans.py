@@ -23,7 +23,9 @@ Span: TypeAlias = slice | range | tuple[int, int]
 
 
 def check_span(where: str, name: str, value: Any) -> None:
-    """Raise a ShapeError unless `value` is a slice or a range of step 1, or a pair of whole numbers."""
+    """Raise a ShapeError unless `value` is a slice or a range of step 1, a pair of whole numbers, or None."""
+    if value is None:
+        return
     if isinstance(value, slice | range):
         ends = [end for end in (value.start, value.stop) if end is not None]
         fits = value.step in (None, 1)
@@ -37,7 +39,8 @@ def check_span(where: str, name: str, value: Any) -> None:
 
 
 def place_span(where: str, name: str, value: Span | None, size: int, axis: str) -> range:
-    """Return a span as a range of an axis with `size` places; negative ends count from its end."""
+    """Check a span, and return it as a range of an axis with `size` cells; negative ends count from its end."""
+    check_span(where, name, value)
     if value is None:
         return range(size)
     start, stop = (value.start, value.stop) if isinstance(value, slice | range) else value
@@ -178,7 +181,7 @@ class Spans(Statistic):
         return _Pieces(rows, columns, problem)
 
     def step(self, carry: _Pieces, part: Part, at: Tile) -> _Pieces:
-        carry.absorb(part, at)
+        carry.add(part, at)
         return carry
 
     def merge(self, a: _Pieces, b: _Pieces) -> _Pieces:
@@ -201,9 +204,9 @@ class Spans(Statistic):
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
         pieces = self.start(problem)
-        pieces.mass = found["picture_sum"]
+        pieces.mass = results["picture_sum"]
         return self.finish(pieces)
 
 
@@ -216,7 +219,7 @@ class _Pieces:
         shape = (*problem.shape[:2], *(0 if b is None else len(b) for b in self.bands))
         self.mass = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
 
-    def absorb(self, part: Part, at: Tile) -> None:
+    def add(self, part: Part, at: Tile) -> None:
         row_bands, column_bands = self.bands
         if row_bands is None or column_bands is None:
             return

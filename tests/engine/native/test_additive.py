@@ -70,7 +70,7 @@ def make(hidden: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -
 
 def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels."""
-    assert additive.unsupported(A.problem) is None
+    assert additive.AdditiveKernels.unsupported(A.problem) is None
     found = PAIRWISE.forward(request_of(A, plan), v)
     assert found is not None
     return found
@@ -270,10 +270,16 @@ def test_threads_change_nothing_forward() -> None:
 
 def test_reasons() -> None:
     q, k, _ = tokens(4, 5, 1)
-    assert additive.unsupported(attlas.attend(q, k, score=make(3)).problem) is None
-    assert additive.unsupported(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
-    assert additive.unsupported(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
+    assert additive.AdditiveKernels.unsupported(attlas.attend(q, k, score=make(3)).problem) is None
+    assert (
+        additive.AdditiveKernels.unsupported(attlas.attend(q, k[:, :, :0], score=make(3)).problem)
+        == "there is nothing to compute"
+    )
+    assert (
+        additive.AdditiveKernels.unsupported(attlas.attend(q, k, score=2 * make(3)).problem)
+        == "the score is not additive"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", "none")
-        reason = additive.unsupported(attlas.attend(q, k, score=make(3)).problem)
+        reason = additive.AdditiveKernels.unsupported(attlas.attend(q, k, score=make(3)).problem)
     assert reason == "ATTLAS_NATIVE=none turns the kernels off"
