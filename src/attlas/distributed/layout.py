@@ -285,8 +285,12 @@ class Layout:
             return t
         placements = [Partial(how) if dim in dims else Replicate() for dim in range(self.mesh.ndim)]
         whole = DTensor.from_local(t.contiguous(), self.mesh, placements, run_check=False)
-        whole = whole.redistribute(self.mesh, [Replicate()] * self.mesh.ndim)
-        return whole.to_local(grad_placements=None if shared else placements)
+        replicate = [Replicate()] * self.mesh.ndim
+        local = whole.redistribute(self.mesh, replicate).to_local()
+        if shared:
+            return local
+        # Before torch 2.9, the gradient of what was partial itself is left partial: nothing sums it.
+        return DTensor.from_local(local, self.mesh, replicate, run_check=False).to_local(grad_placements=placements)
 
     def replicated(self, t: Tensor) -> Tensor:
         """Return a tensor that all ranks have, so that its gradient is the sum of what all ranks find."""
