@@ -11,27 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.engine.native.conftest import each_set, needs_kernels
 
 from attlas.engine.native import library
 from attlas.errors import BackendError
 
 FOLDER = Path(library.__file__).parent
-needs_kernels = pytest.mark.skipif(
-    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
-)
-each_set = pytest.mark.parametrize("name", library.SETS)
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch):
-    """Force an instruction set; skip where this processor cannot run it."""
-
-    def force(name: str) -> None:
-        if name not in library.runnable():
-            pytest.skip(f"this processor cannot run {name}")
-        monkeypatch.setenv("ATTLAS_NATIVE", name)
-
-    return force
 
 
 def elementary(function: str, x: np.ndarray) -> np.ndarray:
