@@ -46,20 +46,6 @@ SCORES: dict[str, Callable[[], attlas.Score]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [range(4), range(5, 9), range(3, 4)], ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-def test_rows_keep_their_masks(mask: str, rows: range) -> None:
-    q, k = torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4)
-    A = attend(q, k, mask=MASKS[mask]())
-    whole = A.to_dense()
-    part = A.window(rows)
-    assert part.shape == (2, 3, len(rows), N)
-    torch.testing.assert_close(part.to_dense(), whole[:, :, rows.start : rows.stop])
-    torch.testing.assert_close(part[:, :, [len(rows) - 1], :], part.to_dense()[:, :, -1:])
-    torch.testing.assert_close(part @ torch.eye(N), whole[:, :, rows.start : rows.stop])
-    assert A.window(range(M)) is A
-
-
 @pytest.mark.parametrize("score", SCORES)
 def test_rows_keep_their_scores(score: str) -> None:
     q, k = torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4)
