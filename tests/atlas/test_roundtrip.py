@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.atlas.conftest import assert_same, make_atlas, make_entry, parts_of, same
+from tests.messages import said
 from torch import Tensor, nn
 
 import attlas
@@ -232,12 +233,7 @@ def test_own_score_must_be_given_again(tmp_path: Path) -> None:
     atlas.save(tmp_path / "run.atlas")
     with pytest.raises(RecordingError) as error:
         load(tmp_path / "run.atlas")
-    assert str(error.value) == (
-        """load(): a score of your own is not stored, and must be given when it is read.
-  score: Cauchy
-  found: no score
-  fix: attlas.load(folder, score=Cauchy()), with the parameters that it had."""
-    )
+    assert said(error.value) == "load(): no score"
     for score in (Cauchy(), {"Cauchy": Cauchy(), "Other": attlas.Alibi()}):
         assert_same(atlas, load(tmp_path / "run.atlas", score=score))
     with pytest.raises(RecordingError, match="found: score = Alibi"):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.messages import said
 from torch import Tensor
 
 import attlas
@@ -225,11 +226,7 @@ def test_a_window_says_what_it_cannot_be() -> None:
     A = attend(torch.randn(5, 3, requires_grad=True), torch.randn(7, 3))
     with pytest.raises(ShapeError) as error:
         A.window(slice(0, 5, 2))
-    assert str(error.value) == (
-        """A.window(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.
-  found: rows = slice(0, 5, 2)
-  fix: rows=slice(0, 64)"""
-    )
+    assert said(error.value) == "A.window(): rows = slice(0, 5, 2)"
     with pytest.raises(ShapeError, match=r"columns must lie within the 7 keys of the matrix"):
         A.window(columns=(3, 8))
     assert A.window(slice(-2, None)).to_dense().requires_grad
