@@ -21,7 +21,7 @@ from attlas.view import pyramid as pyramid_module
 from attlas.view.codes import PENDING, decode
 from attlas.view.exact import Head, UnwantedError
 from attlas.view.passes import PassJob
-from attlas.view.pyramid import Pass, band_height, layout, levels_of
+from attlas.view.pyramid import band_height, layout, levels_of
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
@@ -534,11 +534,3 @@ def test_passes_that_nobody_looks_at_are_let_go(long: attlas.AttentionMatrix, mo
     assert complete(service, head=1, variant="nosink").any()
     assert complete(service, head=0).any()
     service.close()
-
-
-def test_pass_of_nothing_is_complete() -> None:
-    for m, n in ((0, 0), (0, 5)):
-        found = Pass(m, n, {key: np.zeros(shape, dtype) for key, (shape, dtype) in layout(m, n).items()}, 32)
-        assert found.complete
-        assert found.progress == 1
-        assert found.track("column_mass").shape == (n,)
