@@ -63,6 +63,7 @@ def refused(path: Path, found: str, fix: str) -> None:
     with pytest.raises(FileError) as error, whole_file(path, "picture"):
         pytest.fail("nothing can be written here")
     assert said(error.value) == f"picture: {found}"
+    assert error.value.fix == fix
     assert isinstance(error.value, OSError)
 
 

@@ -243,10 +243,12 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path, file: str, found: str, fix: str = "save the atlas again, or copy the folder again.") -> None:
-    """Ask for the whole text of the error that loading a folder raises."""
+    """Ask for the parts of the error that loading a folder raises."""
     with pytest.raises(RecordingError) as error:
         load(folder)
     assert said(error.value) == f"load(): {found}"
+    assert error.value.arguments == {"folder": str(folder), "file": file}
+    assert error.value.fix == fix
 
 
 def test_no_atlas_at_all(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 from tests.messages import said
-from tests.recording.conftest import VOCABULARY, lively
 from tests.recording.test_traps import Windows, albert
+from tests.tiny_models import VOCABULARY, lively
 from torch import Tensor, nn
 
 import attlas
