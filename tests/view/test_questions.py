@@ -15,6 +15,7 @@ from tests.view.cases import facts
 import attlas
 from attlas.view import Service
 from attlas.view.cache import Cache
+from attlas.view.pyramid import levels_of, summed
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,21 @@ def test_the_key_tells_contents_apart() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- levels and caches
+
+
+@given(st.integers(0, 10**7), st.integers(0, 10**7))
+def test_the_last_level_fits_into_one_tile(m: int, n: int) -> None:
+    levels = levels_of(m, n)
+    assert -(-max(m, n) // (1 << (levels - 1))) <= 256
+    assert levels == 1 or -(-max(m, n) // (1 << (levels - 2))) > 256
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 2, 4, 8]))
+def test_larger_blocks_follow_exactly(high: int, wide: int, factor: int) -> None:
+    values = np.random.default_rng(high * wide).integers(0, 1000, (high, wide)).astype("<u2")
+    found = summed(values, factor, np.add, "i8")
+    rows, columns = range(0, high, factor), range(0, wide, factor)
+    assert found.tolist() == [[values[y : y + factor, x : x + factor].sum() for x in columns] for y in rows]
 
 
 def test_a_cache_keeps_what_was_used_last() -> None:
